@@ -1,0 +1,80 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Makes .venv with the pinned requirements of one kind ("run" or "dev") and links this checkout in as a collection.
+# A second call with the same requirements does nothing.
+set -eu
+
+kind=$1
+top=$(cd "$(dirname "$0")/.." && pwd -P)
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+venv=$top/.venv
+export PIP_CACHE_DIR="$cache/pip" PIP_DISABLE_PIP_VERSION_CHECK=1
+
+say() { printf '==> %s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"
+    elif command -v sudo >/dev/null 2>&1; then sudo "$@"
+    else return 1
+    fi
+}
+
+mkdir -p "$cache" 2>/dev/null || die "the cache folder $cache cannot be made; set LLAMA_CPP_CLUSTER_CACHE to one that can."
+
+find_python() {
+    for name in python3 python3.14 python3.13 python3.12 python3.11; do
+        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            command -v "$name"
+            return
+        fi
+    done
+    die "Python 3.11 or newer is needed (ansible-core 2.19 asks for it) and none was found on PATH; install python3."
+}
+
+make_venv() {
+    python=$(find_python)
+    if "$python" -c 'import ensurepip' 2>/dev/null; then
+        "$python" -m venv --clear "$venv"
+        return
+    fi
+    # Debian and Ubuntu keep this part of Python in a package of its own.
+    package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
+    if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || command -v sudo >/dev/null 2>&1; }; then
+        say "Installing $package (this Python has no ensurepip)"
+        as_root apt-get -q update && as_root apt-get -qy install --no-install-recommends "$package" &&
+            "$python" -m venv --clear "$venv" && return
+    fi
+    if "$python" -m pip --version >/dev/null 2>&1; then
+        "$python" -m venv --clear --without-pip "$venv"
+        "$python" -m pip --python "$venv/bin/python" install --quiet pip
+        return
+    fi
+    die "$python can make no virtual environment: install $package (or pip for $python) and run this again."
+}
+
+stamp_of() {
+    "$venv/bin/python" - "$top/requirements/$1.txt" <<'PY'
+import hashlib, sys
+print(hashlib.sha256(sys.version.encode() + open(sys.argv[1], "rb").read()).hexdigest()[:16])
+PY
+}
+
+"$venv/bin/python" -m pip --version >/dev/null 2>&1 || { say "Making .venv"; make_venv; }
+
+for part in run dev; do
+    stamp=$venv/.requirements-$part-$(stamp_of "$part")
+    if [ ! -e "$stamp" ]; then
+        say "Installing requirements/$part.txt into .venv (pinned, with digests)"
+        "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
+            die "the requirements could not be installed: see the lines above; this needs a Python package index."
+        rm -f "$venv/.requirements-$part-"*
+        : >"$stamp"
+    fi
+    [ "$part" = "$kind" ] && break
+done
+
+# Ansible finds a collection by its place: .../ansible_collections/<namespace>/<name>.
+place=$venv/collections/ansible_collections/llama_cpp
+mkdir -p "$place"
+[ "$(readlink "$place/cluster" 2>/dev/null || true)" = "$top" ] || ln -sfn "$top" "$place/cluster"

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Real llama.cpp processes for the integration tests: releases, workers and a model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
+START_LIMIT_S = 20
+
+
+@dataclass(frozen=True)
+class Release:
+    """A llama.cpp release that `make test` built through the role `llama_cpp`."""
+
+    version: str
+    protocol: str
+
+    @property
+    def bin(self) -> Path:
+        return CACHE / "tests" / self.version / "current" / "bin"
+
+    @property
+    def rpc_server(self) -> Path:
+        return self.bin / "rpc-server"
+
+
+RELEASES = {
+    "7.0.0": Release("0.3.36", "7.0.0"),
+    "2.0.0": Release("0.3.16", "2.0.0"),
+}
+
+
+@dataclass
+class Worker:
+    """A running RPC server on loopback."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def held(self) -> bool:
+        """Whether a client's connection to this worker is established (read from the kernel, no connection made)."""
+        return any(port == self.port and state == "01" for port, state in _tcp_sockets())
+
+
+def _tcp_sockets() -> Iterator[tuple[int, str]]:
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        yield int(fields[1].rsplit(":", 1)[1], 16), fields[3]
+
+
+def free_port() -> int:
+    """Return a loopback port that nothing uses; below the range from which the kernel gives ports to clients."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(200):
+        port = 1024 + int.from_bytes(os.urandom(2), "big") % (low - 1024)
+        with socket.socket() as sock:
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    msg = "no free port on loopback"
+    raise RuntimeError(msg)
+
+
+@contextmanager
+def running_worker(release: Release, log: Path, *options: str, threads: int = 1, prefix: tuple[str, ...] = ()) -> Iterator[Worker]:
+    """Start one worker on loopback, give it, and end it by its own process id."""
+    port = free_port()
+    command = [*prefix, str(release.rpc_server), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + START_LIMIT_S
+        while not any(p == port and state == "0A" for p, state in _tcp_sockets()):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the worker did not start: {' '.join(command)}\n{log.read_text(errors='replace')}")
+            time.sleep(0.02)
+        yield Worker(process, port, log)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
