@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+export LLAMA_CPP_CLUSTER_CACHE ?= $(HOME)/.cache/llama_cpp_cluster
+# As typed: make would expand a $ in them.
+override export MODEL := $(value MODEL)
+override export WORKERS := $(value WORKERS)
+override export PROMPT := $(value PROMPT)
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+demo: ## Distributed inference on this machine; MODEL=/path/model.gguf WORKERS=3 PROMPT="..." change it
+	@scripts/bootstrap.sh run
+	@scripts/demo.sh
+
+check: ## Lint and unit tests, after every change
+	@scripts/bootstrap.sh dev
+	@scripts/check.sh
+
+test: ## Everything: check, sanity, documentation, the built collection, real llama.cpp processes
+	@scripts/bootstrap.sh dev
+	@scripts/test.sh
+
+clean: ## Remove .venv; the cache of downloads and builds is kept
+	rm -rf .venv
+	@echo "Kept: $(LLAMA_CPP_CLUSTER_CACHE) (downloads and builds; remove it by hand to free the space)"

@@ -1,0 +1,211 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Start RPC workers on loopback for a demonstration, and end them.
+
+`start` leaves a supervisor behind, prints {"endpoints": [...], "supervisor": pid} and returns once every worker
+listens. The supervisor ends the workers on `stop`, when the Ansible run that started it is gone (finished,
+interrupted or killed), or after a time limit; if the supervisor is killed, the kernel ends them.
+Linux only; standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_LIMIT_S = 20
+STOP_LIMIT_S = 10
+PR_SET_PDEATHSIG = 1  # prctl(2)
+TCP_LISTEN = "0A"  # include/net/tcp_states.h
+
+
+def start_time(pid: int) -> str | None:
+    """Return when a process started, in clock ticks since boot: with it a process id names one process for ever."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def ansible_run() -> int | None:
+    """Return the process id of the Ansible run that this script is a descendant of: its highest ancestor of that name."""
+    found, pid = None, os.getpid()
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3]
+        except (OSError, IndexError, ValueError):
+            break
+        if any(os.path.basename(word).startswith(b"ansible") for word in words):
+            found = pid
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nothing listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def listening_ports() -> set[int]:
+    """Return the IPv4 ports that somebody listens on, from the kernel: a connection would disturb a worker."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == TCP_LISTEN}
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End the workers that still run, by their process ids."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + STOP_LIMIT_S / 2
+    for process in processes:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def running_supervisor(state: Path) -> int | None:
+    """Return the process id of the supervisor that the state folder records, if that very process still runs."""
+    try:
+        record = json.loads((state / "workers.json").read_text())
+        pid = int(record["supervisor"])
+        zombie = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    return pid if start_time(pid) == record["started"] and not zombie else None
+
+
+def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> None:
+    """Run the workers until told to stop, until `run` is gone, until none is left, or until the limit has passed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    run_started = start_time(run) if run else None
+
+    def die_with_parent() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    stop = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal stop
+        stop = True
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for index, port in enumerate(ports, 1):
+            # Lines must reach the log at once: upstream's banner is block-buffered.
+            command = ["stdbuf", "-oL", args.server, "-H", "127.0.0.1", "-p", str(port), "-t", str(args.threads), "-d", "CPU"]
+            with (args.state / f"worker{index}.log").open("wb") as log:
+                processes.append(
+                    subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+                    )
+                )
+        deadline = time.monotonic() + args.limit
+        while not stop and time.monotonic() < deadline:
+            if run and start_time(run) != run_started:
+                break
+            if all(process.poll() is not None for process in processes):
+                break
+            time.sleep(0.2)
+    finally:
+        end(processes)
+
+
+def start(args: argparse.Namespace) -> int:
+    """Start the supervisor, wait until every worker listens, and print the endpoints."""
+    if not os.access(args.server, os.X_OK) or os.path.isdir(args.server):
+        print(f"{args.server} is not a program: build or install llama.cpp first.", file=sys.stderr)
+        return 1
+    args.state.mkdir(parents=True, exist_ok=True)
+    earlier = running_supervisor(args.state)
+    if earlier:
+        print(f"Another demo is running (process {earlier}); wait for its end, or end it.", file=sys.stderr)
+        return 1
+    ports = free_ports(args.count)
+    run = ansible_run()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        try:
+            supervise(args, ports, run)
+        finally:
+            os._exit(0)
+    record = {"supervisor": pid, "started": start_time(pid), "endpoints": [f"127.0.0.1:{port}" for port in ports]}
+    (args.state / "workers.json").write_text(json.dumps(record))
+
+    deadline = time.monotonic() + START_LIMIT_S
+    while not listening_ports().issuperset(ports):
+        ended = os.waitpid(pid, os.WNOHANG)[0]
+        if ended or time.monotonic() > deadline:
+            logs = sorted(args.state.glob("worker*.log"))
+            words = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-3:]]
+            stop(args)
+            what = "ended at once" if ended else f"did not listen within {START_LIMIT_S} s"
+            print(f"A worker {what}; the last words of all: {' | '.join(words) or 'none'}.", file=sys.stderr)
+            return 1
+        time.sleep(0.05)
+    print(json.dumps(record))
+    return 0
+
+
+def stop(args: argparse.Namespace) -> int:
+    """End what `start` with the same state folder left running."""
+    pid = running_supervisor(args.state)
+    if pid:
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_LIMIT_S
+        while running_supervisor(args.state):
+            if time.monotonic() > deadline:
+                print(f"The demo's supervisor (process {pid}) did not end within {STOP_LIMIT_S} s.", file=sys.stderr)
+                return 1
+            time.sleep(0.05)
+    (args.state / "workers.json").unlink(missing_ok=True)
+    return 0
+
+
+def main() -> int:
+    """Parse the arguments and report errors in one sentence."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    starter = commands.add_parser("start")
+    starter.set_defaults(call=start)
+    starter.add_argument("--server", required=True, help="the RPC server program")
+    starter.add_argument("--count", type=int, required=True, help="how many workers")
+    starter.add_argument("--threads", type=int, required=True, help="threads of each")
+    starter.add_argument("--limit", type=float, default=3600, help="seconds after which they end in any case")
+    stopper = commands.add_parser("stop")
+    stopper.set_defaults(call=stop)
+    for command in (starter, stopper):
+        command.add_argument("--state", type=Path, required=True, help="folder for logs and the process record")
+    args = parser.parse_args()
+    try:
+        return int(args.call(args))
+    except OSError as error:
+        print(f"The demo's workers could not be handled: {error}.", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

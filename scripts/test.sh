@@ -1,0 +1,29 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took.
+set -eu
+
+cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+summary=
+
+tier() {
+    name=$1
+    shift
+    printf '\n==> %s\n' "$name"
+    began=$(date +%s)
+    if ! "$@"; then
+        printf '\nerror: %s failed after %d s. Passed before it:\n%b' "$name" "$(($(date +%s) - began))" "${summary:-  nothing\n}" >&2
+        exit 1
+    fi
+    summary="$summary  $(printf '%5d s  %s' "$(($(date +%s) - began))" "$name")\n"
+}
+
+tier "Lint and unit tests" scripts/check.sh
+tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
+tier "ansible-test sanity" scripts/sanity.sh
+tier "The llama.cpp releases that the next tier runs" ansible-playbook tests/integration/releases.yml
+tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-2}" tests/integration
+
+printf '\nAll tiers passed:\n%b' "$summary"
