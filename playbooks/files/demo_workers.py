@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start RPC workers on loopback for a demonstration, and end them.
 
@@ -36,7 +35,7 @@ def start_time(pid: int) -> str | None:
 
 
 def ansible_run() -> int | None:
-    """Return the process id of the Ansible run that this script is a descendant of: its highest ancestor of that name."""
+    """Return the process id of the Ansible run that started this script: its highest ancestor of that name."""
     found, pid = None, os.getpid()
     while pid > 1:
         try:
@@ -44,14 +43,14 @@ def ansible_run() -> int | None:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:3]
         except (OSError, IndexError, ValueError):
             break
-        if any(os.path.basename(word).startswith(b"ansible") for word in words):
+        if any(Path(os.fsdecode(word)).name.startswith("ansible") for word in words):
             found = pid
     return found
 
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports that nothing listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
+    sockets = [socket.socket() for _number in range(count)]
     try:
         for sock in sockets:
             sock.bind(("127.0.0.1", 0))
@@ -112,10 +111,11 @@ def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> No
     try:
         for index, port in enumerate(ports, 1):
             # Lines must reach the log at once: upstream's banner is block-buffered.
-            command = ["stdbuf", "-oL", args.server, "-H", "127.0.0.1", "-p", str(port), "-t", str(args.threads), "-d", "CPU"]
+            listen = ["-H", "127.0.0.1", "-p", str(port)]
+            command = ["stdbuf", "-oL", args.server, *listen, "-t", str(args.threads), "-d", "CPU"]
             with (args.state / f"worker{index}.log").open("wb") as log:
                 processes.append(
-                    subprocess.Popen(
+                    subprocess.Popen(  # noqa: PLW1509 - there is no thread here
                         command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
                     )
                 )
@@ -132,7 +132,7 @@ def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> No
 
 def start(args: argparse.Namespace) -> int:
     """Start the supervisor, wait until every worker listens, and print the endpoints."""
-    if not os.access(args.server, os.X_OK) or os.path.isdir(args.server):
+    if not os.access(args.server, os.X_OK) or Path(args.server).is_dir():
         print(f"{args.server} is not a program: build or install llama.cpp first.", file=sys.stderr)
         return 1
     args.state.mkdir(parents=True, exist_ok=True)

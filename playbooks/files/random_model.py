@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write a small GGUF model of random weights, for demonstrations and tests.
 
@@ -132,7 +131,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", type=Path)
     parser.add_argument("--layers", type=int, default=8, help="transformer blocks (default: %(default)s)")
-    parser.add_argument("--width", type=int, default=512, help="embedding length, a multiple of 128 (default: %(default)s)")
+    parser.add_argument(
+        "--width", type=int, default=512, help="embedding length, multiple of 128 (default: %(default)s)"
+    )
     parser.add_argument("--context", type=int, default=2048, help="trained context in tokens (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random weights (default: %(default)s)")
     args = parser.parse_args()

@@ -76,7 +76,7 @@ def _tcp_sockets() -> Iterator[tuple[int, str]]:
 def free_port() -> int:
     """Return a loopback port that nothing uses; below the range from which the kernel gives ports to clients."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(200):
+    for _attempt in range(200):
         port = 1024 + int.from_bytes(os.urandom(2), "big") % (low - 1024)
         with socket.socket() as sock:
             try:
@@ -89,7 +89,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running_worker(release: Release, log: Path, *options: str, threads: int = 1, prefix: tuple[str, ...] = ()) -> Iterator[Worker]:
+def running_worker(
+    release: Release, log: Path, *options: str, threads: int = 1, prefix: tuple[str, ...] = ()
+) -> Iterator[Worker]:
     """Start one worker on loopback, give it, and end it by its own process id."""
     port = free_port()
     command = [*prefix, str(release.rpc_server), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), *options]

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: GPL-3.0-or-later
+# The quick checks, side by side. A check's output is shown only if it failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+mkdir -p "$cache"
+export PATH="$PWD/.venv/bin:$PATH" ANSIBLE_HOME="$cache/ansible" MYPY_CACHE_DIR="$cache/mypy" MYPYPATH=.venv/collections \
+    NO_COLOR=1 RUFF_CACHE_DIR="$cache/ruff"
+logs=$(mktemp -d)
+pids=()
+# A check that still runs when this ends (an interrupt) ends with it.
+trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
+
+start() {
+    local name=$1
+    shift
+    (
+        begin=$EPOCHREALTIME
+        status=0
+        "$@" >"$logs/$name" 2>&1 </dev/null || status=$?
+        outcome=ok
+        [ "$status" = 0 ] || outcome="FAILED (exit status $status)"
+        awk -v name="$name" -v begin="$begin" -v end="$EPOCHREALTIME" -v outcome="$outcome" \
+            'BEGIN { printf "%-14s %5.1f s  %s\n", name, end - begin, outcome }'
+        [ "$status" = 0 ] || sed 's/^/    /' "$logs/$name"
+        exit "$status"
+    ) &
+    pids+=("$!")
+}
+
+# The longest first.
+start unit-tests pytest -q --no-header -n 2 tests/unit
+start ansible-lint ansible-lint -q
+start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins
+start yamllint yamllint --strict .
+start ruff ruff check --quiet --output-format concise .
+start ruff-format ruff format --check --quiet .
+
+failed=0
+for pid in "${pids[@]}"; do
+    wait "$pid" || failed=1
+done
+pids=()
+exit "$failed"

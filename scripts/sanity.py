@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run `ansible-test sanity` on this checkout, with no ignore entries, and say what was not run and why.
+
+ansible-test wants a real folder `ansible_collections/llama_cpp/cluster`, keeps its virtual environments below HOME,
+hands pip nothing from the environment, and gets pip's installer from a host of its own. So: the files that git has or
+would take are copied into the cache, HOME is a folder in the cache, pip's settings are written to its file there, and
+the installer is replaced by one that asks the Python it is for. Further arguments go to ansible-test.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from configparser import RawConfigParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from ansible.release import __version__ as core_version
+from ansible_test._internal.python_requirements import get_venv_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
+# The virtual environments in it are of one interpreter and one ansible-core; those of another start afresh.
+HOME = CACHE / "sanity" / hashlib.sha256(f"{sys.version} {sys.base_prefix} {core_version}".encode()).hexdigest()[:8]
+PLACE = HOME / "collections" / "ansible_collections" / "llama_cpp" / "cluster"
+
+# Run in place of get-pip, with get-pip's arguments.
+GET_PIP = f"""\
+import subprocess, sys
+packages = [argument for argument in sys.argv[1:] if not argument.startswith("--no-")]
+pip = [sys.executable, "-m", "pip"]
+if subprocess.call([sys.executable, "-m", "ensurepip"], stdout=subprocess.DEVNULL):
+    pip = [{sys.executable!r}, "-m", "pip", "--python", sys.executable]
+sys.exit(subprocess.call(pip + ["install", "--quiet"] + packages))
+"""
+
+
+def copy_checkout() -> None:
+    """Put the files that git has, or would take, where ansible-test accepts them."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    shutil.rmtree(PLACE, ignore_errors=True)
+    for name in filter(None, listing.split("\0")):
+        source, target = ROOT / name, PLACE / name
+        if source.is_symlink() or source.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, target, follow_symlinks=False)
+
+
+def write_pip_settings() -> None:
+    """Keep this machine's index, certificates and proxy: pip gets no environment from ansible-test."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    settings = RawConfigParser()
+    settings["global"] = {}
+    for option, names in {
+        "proxy": ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"],
+        "cert": ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"],
+    }.items():
+        for name in names:
+            if os.environ.get(name):
+                settings["global"].setdefault(option, os.environ[name])
+    for line in listing.splitlines():
+        key, value = line.split("=", 1)
+        section, option = key.rsplit(".", 1)
+        section = "global" if section == ":env:" else section
+        if section not in settings:
+            settings.add_section(section)
+        settings[section][option] = ast.literal_eval(value)
+    settings["global"].update({"cache-dir": str(CACHE / "pip"), "disable-pip-version-check": "1", "quiet": "2"})
+    path = HOME / ".config" / "pip" / "pip.conf"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # An index address can hold a password.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        settings.write(stream)
+
+
+def write_get_pip() -> None:
+    """Put our installer of pip where ansible-test keeps the downloaded one."""
+    wanted = get_venv_packages(SimpleNamespace(version=f"{sys.version_info[0]}.{sys.version_info[1]}"))["pip"]
+    path = HOME / ".ansible" / "test" / "cache" / f"get_pip_{wanted.replace('.', '_')}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(GET_PIP)
+
+
+def search_path() -> str:
+    """Return PATH with the tools of .venv first, then the interpreters of pyenv, whose shims may stand for none."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    parts = [Path(sys.executable).parent, *sorted(pyenv.glob("versions/*/bin"))]
+    return os.pathsep.join([*map(str, parts), os.environ.get("PATH", os.defpath)])
+
+
+def run_sanity(arguments: Sequence[str]) -> int:
+    """Run ansible-test on the copy, pass its output on, and return its exit status."""
+    started = time.monotonic()
+    not_run = ["pslint (PowerShell): no such file is in the collection"]
+    with subprocess.Popen(
+        [sys.executable, Path(sys.executable).parent / "ansible-test", "sanity", "--color", "no", *arguments],
+        cwd=PLACE,
+        env={**os.environ, "HOME": str(HOME), "PATH": search_path()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            if line.startswith(("WARNING: Skipping", "WARNING: Required program")):
+                not_run.append(line.strip().partition(": ")[2])
+            elif not line.startswith(("WARNING: Using locale", "Using cached pip")):
+                print(line, end="", flush=True)
+    print(f"ansible-test sanity of ansible-core {core_version}: {time.monotonic() - started:.0f} s. Not run:")
+    for reason in not_run:
+        print(f"  {reason}")
+    return process.returncode
+
+
+def main() -> int:
+    """Prepare what ansible-test needs and run it; a second run of this waits for the first."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        copy_checkout()
+        write_pip_settings()
+        write_get_pip()
+        return run_sanity(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
