@@ -115,8 +115,12 @@ def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> No
             command = ["stdbuf", "-oL", args.server, *listen, "-t", str(args.threads), "-d", "CPU"]
             with (args.state / f"worker{index}.log").open("wb") as log:
                 processes.append(
-                    subprocess.Popen(  # noqa: PLW1509 - there is no thread here
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=die_with_parent
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is here
                     )
                 )
         deadline = time.monotonic() + args.limit
