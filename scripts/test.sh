@@ -22,7 +22,7 @@ tier() {
 
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
-tier "ansible-test sanity" scripts/sanity.sh
+tier "ansible-test sanity" python scripts/sanity.py
 tier "The llama.cpp releases that the next tier runs" ansible-playbook tests/integration/releases.yml
 tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-2}" tests/integration
 
