@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter that reads the figures out of a llama.cpp log."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: llama_perf
+short_description: Performance figures, devices, offload and build out of a llama.cpp log
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster authors
+description:
+  - Reads what a llama.cpp program printed in one run and returns its figures as data.
+  - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
+    C(common_perf_print), and the line C([ Prompt ... | Generation ... ]) of the chat client; with and without time,
+    level and colour codes.
+  - Standard output and standard error may be mixed. Generated text that looks like a log line is not taken for one
+    where the log itself shows it to be text. Where the figures serve as proof, give standard error alone.
+  - What a log does not hold is null. Figures that upstream printed as C(inf) or C(nan) are null.
+notes:
+  - Performance figures are printed by a run that ended by itself. Device, buffer and offload lines need C(-lv 4) in
+    builds from b9151 on.
+  - In split mode V(tensor) upstream names no single worker in its buffer lines, so RV(_value.devices) has none then.
+options:
+  _input:
+    description: The log of one run.
+    type: str
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Speed of generation in a log that was kept
+  ansible.builtin.debug:
+    msg: "{{ (lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf).perf.eval.tokens_per_second }}"
+
+- name: The same through a JMESPath query
+  ansible.builtin.debug:
+    msg: >-
+      {{ lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf
+         | community.general.json_query('perf.eval.tokens_per_second') }}
+"""
+
+RETURN = r"""
+_value:
+  description: The figures of the run; every key is always there, and null where the log does not hold it.
+  type: dict
+  contains:
+    perf:
+      description: The last performance report in the text.
+      type: dict
+      contains:
+        load:
+          description: Loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+        sampling:
+          description: Choosing tokens.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            samplers_time_ms:
+              description: Milliseconds of the samplers alone; builds from b7115 on.
+              type: float
+            runs:
+              description: Tokens sampled or accepted; builds before b7115.
+              type: int
+            tokens:
+              description: Tokens sampled or accepted; builds from b7115 on.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token; builds before b7115.
+              type: float
+            tokens_per_second:
+              description: Tokens per second; builds before b7115.
+              type: float
+        prompt_eval:
+          description: Reading the prompt.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            tokens:
+              description: Tokens of the prompt.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token.
+              type: float
+            tokens_per_second:
+              description: Tokens per second.
+              type: float
+        eval:
+          description: Generating.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            runs:
+              description: Tokens computed, one per run.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token.
+              type: float
+            tokens_per_second:
+              description: Tokens per second.
+              type: float
+        total:
+          description: From the end of the load to the report.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            tokens:
+              description: Tokens of prompt and generation.
+              type: int
+        unaccounted:
+          description: What of the total is in no other figure; builds from b7115 on. May be negative.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            percent:
+              description: Percent of the total.
+              type: float
+        graphs_reused:
+          description: How often a compute graph was used again.
+          type: int
+    devices:
+      description:
+        - What each device holds. Several buffers of one device are summed; of the compute buffer the last reservation
+          counts.
+        - Taken from the buffer lines, else from the memory table at the end (whole MiB, rounded down). Empty without
+          both.
+      type: list
+      elements: dict
+      contains:
+        name:
+          description: Upstream's name of the device.
+          type: str
+          sample: RPC0[192.0.2.11:50052]
+        endpoint:
+          description: The worker's endpoint, null for a device of the master.
+          type: str
+          sample: 192.0.2.11:50052
+        layers:
+          description:
+            - Layers on the device, the output layer among them.
+            - From debug output, else from the share of the KV cache where that determines it, else null.
+          type: int
+        model_buffer_mib:
+          description: Weights, in MiB.
+          type: float
+        kv_buffer_mib:
+          description: KV cache and recurrent state, in MiB.
+          type: float
+        compute_buffer_mib:
+          description: Compute buffer, in MiB.
+          type: float
+    offload:
+      description: The offload that was asked for. Upstream prints it also where there is no device.
+      type: dict
+      contains:
+        layers:
+          description: Layers offloaded.
+          type: int
+        layers_total:
+          description: Layers of the model, the output layer among them.
+          type: int
+    build:
+      description: Which upstream build ran.
+      type: dict
+      contains:
+        number:
+          description: Build number; 0 or 1 in builds from an archive.
+          type: int
+        commit:
+          description: Commit, abbreviated.
+          type: str
+        version:
+          description: Version, in builds that have one.
+          type: str
+"""
+
+from typing import Any, Callable, Mapping
+
+from ansible.errors import AnsibleFilterError, AnsibleFilterTypeError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import PerfLog, PerfLogError, parse_log
+
+
+def llama_perf(text: object) -> PerfLog:
+    """Return the figures of a log."""
+    if not isinstance(text, str):
+        raise AnsibleFilterTypeError(f"llama_perf needs the text of a log, and got {_kind(text)}.")
+    try:
+        return parse_log(text)
+    except PerfLogError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
+def _kind(value: object) -> str:
+    return "nothing" if value is None else f"a value of type {type(value).__name__}"
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"llama_perf": llama_perf}

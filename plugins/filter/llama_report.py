@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter that renders the result of a distributed run for people."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: llama_report
+short_description: Plain-text tables of a distributed run
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster authors
+description:
+  - Renders the result of M(llama_cpp.cluster.distributed_inference) as three parts, aligned for a terminal of 100
+    columns, namely the workers and what each of them holds, the generated text, and the performance figures.
+  - If the run failed, a line that says so comes first.
+  - Control characters in the text, in names and in messages are replaced, so that none reaches the terminal.
+  - Null is printed as a dash.
+options:
+  _input:
+    description: The result of M(llama_cpp.cluster.distributed_inference).
+    type: dict
+    required: true
+  workers:
+    description:
+      - RV(llama_cpp.cluster.rpc_worker_info#module:workers), for the state, protocol and memory of each worker.
+      - Without it, the table has only what the run itself says.
+    type: list
+    elements: dict
+    default: []
+"""
+
+EXAMPLES = r"""
+- name: Look at the workers
+  llama_cpp.cluster.rpc_worker_info:
+    endpoints: [192.0.2.11, 192.0.2.12]
+  register: info
+
+- name: Run the model over them
+  llama_cpp.cluster.distributed_inference:
+    model: /srv/models/model.gguf
+    prompt: Here's a knock knock joke for kids
+    workers: [192.0.2.11, 192.0.2.12]
+  register: run
+
+- name: The tables and the text
+  ansible.builtin.debug:
+    msg: "{{ (run | llama_cpp.cluster.llama_report(workers=info.workers)).splitlines() }}"
+"""
+
+RETURN = r"""
+_value:
+  description:
+    - The report, several lines. Memory is in MiB, free and total as the worker claims it.
+    - C(share) is the percentage of the offloaded weights that a worker holds.
+  type: str
+"""
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._report import ReportError, render_report
+
+
+def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Return the report of a run."""
+    try:
+        return render_report(result, workers)
+    except ReportError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"llama_report": llama_report}

@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Read figures out of what a llama.cpp program printed. Private to this collection.
+
+The text is the log of one run, standard error alone or both streams mixed. In the mixed case generated text stands
+among log lines and may imitate them, so a line counts only where llama.cpp prints it: devices, offload and build
+before generation starts, performance figures in the last block, the memory table after that block. A model that
+knows this can still fool a reader of the mixed streams of a run that was killed: give standard error alone
+where a proof is needed.
+
+Formats are those of the format strings in upstream's `src/llama-context.cpp`, `src/llama-model.cpp`,
+`src/llama-kv-cache.cpp`, `common/sampling.cpp`, `common/fit.cpp`, `common/log.cpp` and `tools/cli/cli-context.cpp`.
+Every repetition in a pattern has a bound, so that the time taken is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, Sequence, TypedDict
+
+
+class PerfLogError(ValueError):
+    """The text holds no performance figures; the message is one sentence for the user."""
+
+
+class LoadTimes(TypedDict):
+    """Loading, as upstream counts it: with `--no-warmup` it leaves most of the load out."""
+
+    time_ms: float | None
+
+
+class SamplingTimes(TypedDict):
+    """Choosing tokens: `runs` in builds before b7115, `tokens` and `samplers_time_ms` (the samplers alone) since."""
+
+    time_ms: float | None
+    samplers_time_ms: float | None
+    runs: int | None
+    tokens: int | None
+    ms_per_token: float | None
+    tokens_per_second: float | None
+
+
+class PromptEvalTimes(TypedDict):
+    """Reading the prompt: milliseconds in all and per token, tokens per second."""
+
+    time_ms: float | None
+    tokens: int | None
+    ms_per_token: float | None
+    tokens_per_second: float | None
+
+
+class EvalTimes(TypedDict):
+    """Generating: `runs` is the number of tokens computed, one per run; times in milliseconds."""
+
+    time_ms: float | None
+    runs: int | None
+    ms_per_token: float | None
+    tokens_per_second: float | None
+
+
+class TotalTimes(TypedDict):
+    """From the end of the load to the report, in milliseconds, and the tokens of prompt and generation together."""
+
+    time_ms: float | None
+    tokens: int | None
+
+
+class UnaccountedTimes(TypedDict):
+    """What of the total is in no other figure, in milliseconds and in percent of the total; may be negative."""
+
+    time_ms: float | None
+    percent: float | None
+
+
+class Perf(TypedDict):
+    """The performance figures of one run; what the log does not hold is null."""
+
+    load: LoadTimes
+    sampling: SamplingTimes
+    prompt_eval: PromptEvalTimes
+    eval: EvalTimes
+    total: TotalTimes
+    unaccounted: UnaccountedTimes
+    graphs_reused: int | None
+
+
+class Device(TypedDict):
+    """What one device holds, in MiB; several buffers of a device are summed.
+
+    `name` is upstream's, without the buffer's kind (`CPU_Mapped` is `CPU`); `endpoint` is the worker's, null for a
+    device of the master; `layers` includes the output layer and is null where the log does not determine it;
+    `kv_buffer_mib` includes recurrent state.
+    """
+
+    name: str
+    endpoint: str | None
+    layers: int | None
+    model_buffer_mib: float | None
+    kv_buffer_mib: float | None
+    compute_buffer_mib: float | None
+
+
+class Offload(TypedDict):
+    """How many of the model's layers, the output layer among them, are on devices rather than on the master's CPU.
+
+    This is what was asked for: upstream says it even where there is no device at all.
+    """
+
+    layers: int
+    layers_total: int
+
+
+class Build(TypedDict):
+    """Which upstream build ran. A build from an archive has no true `number` (0 or 1): go by `commit`."""
+
+    number: int | None
+    commit: str | None
+    version: str | None
+
+
+class PerfLog(TypedDict):
+    """All that a log holds. Without buffer lines and memory table, `devices` is empty."""
+
+    perf: Perf | None
+    devices: list[Device]
+    offload: Offload | None
+    build: Build | None
+
+
+_NO_PERF = (
+    "The text holds no llama.cpp performance figures: give the whole log of a run that ended by itself, "
+    "at verbosity 3 or more, without --no-perf, --log-disable and --log-jsonl."
+)
+
+_ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+# `M.SS.mmm.uuu I cmn  `: time, level and module, each of which may be absent.
+_PREFIX = r"(?:\d{1,6}\.\d\d\.\d{3}\.\d{3} )?(?:[IWED] )?(?:[a-z]{3,5} {1,20})?"
+_NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{1,10})?|inf|nan(?:\([a-z]{1,10}\))?)"
+
+# Generation starts after one of these: of llama-completion (once llama-cli), and of the chat client llama-cli.
+_TEXT_STARTS = re.compile(_PREFIX + r"generate: n_ctx = \d|available commands:$")
+
+_MARKER = re.compile(
+    r"(llama_print_timings|llama_perf_sampler_print|llama_perf_context_print|common_perf_print): {1,20}"
+    r"(sampling|sample|samplers|load|prompt eval|eval|total|unaccounted)? ?(time|graphs reused) = {1,20}"
+)
+_TIMES = re.compile(
+    rf"(?P<time_ms>{_NUMBER}) ms(?: / {{1,20}}(?P<count>\d{{1,18}}) (?P<unit>tokens|runs) {{0,8}})?"
+    rf"(?:\( {{0,20}}(?P<ms_per_token>{_NUMBER}) ms per token, {{1,20}}"
+    rf"(?P<tokens_per_second>{_NUMBER}) tokens per second\))?"
+)
+_UNACCOUNTED = re.compile(
+    rf"(?P<time_ms>{_NUMBER}) ms / {{1,20}}(?P<percent>{_NUMBER}) % {{1,20}}\(total - [a-z -]{{1,60}}\) / \(total\)"
+)
+_GRAPHS = re.compile(r"\d{1,18}")
+_CLI_SPEEDS = re.compile(rf"\[ Prompt: (?P<prompt>{_NUMBER}) t/s \| Generation: (?P<generation>{_NUMBER}) t/s \]")
+
+_BUFFER = re.compile(
+    _PREFIX + r"(?P<function>\w{1,60}): {1,40}(?P<buffer>\S{1,300}) {1,4}"
+    r"(?P<kind>(?:model|KV|RS|DSV4 \S{1,20} state|compute)? ?)buffer size = {1,20}(?P<mib>\d{1,18}\.\d\d) MiB$"
+)
+_CONTEXT_STARTS = re.compile(_PREFIX + r"(?:\w{1,60}: constructing llama_context$|\w{1,60}: reserving \.\.\.$)")
+_OFFLOADED = re.compile(_PREFIX + r"\w{1,60}: offloaded (\d{1,9})/(\d{1,9}) layers to GPU$")
+_USING = re.compile(_PREFIX + r"\w{1,60}: using device (\S{1,300}) \(([^()]{0,300})\)")
+_ASSIGNED = re.compile(_PREFIX + r"\w{1,60}: layer {1,6}(\d{1,6}) assigned to device (\S{1,300}?)(?:, is_swa = \d)?$")
+_KV_SIZE = re.compile(
+    _PREFIX + r"\w{1,60}: size = {1,20}(\d{1,18}\.\d\d) MiB \( {0,20}\d{1,18} cells, {1,6}(\d{1,6}) layers,"
+)
+_TABLE = re.compile(_PREFIX + r"\w{1,60}_memory_breakdown_print: \|(?P<name>[^|]{1,400})\|(?P<cells>[^|]{1,300})\|$")
+_TABLE_MIB = re.compile(r"\d{1,18} = {1,18}(\d{1,18}) \+ {1,18}(\d{1,18}) \+ {1,18}(\d{1,18})")
+_TABLE_NAME = re.compile(r"- (\S{1,300})(?: \((.{0,300})\))?")
+
+_BUILD = re.compile(
+    _PREFIX + r"(?:\w{1,60}: ){0,2}(?:"
+    r"version: (?P<version>\S{1,60}) \(build (?P<number1>\d{1,9}), commit (?P<commit1>\w{1,40})\)"
+    r"|(?:version:|build:|build =|build) (?P<number2>\d{1,9}) \((?P<commit2>\w{1,40})\)"
+    r"|build(?:_info| {1,10}): b(?P<number3>\d{1,9})-(?P<commit3>\w{1,40})"
+    r")"
+)
+
+_RPC_BUFFER = re.compile(r"RPC\d*\[(.+)\]")
+# In the order in which each reporter prints them: a line that goes back in it begins another report.
+_NEW_ORDER = ("sampling", "samplers", "load", "prompt eval", "eval", "total", "unaccounted", "graphs reused")
+_OLD_ORDER = ("load", "sampling", "prompt eval", "eval", "total")
+
+_MODEL, _KV, _COMPUTE = "model", "kv", "compute"
+
+
+def parse_log(text: str, require_perf: bool = True) -> PerfLog:
+    """Return the figures of one run; raise PerfLogError if there are none, unless require_perf is false."""
+    lines = [line.rstrip() for line in _ANSI.sub("", text).split("\n")]
+    head = lines[: next((i for i, line in enumerate(lines) if _TEXT_STARTS.match(line)), len(lines))]
+    perf, perf_end = _parse_perf(lines)
+    if perf is None and require_perf:
+        raise PerfLogError(_NO_PERF)
+    # Before that block there are only projections, and tables that the generated text invents.
+    table = lines[perf_end:] if perf is not None else []
+    offload = _parse_offload(head)
+    return {
+        "perf": perf,
+        "devices": _parse_devices(head, offload) or _parse_table(table),
+        "offload": offload,
+        "build": _parse_build(head),
+    }
+
+
+def _number(text: str | None) -> float | None:
+    """Convert what printf made of a double; a division by zero (inf, nan, -nan) is no figure."""
+    return None if text is None or "n" in text else float(text)
+
+
+class _Line(NamedTuple):
+    """One line of a performance report."""
+
+    reporter: str
+    label: str
+    figures: dict[str, float | None]
+
+
+def _parse_perf(lines: Sequence[str]) -> tuple[Perf | None, int]:
+    """Return the figures of the last report, and the index of the line after it."""
+    report: dict[str, dict[str, float | None]] = {}
+    reporter, rank, end = "", -1, 0
+    for index, line in enumerate(lines):
+        found = _perf_line(line)
+        for item in found:
+            order = _OLD_ORDER if item.reporter == "old" else _NEW_ORDER
+            item_rank = order.index(item.label)
+            if item.reporter != reporter or item_rank <= rank:
+                report = {}
+            report[item.label] = item.figures
+            reporter, rank, end = item.reporter, item_rank, index + 1
+    return (_perf(report), end) if report else (None, 0)
+
+
+def _perf_line(line: str) -> Sequence[_Line]:
+    """Return the figures in one line; generated text may precede them in it, nothing may follow."""
+    if line.endswith("t/s ]"):
+        speeds = _CLI_SPEEDS.fullmatch(line)
+        if speeds is None:
+            return ()
+        return (
+            _Line("cli", "prompt eval", {"tokens_per_second": _number(speeds["prompt"])}),
+            _Line("cli", "eval", {"tokens_per_second": _number(speeds["generation"])}),
+        )
+    markers = list(_MARKER.finditer(line))
+    return _reported(markers[-1], line[markers[-1].end() :]) if markers else ()
+
+
+def _reported(marker: re.Match[str], rest: str) -> Sequence[_Line]:
+    function, label = marker[1], marker[2] or marker[3]
+    reporter = {"llama_print_timings": "old", "common_perf_print": "common"}.get(function, "perf")
+    label = "sampling" if label == "sample" else label
+    if label not in (_OLD_ORDER if reporter == "old" else _NEW_ORDER):
+        return ()
+    if label == "graphs reused":
+        return (_Line(reporter, label, {"count": int(rest)}),) if _GRAPHS.fullmatch(rest) else ()
+    match = (_UNACCOUNTED if label == "unaccounted" else _TIMES).fullmatch(rest)
+    if match is None:
+        return ()
+    figures: dict[str, float | None] = {}
+    for name, value in match.groupdict().items():
+        if name not in ("count", "unit"):
+            figures[name] = _number(value)
+    if match.groupdict().get("count"):
+        figures[match["unit"]] = int(match["count"])
+    return (_Line(reporter, label, figures),)
+
+
+def _perf(report: dict[str, dict[str, float | None]]) -> Perf:
+    def real(label: str, name: str) -> float | None:
+        return report.get(label, {}).get(name)
+
+    def whole(label: str, name: str) -> int | None:
+        value = report.get(label, {}).get(name)
+        return None if value is None else int(value)
+
+    return {
+        "load": {"time_ms": real("load", "time_ms")},
+        "sampling": {
+            "time_ms": real("sampling", "time_ms"),
+            "samplers_time_ms": real("samplers", "time_ms"),
+            "runs": whole("sampling", "runs"),
+            "tokens": whole("samplers", "tokens"),
+            "ms_per_token": real("sampling", "ms_per_token"),
+            "tokens_per_second": real("sampling", "tokens_per_second"),
+        },
+        "prompt_eval": {
+            "time_ms": real("prompt eval", "time_ms"),
+            "tokens": whole("prompt eval", "tokens"),
+            "ms_per_token": real("prompt eval", "ms_per_token"),
+            "tokens_per_second": real("prompt eval", "tokens_per_second"),
+        },
+        "eval": {
+            "time_ms": real("eval", "time_ms"),
+            "runs": whole("eval", "runs"),
+            "ms_per_token": real("eval", "ms_per_token"),
+            "tokens_per_second": real("eval", "tokens_per_second"),
+        },
+        "total": {"time_ms": real("total", "time_ms"), "tokens": whole("total", "tokens")},
+        "unaccounted": {"time_ms": real("unaccounted", "time_ms"), "percent": real("unaccounted", "percent")},
+        "graphs_reused": whole("graphs reused", "count"),
+    }
+
+
+def _parse_build(head: Sequence[str]) -> Build | None:
+    build: Build = {"number": None, "commit": None, "version": None}
+    found = False
+    for line in head:
+        match = _BUILD.match(line) if "build" in line or "version" in line else None
+        if match is None:
+            continue
+        found = True
+        number = match["number1"] or match["number2"] or match["number3"]
+        commit = match["commit1"] or match["commit2"] or match["commit3"]
+        build["number"] = int(number) if build["number"] is None else build["number"]
+        build["commit"] = build["commit"] or (None if commit == "unknown" else commit)
+        build["version"] = build["version"] or match["version"]
+    return build if found else None
+
+
+def _parse_offload(head: Sequence[str]) -> Offload | None:
+    offload: Offload | None = None
+    for line in head:
+        match = _OFFLOADED.match(line) if "offloaded" in line else None
+        if match:
+            offload = {"layers": int(match[1]), "layers_total": int(match[2])}
+    return offload
+
+
+def _device_name(buffer: str) -> str:
+    """Return the device of a buffer: CPU of CPU_Mapped and CPU_REPACK; host memory of a GPU stays by itself."""
+    if buffer.startswith(("RPC", "Meta(")) or buffer.endswith("_Host"):
+        return buffer
+    return buffer.split("_", 1)[0] or buffer
+
+
+def _rpc_endpoint(name: str) -> str | None:
+    match = _RPC_BUFFER.fullmatch(name)
+    return match[1] if match else None
+
+
+def _device(name: str, endpoint: str | None) -> Device:
+    return {
+        "name": name,
+        "endpoint": endpoint,
+        "layers": None,
+        "model_buffer_mib": None,
+        "kv_buffer_mib": None,
+        "compute_buffer_mib": None,
+    }
+
+
+def _parse_devices(head: Sequence[str], offload: Offload | None) -> list[Device]:
+    """Return the devices of the buffer lines, in the order in which the log names them first."""
+    buffers: dict[str, dict[str, float]] = {}
+    for line in head:
+        if "buffer size" in line:
+            _add_buffer(buffers, line)
+        elif _CONTEXT_STARTS.match(line):
+            # The scheduler starts afresh (first the fit of the parameters to the memory, then the run): what
+            # it had reserved before is gone. Weights and KV cache of the fit are of size zero.
+            for sizes in buffers.values():
+                sizes.pop(_COMPUTE, None)
+    devices: list[Device] = []
+    for name, sizes in buffers.items():
+        device = _device(name, _rpc_endpoint(name))
+        device["model_buffer_mib"] = sizes.get(_MODEL)
+        device["kv_buffer_mib"] = sizes.get(_KV)
+        device["compute_buffer_mib"] = sizes.get(_COMPUTE)
+        devices.append(device)
+    _set_layers(devices, head, offload)
+    return devices
+
+
+def _add_buffer(buffers: dict[str, dict[str, float]], line: str) -> None:
+    match = _BUFFER.match(line)
+    if match is None:
+        return
+    kind, mib = match["kind"].strip(), float(match["mib"])
+    if not kind and not match["function"].endswith("load_tensors"):
+        return
+    sizes = buffers.setdefault(_device_name(match["buffer"]), {})
+    if kind == "compute":
+        # Once per device and reservation: a second line is a second reservation, not a second buffer.
+        sizes[_COMPUTE] = mib
+    else:
+        # Two decimals are what upstream prints; binary fractions must not add more.
+        key = _MODEL if kind in ("", "model") else _KV
+        sizes[key] = round(sizes.get(key, 0.0) + mib, 2)
+
+
+def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | None) -> None:
+    """Count the layers of each device, from debug output or else from the share of the KV cache."""
+    names: dict[str, str] = {}  # upstream's device names, in the order of its devices, to names of their buffers
+    per_endpoint: dict[str, int] = {}
+    assigned: dict[str, str] = {}
+    kv_sizes: list[tuple[float, int]] = []
+    for line in head:
+        using = _USING.match(line) if "using device" in line else None
+        if using and using[1] not in names:
+            index = per_endpoint.get(using[2], 0)
+            per_endpoint[using[2]] = index + 1
+            # RPC0, RPC1, ... count all devices of all workers, the buffers' RPC<k>[endpoint] those of one worker.
+            names[using[1]] = f"RPC{index}[{using[2]}]" if re.fullmatch(r"RPC\d{1,9}", using[1]) else using[1]
+        layer = _ASSIGNED.match(line) if "assigned to device" in line else None
+        if layer:
+            assigned[layer[1]] = names.get(layer[2], layer[2])
+        size = _KV_SIZE.match(line) if "cells" in line else None
+        if size:
+            kv_sizes.append((float(size[1]), int(size[2])))
+    if assigned:
+        counts: dict[str, int] = {}
+        for name in assigned.values():
+            counts[name] = counts.get(name, 0) + 1
+        for device in devices:
+            device["layers"] = counts.get(device["name"], 0)
+    elif offload and len(kv_sizes) == 1:
+        _set_layers_by_kv(devices, list(names.values()), offload, *kv_sizes[0])
+
+
+def _set_layers_by_kv(
+    devices: list[Device], order: Sequence[str], offload: Offload, kv_mib: float, kv_layers: int
+) -> None:
+    """Set the layers of each device where the KV cache determines them.
+
+    That is so for one cache, of equal size on each layer, that lies with its layer, and shows in that the devices'
+    shares are whole layers and add up. The output layer has no cache: if it is offloaded, the last device holds it.
+    """
+    by_name = {device["name"]: device for device in devices if device["name"] in order}
+    rest = [device for device in devices if device["name"] not in order]
+    with_weights = [name for name in order if name in by_name and by_name[name]["model_buffer_mib"]]
+    if not kv_mib or not with_weights:
+        return
+    counts = {}
+    for name, device in by_name.items():
+        layers = (device["kv_buffer_mib"] or 0.0) * kv_layers / kv_mib
+        counts[name] = round(layers)
+        if abs(layers - counts[name]) > 0.02:
+            return
+    output = offload["layers"] - sum(counts.values())
+    if output not in (0, 1) or kv_layers + 1 != offload["layers_total"]:
+        return
+    counts[with_weights[-1]] += output
+    for name, count in counts.items():
+        by_name[name]["layers"] = count
+    for device in rest:
+        device["layers"] = offload["layers_total"] - offload["layers"] if device["name"] == "CPU" else None
+
+
+def _parse_table(lines: Sequence[str]) -> list[Device]:
+    """Return the devices of the last memory table; its figures are whole MiB, rounded down."""
+    devices: list[Device] = []
+    for line in lines:
+        row = _TABLE.match(line) if "_memory_breakdown_print" in line else None
+        if row is None:
+            continue
+        if "memory breakdown" in row["name"]:
+            devices = []
+            continue
+        name, mib = _TABLE_NAME.fullmatch(row["name"].strip()), _TABLE_MIB.search(row["cells"])
+        if name is None or mib is None:
+            continue
+        # Up to b6687 the device is called RPC[endpoint], later RPC<n>, described by its endpoint.
+        described = name[2] if re.fullmatch(r"RPC\d{1,9}", name[1]) else None
+        device = _device(name[1], described or _rpc_endpoint(name[1]))
+        device["model_buffer_mib"] = float(mib[1])
+        device["kv_buffer_mib"] = float(mib[2])
+        device["compute_buffer_mib"] = float(mib[3])
+        devices.append(device)
+    return devices
