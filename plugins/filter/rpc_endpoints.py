@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: the endpoints of the RPC workers that an inventory describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ansible.errors import AnsibleError, AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+    DEFAULT_PORT,
+    EndpointError,
+    parse_endpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DOCUMENTATION = r"""
+name: rpc_endpoints
+short_description: The endpoints of the RPC workers that an inventory describes
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Turns hosts of the inventory and their variables into the list of C(host:port) that llama.cpp and the modules of
+    this collection take.
+  - The address of a host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address) unless
+    it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
+  - Its port is C(rpc_server_port), by default 50052.
+  - A host that runs several RPC servers has C(rpc_server_instances) as well, a list of further instances, each with
+    its C(port) and, if it differs from that of the host, its C(address). An instance that repeats the host's own
+    endpoint is the same worker.
+  - A wrong address or port, and two workers at the same endpoint, are errors that name the host and the variable.
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of inventory hosts, in the order in which the workers are wanted.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+notes:
+  - llama.cpp RPC has no IPv6; addresses are IPv4 or names.
+seealso:
+  - module: llama_cpp.cluster.rpc_worker_info
+"""
+
+EXAMPLES = r"""
+# With host node1 (rpc_server_address: 10.0.0.11) and host node2 (ansible_host: 10.0.0.12, rpc_server_port: 50060)
+- name: The workers' endpoints are shown, here 10.0.0.11:50052 and 10.0.0.12:50060
+  ansible.builtin.debug:
+    msg: "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The endpoints, each as C(host:port), in the order of the hosts and, on a host, of its instances.
+  type: list
+  elements: str
+"""
+
+_WILDCARDS = ("0.0.0.0", "*", "::", "[::]")  # noqa: S104 - recognised, not bound
+
+
+def rpc_endpoints(hosts: object, hostvars: object) -> list[str]:
+    """Return `host:port` of each worker on these inventory hosts."""
+    if isinstance(hosts, str) or not isinstance(hosts, Iterable):
+        raise AnsibleFilterError("rpc_endpoints needs a list of inventory hosts, such as groups['llama_workers']")
+    if not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("rpc_endpoints needs the variables of the hosts: write rpc_endpoints(hostvars)")
+    owners: dict[str, str] = {}
+    found = []
+    for name in hosts:
+        if name not in hostvars:
+            raise AnsibleFilterError(f"host {name} is not in the inventory: add it or take it off the list of workers")
+        for endpoint, variable in _endpoints(_Host(name, hostvars[name])):
+            if endpoint.lower() in owners:
+                raise AnsibleFilterError(
+                    f"host {name}, {variable}: endpoint {endpoint} is already a worker of host "
+                    f"{owners[endpoint.lower()]}, give each worker an address or port of its own"
+                )
+            owners[endpoint.lower()] = name
+            found.append(endpoint)
+    return found
+
+
+class _Host:
+    """The variables of one host; every error names the host and the variable."""
+
+    def __init__(self, name: str, variables: Mapping[str, Any]) -> None:
+        self.name = name
+        self._variables = variables
+
+    def get(self, variable: str) -> object:
+        """Return the value, templated; None if it is not set or empty."""
+        try:
+            value = self._variables.get(variable)
+        except AnsibleError as error:
+            raise AnsibleFilterError(f"host {self.name}, {variable}: its value cannot be made out: {error}") from error
+        return None if value == "" else value
+
+    def error(self, variable: str, problem: object) -> AnsibleFilterError:
+        """Return an error to raise."""
+        return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
+
+
+def _endpoints(host: _Host) -> Iterator[tuple[str, str]]:
+    """Give each endpoint of a host, and the variable that is to blame for it."""
+    address, source = _address(host)
+    own_port = host.get("rpc_server_port")
+    own = _endpoint(host, address, DEFAULT_PORT if own_port is None else own_port, source, "rpc_server_port")
+    yield own, source if own_port is None else "rpc_server_port"
+    instances = host.get("rpc_server_instances") or []
+    if not isinstance(instances, (list, tuple)):
+        raise host.error("rpc_server_instances", "must be a list of dictionaries, each with a port")
+    for index, instance in enumerate(instances):
+        variable = f"rpc_server_instances[{index}]"
+        if not isinstance(instance, Mapping) or "port" not in instance:
+            raise host.error(variable, "must be a dictionary with a port")
+        endpoint = _endpoint(host, instance.get("address") or address, instance["port"], variable, variable)
+        if endpoint.lower() != own.lower():
+            yield endpoint, variable
+
+
+def _address(host: _Host) -> tuple[object, str]:
+    """Return the address under which other hosts reach the workers of this host, and where it is from."""
+    for variable in ("rpc_server_address", "rpc_server_bind_address", "ansible_host"):
+        value = host.get(variable)
+        if value is not None and not (variable == "rpc_server_bind_address" and value in _WILDCARDS):
+            return value, variable
+    return host.name, "inventory name"
+
+
+def _endpoint(host: _Host, address: object, port: object, address_from: str, port_from: str) -> str:
+    if isinstance(port, bool) or not str(port).isdecimal() or not 1 <= int(str(port)) <= 65535:
+        raise host.error(port_from, f"port {port!r} is not a number from 1 to 65535")
+    text = str(address)
+    if ":" in text:
+        raise host.error(address_from, f"address {text!r} is no host name or IPv4 address, llama.cpp RPC has no IPv6")
+    try:
+        return str(parse_endpoint(f"{text}:{int(str(port))}"))
+    except EndpointError as error:
+        raise host.error(address_from, error) from error
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"rpc_endpoints": rpc_endpoints}

@@ -1,0 +1,230 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: what state the RPC workers of a cluster are in."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rpc_worker_info
+short_description: Look at llama.cpp RPC workers over their own protocol
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Connects to each endpoint, does the handshake of the llama.cpp RPC protocol, and reports the protocol version, the
+    devices and their memory.
+  - It never fails because a worker is bad; RV(workers[].state) and RV(workers[].message) say what is wrong and what to
+    do next.
+  - All endpoints are looked at side by side, so that the whole takes little more than O(timeout), however many do not
+    answer.
+  - It works from any host that the workers admit; the host that is to use them, the master, gives the answer that
+    counts.
+options:
+  endpoints:
+    description:
+      - The workers, each as C(host) or C(host:port), with a host name or an IPv4 address; the port is 50052 if it is
+        left out.
+      - llama.cpp RPC has no IPv6, and neither do these endpoints.
+    type: list
+    elements: str
+    required: true
+  timeout:
+    description:
+      - How long to wait for each endpoint, name resolution included, in seconds.
+      - From more than 0 to 3600.
+    type: float
+    default: 5
+  expected_protocol:
+    description:
+      - The protocol version that workers must speak, whole or from the left, such as V(7), V(7.0) or V(7.0.0).
+      - A worker that speaks another one is V(incompatible). Without this option every version is accepted.
+      - Write it in quotes, or YAML makes a number of it.
+    type: str
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it does the same in check mode.
+  diff_mode:
+    support: none
+    description: There is nothing to show a difference of.
+  idempotent:
+    support: full
+    description: Changes nothing.
+notes:
+  - It is safe on a cluster that is serving. A worker serves one client at a time, and one that is held by a client is
+    reported as V(busy) and left unharmed.
+  - A look at a held worker takes one of the two places in the worker's queue of waiting clients until the client that
+    holds it is done. From the third look on, the worker's kernel answers no more, which from another host cannot be
+    told from a firewall that drops packets; the worker is then V(unreachable), and the message names both causes. On
+    the worker's own host the kernel is asked, and it remains V(busy).
+  - Of a name with several addresses, each is tried in turn within the time-out. llama.cpp itself tries only the first
+    one; the message says so where it matters.
+  - Understands protocol 2.0 and later.
+seealso:
+  - plugin: llama_cpp.cluster.rpc_endpoints
+    plugin_type: filter
+    description: Makes the list of endpoints from the inventory.
+"""
+
+EXAMPLES = r"""
+- name: The workers of the inventory are known
+  llama_cpp.cluster.rpc_worker_info:
+    endpoints: "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
+    expected_protocol: "7.0"
+  register: cluster
+
+- name: All workers are ready
+  ansible.builtin.assert:
+    that: cluster.all_ready
+    fail_msg: "{{ cluster.workers | rejectattr('state', 'eq', 'ready') | map(attribute='message') | join(' ') }}"
+
+- name: The worker answers within a minute of its start
+  llama_cpp.cluster.rpc_worker_info:
+    endpoints: ["10.0.0.11:50052"]
+    timeout: 2
+  register: worker
+  until: worker.all_ready
+  retries: 20
+  delay: 1
+"""
+
+RETURN = r"""
+workers:
+  description: What was found at each endpoint, in the order of O(endpoints).
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    endpoint:
+      description: The endpoint, always with its port.
+      type: str
+      sample: node1:50052
+    host:
+      description: The host part of the endpoint, as given.
+      type: str
+      sample: node1
+    port:
+      description: The port.
+      type: int
+      sample: 50052
+    address:
+      description: The IPv4 address that was used; none if the name could not be resolved.
+      type: str
+      sample: 10.0.0.11
+    state:
+      description:
+        - V(ready), the worker answered and can be used.
+        - V(busy), it accepts connections but does not answer, because another client holds it.
+        - V(refused), nothing listens on that port.
+        - V(unreachable), no connection within the time-out, no route, or filtered.
+        - V(unresolved), the name has no IPv4 address.
+        - V(not_rpc), something else than an RPC worker answers there.
+        - V(incompatible), the protocol is not O(expected_protocol).
+      type: str
+      sample: ready
+    reachable:
+      description: Whether a connection was made.
+      type: bool
+      sample: true
+    protocol:
+      description: The protocol that the worker speaks; none if it did not say.
+      type: dict
+      contains:
+        version:
+          description: The version as text.
+          type: str
+          sample: 7.0.0
+        major:
+          description: The first number.
+          type: int
+          sample: 7
+        minor:
+          description: The second number.
+          type: int
+          sample: 0
+        patch:
+          description: The third number.
+          type: int
+          sample: 0
+    devices:
+      description: The devices that the worker offers; empty unless RV(workers[].state) is V(ready).
+      type: list
+      elements: dict
+      contains:
+        index:
+          description: The number of the device on this worker, from 0.
+          type: int
+          sample: 0
+        memory_free_bytes:
+          description: Memory that is free; workers that compute on the CPU report all of their memory.
+          type: int
+          sample: 67430023168
+        memory_total_bytes:
+          description: Memory in all.
+          type: int
+          sample: 67430023168
+    latency_ms:
+      description: Time from the start of the connection to the answer of the handshake, in milliseconds; none if there
+        was no answer.
+      type: float
+      sample: 0.412
+    message:
+      description: One sentence that tells what to do next.
+      type: str
+      sample: "node2:50052 refuses connections: start the RPC server on that host and check that it listens on
+        10.0.0.12, port 50052."
+all_ready:
+  description: Whether every worker is V(ready).
+  returned: success
+  type: bool
+  sample: false
+counts:
+  description: How many workers are in each state; states in which there is none are 0.
+  returned: success
+  type: dict
+  sample: {"ready": 1, "busy": 0, "refused": 1, "unreachable": 0, "unresolved": 0, "not_rpc": 0, "incompatible": 0}
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+    EndpointError,
+    ProtocolVersionError,
+    parse_endpoints,
+    parse_protocol,
+    probe,
+    summarize,
+)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "endpoints": {"type": "list", "elements": "str", "required": True},
+            "timeout": {"type": "float", "default": 5},
+            "expected_protocol": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    timeout = module.params["timeout"]
+    expected = module.params["expected_protocol"]
+    if not module.params["endpoints"]:
+        module.fail_json(msg="endpoints is empty: name at least one worker as host or host:port")
+    if not 0 < timeout <= 3600:
+        module.fail_json(
+            msg=f"timeout is {timeout:g}: give the seconds to wait for each endpoint, above 0, at most 3600"
+        )
+    try:
+        endpoints = parse_endpoints(module.params["endpoints"])
+        if expected is not None:
+            parse_protocol(expected)
+    except EndpointError as error:
+        module.fail_json(msg=str(error))
+    except ProtocolVersionError as error:
+        module.fail_json(msg=f"expected_protocol: {error}")
+    module.exit_json(changed=False, **summarize(probe(endpoints, timeout, expected)))
+
+
+if __name__ == "__main__":
+    main()
