@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the documentation shows can be typed in: plugins' examples, and the code blocks of README.md and docs/."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
+from tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, documentation, run
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TASK_LISTS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+# What a page calls by a path of this checkout.
+OURS = ("playbooks/", "inventories/", "scripts/", "roles/", "plugins/", "tests/", "docs/", "requirements/", ".ci/")
+
+every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: Path
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    found: list[Block] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        found += [
+            Block(page, text.count("\n", 0, match.start()) + 1, match[2])
+            for match in FENCE.finditer(text)
+            if match[1] in languages
+        ]
+    return found
+
+
+def as_plays(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a playbook: the plays as they are, or the tasks in a play of their own."""
+    if all("hosts" in entry or any(key.endswith("import_playbook") for key in entry) for entry in entries):
+        return entries
+    return [{"hosts": "localhost", "gather_facts": False, "tasks": entries}]
+
+
+def tasks(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        nested = [key for key in TASK_LISTS if key in entry]
+        for key in nested:
+            yield from tasks(entry[key])
+        if not nested and "hosts" not in entry:
+            yield entry
+
+
+def misused_options(entries: list[dict[str, Any]]) -> list[str]:
+    """Say which uses of our modules their own argument specification refuses, templates aside."""
+    errors = []
+    for task in tasks(entries):
+        for plugin in PLUGINS:
+            if plugin.kind == "module" and isinstance(task.get(plugin.fqcn), dict):
+                options = documentation("module")[plugin.fqcn]["doc"].get("options", {})
+                given = task[plugin.fqcn]
+                templated = {name for name, value in given.items() if isinstance(value, str) and "{{" in value}
+                spec = {
+                    name: {
+                        key: option[key]
+                        for key in ("type", "elements", "choices", "aliases", "required")
+                        if key in option and not (key in ("type", "choices", "elements") and name in templated)
+                    }
+                    for name, option in options.items()
+                }
+                found = ArgumentSpecValidator(spec).validate(given)
+                errors += [f"{task.get('name')}: {message}" for message in found.error_messages]
+    return errors
+
+
+def syntax_errors(plays: list[dict[str, Any]], folder: Path) -> str:
+    """Return what `ansible-playbook --syntax-check` objects to; empty if nothing."""
+    playbook = folder / "playbook.yml"
+    playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
+    groups = {name: {"hosts": {"localhost": {}}} for name in ("llama_workers", "llama_masters")}
+    inventory = folder / "hosts.yml"
+    inventory.write_text(yaml.safe_dump(groups))
+    result = run("ansible-playbook", "--syntax-check", "-i", inventory, playbook, cwd=folder)
+    return result.stderr if result.returncode or "WARNING" in result.stderr else ""
+
+
+@every_plugin
+def test_examples_are_tasks_that_ansible_accepts(plugin: Plugin, tmp_path: Path) -> None:
+    entries = yaml.safe_load(documentation(plugin.kind)[plugin.fqcn]["examples"])
+    assert isinstance(entries, list)
+    for task in tasks(entries):
+        assert task.get("name"), f"a task without a name: {task}"
+    assert misused_options(entries) == []
+    assert syntax_errors(as_plays(entries), tmp_path) == ""
+    if plugin.kind == "module":
+        assert any(plugin.fqcn in task for task in tasks(entries)), "the examples do not use the module"
+
+
+@pytest.mark.parametrize("plugin", [plugin for plugin in PLUGINS if plugin.kind == "filter"], ids=str)
+def test_examples_of_a_filter_run(plugin: Plugin, tmp_path: Path) -> None:
+    entries = yaml.safe_load(documentation(plugin.kind)[plugin.fqcn]["examples"])
+    assert any(plugin.fqcn in str(task) for task in tasks(entries)), "the examples do not use the filter"
+    playbook = tmp_path / "playbook.yml"
+    playbook.write_text(yaml.safe_dump(as_plays(entries), sort_keys=False))
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(yaml.safe_dump({"llama_workers": {"hosts": {"worker1": {"ansible_host": "192.0.2.11"}}}}))
+    result = run("ansible-playbook", "-i", inventory, playbook, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("block", blocks("yaml", "yml"), ids=str)
+def test_yaml_of_a_page_is_accepted(block: Block, tmp_path: Path) -> None:
+    content = yaml.safe_load(block.text)
+    if isinstance(content, list):
+        assert misused_options(content) == []
+        assert syntax_errors(as_plays(content), tmp_path) == ""
+        return
+    inventory = tmp_path / "hosts.yml"
+    inventory.write_text(block.text)
+    result = run("ansible-inventory", "-i", inventory, "--list", cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["_meta"]["hostvars"] or "hosts" in result.stdout
+
+
+@pytest.mark.parametrize("block", blocks("bash", "sh", "shell", "console"), ids=str)
+def test_commands_of_a_page_name_what_exists(block: Block) -> None:
+    for line in block.text.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[:1] == ["make"]:
+            assert [word for word in words[1:] if "=" not in word and word not in MAKE_TARGETS] == []
+        assert [word for word in words if word.startswith(OURS) and not (ROOT / word).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_page_names_what_exists(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    known = {plugin.name for plugin in PLUGINS} | set(ROLES) | set(PLAYBOOKS)
+    known |= {path.stem for path in (ROOT / "plugins" / "action").glob("*.py")}
+    assert set(re.findall(rf"\b{re.escape(COLLECTION)}\.(\w+)", text)) - known == set()
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []

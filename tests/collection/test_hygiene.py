@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is in the repository could be anybody's: licensed, pinned, and free of one machine's paths and hosts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tree import ROOT, load_yaml
+
+LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
+# Files that hold no comment, prose that names the licence in its own words, what tools write, and recorded output.
+WITHOUT_LICENCE_LINE = re.compile(r"(^|/)LICENSE$|\.(md|json)$|^requirements/\w+\.txt$|^changelogs/changelog\.yaml$")
+RECORDED = "tests/fixtures/"
+
+# Put together here, so that this file does not hold them.
+MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:" + "|".join(["root", "work", r"home/\w+", r"tmp/\w+"]) + r")\b")
+REGISTRIES = re.compile(
+    "|".join(
+        re.escape(".".join(parts))
+        for parts in [
+            ("pypi", "org"),
+            ("pythonhosted", "org"),
+            ("galaxy", "ansible", "com"),
+            ("npmjs", "org"),
+            ("crates", "io"),
+            ("rubygems", "org"),
+            ("docker", "io"),
+            ("ghcr", "io"),
+            ("quay", "io"),
+            ("proxy", "golang", "org"),
+        ]
+    )
+)
+UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
+
+
+def _files() -> dict[str, str]:
+    """Return the text of every file that git has or would take."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    found = {}
+    for name in sorted(filter(None, listing.split("\0"))):
+        path = ROOT / name
+        data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        if b"\0" not in data:
+            # Recorded output of a model of random weights need not be text.
+            found[name] = data.decode("utf-8", "replace" if name.startswith(RECORDED) else "strict")
+    return found
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, str]:
+    return _files()
+
+
+def places(files: dict[str, str], pattern: re.Pattern[str]) -> Iterator[str]:
+    for name, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            match = pattern.search(line)
+            if match:
+                yield f"{name}:{number}: {match[0]}"
+
+
+def test_every_file_names_its_licence(files: dict[str, str]) -> None:
+    missing = [
+        name
+        for name, text in files.items()
+        if text
+        and not name.startswith(RECORDED)
+        and not WITHOUT_LICENCE_LINE.search(name)
+        and LICENCE_LINE not in "".join(text.splitlines(keepends=True)[:5])
+    ]
+    assert missing == []
+
+
+def test_no_path_of_a_machine(files: dict[str, str]) -> None:
+    assert list(places(files, MACHINE_PATH)) == []
+
+
+def test_no_host_of_a_package_registry(files: dict[str, str]) -> None:
+    assert list(places(files, REGISTRIES)) == []
+
+
+def test_nothing_is_left_for_later(files: dict[str, str]) -> None:
+    assert list(places({name: text for name, text in files.items() if not name.startswith(RECORDED)}, UNFINISHED)) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+def test_requirements_are_pinned_with_digests(path: Path) -> None:
+    requirements = path.read_text().replace("\\\n", " ").splitlines()
+    pinned = re.compile(r"^[\w.\[\],-]+==[\w.+!]+ .*--hash=sha256:[0-9a-f]{64}")
+    assert [line for line in requirements if line and not line.startswith("#") and not pinned.match(line)] == []
+
+
+def test_changelog_covers_the_version() -> None:
+    version = load_yaml(ROOT / "galaxy.yml")["version"]
+    releases = load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"]
+    fragments = [*(ROOT / "changelogs" / "fragments").glob("*.yml")]
+    assert fragments or version in releases
+    if releases:
+        newest = max(releases, key=lambda release: [int(part) for part in release.split(".")])
+        assert version == newest or fragments

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is in the collection, found by listing, and how Ansible's programs are run on it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+COLLECTION = "llama_cpp.cluster"
+NO_DOCUMENTATION = {"action", "doc_fragments", "module_utils", "plugin_utils"}
+
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
+PLAYBOOKS = sorted(path.stem for path in (ROOT / "playbooks").glob("*.yml"))
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A module, filter or other plugin that a user can name."""
+
+    kind: str
+    name: str
+
+    @property
+    def fqcn(self) -> str:
+        return f"{COLLECTION}.{self.name}"
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.name}"
+
+
+def load_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def _plugins() -> list[Plugin]:
+    found = set()
+    for folder in (ROOT / "plugins").iterdir():
+        kind = {"modules": "module"}.get(folder.name, folder.name)
+        for path in folder.glob("*"):
+            if folder.name in NO_DOCUMENTATION or path.suffix not in (".py", ".yml") or path.stem.startswith("_"):
+                continue
+            if kind in ("filter", "test") and path.suffix == ".py":
+                # A file holds any number of them, under names of its own.
+                code = importlib.import_module(f"ansible_collections.{COLLECTION}.plugins.{kind}.{path.stem}")
+                provider = code.FilterModule().filters() if kind == "filter" else code.TestModule().tests()
+                found.update(Plugin(kind, name) for name in provider)
+            else:
+                found.add(Plugin(kind, path.stem))
+    return sorted(found, key=str)
+
+
+PLUGINS = _plugins()
+
+
+def run(
+    *command: str | Path, cwd: Path, collections: Path = ROOT / ".venv" / "collections", **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Ansible's programs with nothing from this user's settings; the caller judges the result."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "XDG_"))}
+    return subprocess.run(
+        [Path(sys.executable).parent / command[0], *command[1:]],
+        cwd=cwd,
+        env={
+            **kept,
+            "HOME": str(cwd),
+            "ANSIBLE_HOME": str(cwd / ".ansible"),
+            "ANSIBLE_COLLECTIONS_PATH": str(collections),
+            "ANSIBLE_LOCALHOST_WARNING": "false",
+            "ANSIBLE_INVENTORY_UNPARSED_WARNING": "false",
+            "ANSIBLE_NOCOLOR": "1",
+            **environment,
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+@cache
+def documentation(kind: str) -> dict[str, Any]:
+    """Return what `ansible-doc` says of all plugins of a kind ("role" too), by FQCN."""
+    names = (
+        [f"{COLLECTION}.{role}" for role in ROLES]
+        if kind == "role"
+        else [plugin.fqcn for plugin in PLUGINS if plugin.kind == kind]
+    )
+    with TemporaryDirectory() as folder:
+        result = run("ansible-doc", "--json", "--type", kind, *names, cwd=Path(folder))
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
