@@ -9,7 +9,7 @@ name: llama_perf
 short_description: Performance figures, devices, offload and build out of a llama.cpp log
 version_added: 0.1.0
 author:
-  - The llama_cpp.cluster authors
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads what a llama.cpp program printed in one run and returns its figures as data.
   - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
@@ -192,14 +192,14 @@ _value:
 
 from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError, AnsibleFilterTypeError
+from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import PerfLog, PerfLogError, parse_log
 
 
 def llama_perf(text: object) -> PerfLog:
     """Return the figures of a log."""
     if not isinstance(text, str):
-        raise AnsibleFilterTypeError(f"llama_perf needs the text of a log, and got {_kind(text)}.")
+        raise AnsibleFilterError(f"llama_perf needs the text of a log, and got {_kind(text)}.")
     try:
         return parse_log(text)
     except PerfLogError as error:

@@ -9,7 +9,7 @@ name: llama_report
 short_description: Plain-text tables of a distributed run
 version_added: 0.1.0
 author:
-  - The llama_cpp.cluster authors
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Renders the result of M(llama_cpp.cluster.distributed_inference) as three parts, aligned for a terminal of 100
     columns, namely the workers and what each of them holds, the generated text, and the performance figures.
