@@ -42,7 +42,8 @@ make_venv() {
     package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
     if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || command -v sudo >/dev/null 2>&1; }; then
         say "Installing $package (this Python has no ensurepip)"
-        as_root apt-get -q update && as_root apt-get -qy install --no-install-recommends "$package" &&
+        as_root apt-get -qq update &&
+            as_root env DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends "$package" >/dev/null &&
             "$python" -m venv --clear "$venv" && return
     fi
     if "$python" -m pip --version >/dev/null 2>&1; then
