@@ -34,14 +34,16 @@ CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache"
 HOME = CACHE / "sanity" / hashlib.sha256(f"{sys.version} {sys.base_prefix} {core_version}".encode()).hexdigest()[:8]
 PLACE = HOME / "collections" / "ansible_collections" / "llama_cpp" / "cluster"
 
-# Run in place of get-pip, with get-pip's arguments.
+# Run in place of get-pip, with get-pip's arguments. This pip serves other interpreters, unless they are too old.
 GET_PIP = f"""\
 import subprocess, sys
 packages = [argument for argument in sys.argv[1:] if not argument.startswith("--no-")]
-pip = [sys.executable, "-m", "pip"]
-if subprocess.call([sys.executable, "-m", "ensurepip"], stdout=subprocess.DEVNULL):
-    pip = [{sys.executable!r}, "-m", "pip", "--python", sys.executable]
-sys.exit(subprocess.call(pip + ["install", "--quiet"] + packages))
+install = ["install", "--quiet", "--quiet"] + packages
+status = subprocess.call([{sys.executable!r}, "-m", "pip", "--python", sys.executable] + install)
+if status:
+    subprocess.check_call([sys.executable, "-m", "ensurepip"], stdout=subprocess.DEVNULL)
+    status = subprocess.call([sys.executable, "-m", "pip"] + install)
+sys.exit(status)
 """
 
 

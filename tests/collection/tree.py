@@ -85,6 +85,7 @@ def run(
         capture_output=True,
         text=True,
         timeout=180,
+        check=False,
     )
 
 
