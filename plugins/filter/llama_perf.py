@@ -199,15 +199,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import
 def llama_perf(text: object) -> PerfLog:
     """Return the figures of a log."""
     if not isinstance(text, str):
-        raise AnsibleFilterError(f"llama_perf needs the text of a log, and got {_kind(text)}.")
+        raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is no text.")
     try:
         return parse_log(text)
     except PerfLogError as error:
         raise AnsibleFilterError(str(error)) from None
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a value of type {type(value).__name__}"
 
 
 class FilterModule:

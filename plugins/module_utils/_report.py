@@ -67,7 +67,11 @@ def _list(value: object, what: str) -> Sequence[Any]:
 
 
 def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a value of type {type(value).__name__}"
+    # By isinstance: Ansible passes subclasses with names of their own.
+    if value is None:
+        return "nothing"
+    kinds = ((str, "a text"), (bool, "a truth value"), ((int, float), "a number"), (Mapping, "a dictionary"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "a list")
 
 
 def _number(value: object, key: str) -> float | None:
@@ -75,6 +79,15 @@ def _number(value: object, key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ReportError(f"The report needs a number or null under the key '{key}', and got {_kind(value)}.")
+    if not -1e18 < value < 1e18:  # neither is NaN in between
+        raise ReportError(f"The report needs a finite number under the key '{key}', and got one that no run can have.")
+    return value
+
+
+def _endpoint(mapping: object, what: str) -> str | None:
+    value = _get(mapping, "endpoint", what)
+    if value is not None and not isinstance(value, str):
+        raise ReportError(f"The report needs a text or null under the key 'endpoint', and got {_kind(value)}.")
     return value
 
 
@@ -114,9 +127,9 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) -> str:
     devices = _list(_get(result, "devices", "the result"), "the key 'devices'")
-    by_endpoint: dict[object, list[Mapping[str, Any]]] = {}
+    by_endpoint: dict[str | None, list[Mapping[str, Any]]] = {}
     for device in devices:
-        by_endpoint.setdefault(_get(device, "endpoint", "a device"), []).append(device)
+        by_endpoint.setdefault(_endpoint(device, "a device"), []).append(device)
     on_master = by_endpoint.pop(None, [])
     # What is on the master's CPU or in its host memory is not offloaded.
     offloaded = [d for d in devices if d["endpoint"] is not None or not _is_host(_get(d, "name", "a device"))]
@@ -124,7 +137,8 @@ def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) ->
 
     rows: list[list[object]] = []
     for worker in _list(workers, "the workers"):
-        endpoint, state, protocol = (_get(worker, key, "a worker") for key in ("endpoint", "state", "protocol"))
+        endpoint = _endpoint(worker, "a worker")
+        state, protocol = (_get(worker, key, "a worker") for key in ("state", "protocol"))
         version = None if protocol is None else _get(protocol, "version", "the protocol of a worker")
         memory = _list(_get(worker, "devices", "a worker"), "the key 'devices' of a worker")
         free, total = (
