@@ -1,0 +1,446 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: text from a model that is spread over RPC workers."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: distributed_inference
+short_description: Generate text with a model that is spread over llama.cpp RPC workers
+version_added: 0.1.0
+description:
+  - Runs on the master, the host that has the model file. Continues a prompt once with C(llama-completion), with the
+    layers of the model on RPC workers, and returns the text and the performance figures.
+  - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
+    exit status of the program says.
+  - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
+  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+author:
+  - The llama_cpp.cluster team
+options:
+  model:
+    description:
+      - Path of the GGUF file on the master. Of a split model, the first part.
+    type: path
+    required: true
+  prompt:
+    description:
+      - Text to continue. It is taken as it is, without a chat template and without escape sequences.
+    type: str
+    required: true
+  workers:
+    description:
+      - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
+      - At most 15. Host names and IPv4 addresses; llama.cpp RPC has no IPv6.
+    type: list
+    elements: str
+    required: true
+  n_predict:
+    description:
+      - How many tokens to generate. There are fewer if the model ends its text before.
+    type: int
+    default: 64
+  n_gpu_layers:
+    description:
+      - How many layers to offload to the workers, at least one for each. A number above the model's layers means all.
+    type: int
+    default: 999
+  tensor_split:
+    description:
+      - The share of each worker, in the order of O(workers). Only the ratios count, and each must be above 0.
+      - By default llama.cpp divides by the free memory that the workers report.
+      - The share of a worker with several devices is divided among them by their free memory if O(verify=true).
+    type: list
+    elements: float
+    default: []
+  ctx_size:
+    description:
+      - Length of the context in tokens, prompt and generated text together. V(0) means what the model was trained with.
+      - It determines the memory that workers need beside the weights.
+    type: int
+    default: 2048
+  seed:
+    description:
+      - Seed of the sampler. V(-1) takes a new one each time.
+    type: int
+    default: 1
+  temperature:
+    description:
+      - Sampling temperature. With V(0) the likeliest token is always taken.
+    type: float
+    default: 0.0
+  threads:
+    description:
+      - Threads of the master. By default llama.cpp decides. Those of a worker are an option of its RPC server.
+    type: int
+  extra_args:
+    description:
+      - Further arguments of the program, as they are, after all others.
+      - Those that the module gives itself are refused, with the name of the option to use instead.
+    type: list
+    elements: str
+    default: []
+  bin_dir:
+    description:
+      - Folder of the llama.cpp programs on the master.
+    type: path
+    default: /opt/llama_cpp/current/bin
+  timeout:
+    description:
+      - Limit of the run in seconds. The program is ended when it is reached.
+      - By default 120 s, plus the size of the model (all its parts) divided by 20 MB/s, plus one second for each
+        40 bytes of the prompt, plus 2 s for each token of O(n_predict).
+    type: int
+  verify:
+    description:
+      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready, of
+        this master's RPC protocol and different from each other.
+      - Without it, a worker that another client holds is noticed only by O(timeout), and a device of the master that
+        llama.cpp can use takes part too.
+    type: bool
+    default: true
+attributes:
+  check_mode:
+    description: In check mode everything is verified, the workers too, and nothing is run.
+    support: full
+  diff_mode:
+    description: Nothing is changed, so there is nothing to compare.
+    support: none
+  idempotent:
+    description: Changes nothing on any host. The text is the same again if O(temperature=0), or for a fixed O(seed).
+    support: full
+requirements:
+  - GNU coreutils, for C(timeout)
+seealso:
+  - module: llama_cpp.cluster.rpc_worker_info
+"""
+
+EXAMPLES = r"""
+- name: Continue a prompt over two workers
+  llama_cpp.cluster.distributed_inference:
+    model: /srv/models/model.gguf
+    prompt: "Here's a knock knock joke for children:"
+    workers:
+      - 10.0.0.11
+      - 10.0.0.12:50052
+  register: inference
+
+- name: The text
+  ansible.builtin.debug:
+    var: inference.text
+
+- name: Give the second worker three times as much
+  llama_cpp.cluster.distributed_inference:
+    model: /srv/models/model.gguf
+    prompt: Once upon a time
+    workers: [10.0.0.11, 10.0.0.12]
+    tensor_split: [1, 3]
+    n_predict: 128
+    extra_args: ["--top-k", "20"]
+"""
+
+RETURN = r"""
+text:
+  description:
+    - The generated text alone, exactly. After a failure what had been generated until then.
+    - V(null) if nothing was run.
+  returned: always
+  type: str
+  sample: " Who's there?"
+perf:
+  description: Performance figures as llama.cpp reports them; V(null) if it reported none.
+  returned: always
+  type: dict
+  sample:
+    load: {time_ms: 148.68}
+    sampling: {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null}
+    prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
+    eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
+    total: {time_ms: 264.68, tokens: 76}
+    unaccounted: {time_ms: 2.26, percent: 0.9}
+    graphs_reused: 62
+devices:
+  description: What each device held, in MiB. RV(devices[].endpoint) is V(null) for devices of the master.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Upstream's name of the device.
+      type: str
+    endpoint:
+      description: The worker that has the device.
+      type: str
+    layers:
+      description: Layers on the device, the output layer among them; V(null) where the log does not tell.
+      type: int
+    model_buffer_mib:
+      description: Weights.
+      type: float
+    kv_buffer_mib:
+      description: The cache of keys and values.
+      type: float
+    compute_buffer_mib:
+      description: Space to compute in.
+      type: float
+offload:
+  description: How many layers were offloaded, and of how many; V(null) if the log does not tell.
+  returned: always
+  type: dict
+  contains:
+    layers:
+      description: Layers on devices, the output layer among them.
+      type: int
+    layers_total:
+      description: All layers, the output layer among them.
+      type: int
+build:
+  description: The llama.cpp build that was used; V(null) if none was found.
+  returned: always
+  type: dict
+  contains:
+    number:
+      description: Upstream's build number; 0 or 1 for a build from a source archive.
+      type: int
+    commit:
+      description: Upstream's commit.
+      type: str
+    version:
+      description: Upstream's version; V(null) for builds that have none.
+      type: str
+wall_time_ms:
+  description: From the start of the program to its end, loading included; V(null) if nothing was run.
+  returned: always
+  type: float
+command:
+  description: The command line, in check mode the one that would be run; V(null) if it did not come to that.
+  returned: always
+  type: list
+  elements: str
+failure:
+  description: Why there is no result, or none to trust; V(null) after success.
+  returned: always
+  type: dict
+  contains:
+    kind:
+      description:
+        - V(worker_unreachable), nothing that speaks RPC answers at the endpoint;
+          V(worker_busy), another client holds the worker;
+          V(worker_lost), a worker went away during the run;
+          V(worker_dropped), llama.cpp went on without a worker;
+          V(protocol_mismatch), a worker and the master are of different llama.cpp releases;
+          V(out_of_memory), on a worker or on the master;
+          V(model_invalid), the model is missing, damaged or of no known kind;
+          V(option_rejected), by the module or by llama.cpp;
+          V(timed_out), the time limit was reached;
+          V(binary_missing), there is no llama.cpp program that can run here;
+          V(unknown), the program failed and said nothing that the module knows.
+      type: str
+    endpoint:
+      description: The worker concerned, the first if there are several; V(null) if none is known.
+      type: str
+    message:
+      description: What happened and what to do about it. The same as RV(msg).
+      type: str
+log_tail:
+  description: The last lines of the program's log.
+  returned: when the program was run and failed
+  type: list
+  elements: str
+msg:
+  description: What happened and what to do about it.
+  returned: on failure
+  type: str
+"""
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference as inference
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+    EndpointError,
+    WorkerStatus,
+    parse_endpoints,
+    probe,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Run, RunnerError, run
+
+PROBE_TIMEOUT_S = 5.0
+# What a build says of itself takes milliseconds.
+DESCRIBE_TIMEOUT_S = 30.0
+LOG_TAIL_LINES = 20
+
+
+class Task:
+    """One call of the module: its result grows as it goes, and is returned whole however it ends."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.result: dict[str, Any] = {
+            "changed": False,
+            "text": None,
+            "perf": None,
+            "devices": [],
+            "offload": None,
+            "build": None,
+            "wall_time_ms": None,
+            "command": None,
+            "failure": None,
+        }
+
+    def fail(self, failure: inference.Failure) -> NoReturn:
+        """End the module with a failure and all that is known."""
+        self.result["failure"] = failure._asdict()
+        self.module.fail_json(msg=failure.message, **self.result)
+        raise AssertionError  # not reached: fail_json ends the process
+
+    def options(self) -> inference.Options:
+        """Return what to run, or fail with the first value that cannot be."""
+        given = self.module.params
+        try:
+            options = inference.Options(
+                model=str(Path(given["model"]).absolute()),
+                prompt=given["prompt"],
+                workers=tuple(parse_endpoints(given["workers"])),
+                n_predict=given["n_predict"],
+                n_gpu_layers=given["n_gpu_layers"],
+                tensor_split=tuple(given["tensor_split"]),
+                ctx_size=given["ctx_size"],
+                seed=given["seed"],
+                temperature=given["temperature"],
+                threads=given["threads"],
+                extra_args=tuple(given["extra_args"]),
+                timeout=given["timeout"],
+            )
+            inference.check_options(options)
+        except EndpointError as error:
+            self.fail(inference.Failure("option_rejected", None, f"workers: {error}."))
+        except inference.OptionError as error:
+            self.fail(inference.Failure("option_rejected", None, str(error)))
+        return options
+
+    def capabilities(self) -> capabilities_of.Capabilities:
+        """Return what the build in `bin_dir` is and can do."""
+        bin_dir = str(Path(self.module.params["bin_dir"]).absolute())
+        try:
+            program = capabilities_of.find_program(bin_dir)
+            # Upstream writes its version to standard error and its help to standard output.
+            version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
+            usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)
+            described = capabilities_of.describe(
+                program, version.stderr + version.stdout, usage.stdout, capabilities_of.read_manifest(bin_dir)
+            )
+        except (capabilities_of.BinaryError, RunnerError) as error:
+            self.fail(inference.Failure("binary_missing", None, str(error)))
+        self.result["build"] = {
+            "number": described.build_number,
+            "commit": described.commit,
+            "version": described.version,
+        }
+        return described
+
+    def run(self, command: list[str], timeout: float) -> Run:
+        """Run a program of llama.cpp."""
+        return run(self.module, command, timeout, inference.ENVIRONMENT, inference.WITHOUT_ENVIRONMENT)
+
+    def verify(self, options: inference.Options, protocol: str | None) -> list[WorkerStatus]:
+        """Return the state of the workers, all of them ready."""
+        statuses = probe(options.workers, PROBE_TIMEOUT_S)
+        failure = inference.worker_failure(statuses, protocol)
+        if failure:
+            self.fail(failure)
+        return statuses
+
+    def prompt_file(self, prompt: str) -> str | None:
+        """Write a prompt that is too long for a command line into a file that goes with the module."""
+        data = prompt.encode()
+        if len(data) <= inference.MAX_PROMPT_ARGUMENT_BYTES:
+            return None
+        path = Path(self.module.tmpdir) / "prompt"
+        path.write_bytes(data)
+        return str(path)
+
+    def main(self) -> None:
+        """Check, verify, run, judge."""
+        options = self.options()
+        capabilities = self.capabilities()
+        try:
+            inference.check_extra_args(options.extra_args, capabilities)
+            model_bytes = inference.check_model(options.model)
+        except inference.OptionError as error:
+            self.fail(inference.Failure("option_rejected", None, str(error)))
+        except inference.ModelError as error:
+            self.fail(inference.Failure("model_invalid", None, str(error)))
+        timeout = inference.time_limit(options, model_bytes)
+        statuses = self.verify(options, capabilities.protocol) if self.module.params["verify"] else []
+        command = inference.build_command(capabilities, options, statuses, self.prompt_file(options.prompt))
+        self.result["command"] = command
+        if self.module.check_mode:
+            self.module.exit_json(**self.result)
+        try:
+            ended = self.run(command, timeout)
+        except RunnerError as error:
+            self.fail(inference.Failure("binary_missing", None, str(error)))
+        self.judge(options, capabilities, ended, timeout)
+        self.module.exit_json(**self.result)
+
+    def judge(
+        self, options: inference.Options, capabilities: capabilities_of.Capabilities, ended: Run, timeout: float
+    ) -> None:
+        """Put what the run gave into the result, and fail if it was not whole."""
+        log = parse_log(ended.stderr, require_perf=False)
+        self.result.update(
+            text=inference.generated_text(ended.stdout),
+            perf=log["perf"],
+            devices=log["devices"],
+            offload=log["offload"],
+            wall_time_ms=ended.wall_time_ms,
+        )
+        well = ended.exit_status == 0 and not ended.timed_out
+        ending = inference.Ending(
+            program=capabilities.program,
+            exit_status=ended.exit_status,
+            timed_out=ended.timed_out,
+            timeout=timeout,
+            stderr=ended.stderr,
+            log=log,
+            # Upstream does not say which worker it lost; the workers themselves do.
+            workers_after=[] if well else probe(options.workers, PROBE_TIMEOUT_S),
+        )
+        failure = inference.classify(options, ending, capabilities.protocol)
+        if failure:
+            self.result["log_tail"] = ended.stderr.splitlines()[-LOG_TAIL_LINES:]
+            self.fail(failure)
+
+
+def main() -> None:
+    """Declare the options and run."""
+    module = AnsibleModule(
+        argument_spec={
+            "model": {"type": "path", "required": True},
+            "prompt": {"type": "str", "required": True},
+            "workers": {"type": "list", "elements": "str", "required": True},
+            "n_predict": {"type": "int", "default": 64},
+            "n_gpu_layers": {"type": "int", "default": 999},
+            "tensor_split": {"type": "list", "elements": "float", "default": []},
+            "ctx_size": {"type": "int", "default": 2048},
+            "seed": {"type": "int", "default": 1},
+            "temperature": {"type": "float", "default": 0.0},
+            "threads": {"type": "int"},
+            "extra_args": {"type": "list", "elements": "str", "default": []},
+            "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
+            "timeout": {"type": "int"},
+            "verify": {"type": "bool", "default": True},
+        },
+        supports_check_mode=True,
+    )
+    Task(module).main()
+
+
+if __name__ == "__main__":
+    main()
