@@ -491,7 +491,7 @@ class _Resolver:
         self._names = deque(names)
         self._answers: deque[tuple[str, list[str], str]] = deque()
         self.pending = len(self._names)
-        for _ in range(min(self.pending, _RESOLVER_THREADS)):
+        for _thread in range(min(self.pending, _RESOLVER_THREADS)):
             with suppress(RuntimeError):  # the system grants no more threads; those that run do the work
                 threading.Thread(target=self._work, daemon=True).start()
 
