@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Run a long command on a host, detached from the connection, and show its progress."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import time
+from typing import Any
+
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+
+display = Display()
+
+SHOW_EVERY_S = 10
+POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
+GRACE_S = 10  # between the polite and the forced end of a command that ran out of time
+TAIL_BYTES = 65536
+SHOWN_LINES = 20
+TIMED_OUT = {124, 137}  # of coreutils' timeout: it ended politely, or by force
+LOCK_HELD = 99
+NO_RESULT = 98  # it is gone and has left none: killed, or its folder is missing or on a full disk
+
+TROUBLE = re.compile(
+    r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot |not found",
+    re.IGNORECASE,
+)
+NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
+
+# $1 log, $2 result, $3 seconds, $4 folder, $5... the command. The shell holds the lock while the command runs, and the
+# command does not inherit it: what it may leave running must not block the next call.
+START = f"""
+log=$1 result=$2 seconds=$3 folder=$4; shift 4
+exec 9>"$log.lock" && cd "$folder" || exit
+if flock --timeout "$seconds" 9
+then timeout --kill-after={GRACE_S} "$seconds" "$@" >"$log" 2>&1 </dev/null 9>&-; code=$?
+else code={LOCK_HELD}
+fi
+echo $code >"$result.new" && mv "$result.new" "$result"
+"""
+
+
+def last_step(output: str) -> str:
+    """Return the last line with text in it, shortened; Ninja's last step (`[120/410] llama-arch.cpp`) if any."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["started"]
+    steps = [match for match in map(NINJA_STEP.match, lines) if match]
+    return " ".join(steps[-1].groups()) if steps else lines[-1][:80]
+
+
+def trouble(output: str) -> list[str]:
+    """Return the lines that tell why a command failed: those that look like errors, else the last ones."""
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    return ([line for line in lines if TROUBLE.search(line)] or lines)[-SHOWN_LINES:]
+
+
+def clock(seconds: float) -> str:
+    """Return minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Starts the command with one call, then looks after it with one short call at a time."""
+
+    TRANSFERS_FILES = False
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """Run the command and wait for it."""
+        result: dict[str, Any] = super().run(task_vars=task_vars)
+        _validated, args = self.validate_argument_spec(
+            argument_spec={
+                "argv": {"type": "list", "elements": "str", "required": True},
+                "log": {"type": "str", "required": True},
+                "chdir": {"type": "str"},
+                "timeout": {"type": "int", "default": 3600},
+            }
+        )
+        if self._task.check_mode:
+            return {**result, "skipped": True, "changed": False, "msg": "not run in check mode"}
+        host = (task_vars or {}).get("inventory_hostname", "host")
+        log, limit = args["log"], args["timeout"]
+        started = time.monotonic()
+        # A name of its own for the result: an earlier call's command may still be about to write one.
+        rc_file = f"{log}.{secrets.token_hex(4)}.rc"
+        pid = self._start(args, rc_file)
+        # This look shows first whether it lives: if it does not, and has left no result, none will come.
+        look = f"kill -0 {pid} 2>/dev/null && echo alive; cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
+        look += f"tail -c 4000 {shlex.quote(log)} 2>/dev/null"
+        # It may first wait for an earlier call's command, which is bounded by the same limit.
+        code = self._watch(host, look, 2 * limit + 3 * GRACE_S)
+        self._shell(f"rm -f {shlex.quote(rc_file)}")
+        result.update(rc=code, log=log, elapsed_s=int(time.monotonic() - started), changed=True)
+        if code != 0:
+            result.update(failed=True, msg=self._reason(args, code))
+        return result
+
+    def _shell(self, command: str) -> str:
+        answer = self._low_level_execute_command(command)
+        return str(answer["stdout"])
+
+    def _start(self, args: dict[str, Any], rc_file: str) -> int:
+        folder = args["chdir"] or args["log"].rpartition("/")[0] or "."
+        words = ["setsid", "sh", "-c", START, "sh", args["log"], rc_file, str(args["timeout"]), folder, *args["argv"]]
+        environment = self._compute_environment_string()
+        return int(self._shell(f"{{ {environment} {shlex.join(words)} >/dev/null 2>&1 </dev/null & echo $!; }}"))
+
+    def _watch(self, host: str, look: str, longest_s: int) -> int:
+        """Wait for the result, showing the last line of the log now and then."""
+        started = shown = time.monotonic()
+        polls = iter(POLL_S)
+        while time.monotonic() < started + longest_s:
+            time.sleep(next(polls, POLL_S[-1]))
+            state, _separator, output = self._shell(look).partition("::")
+            words = state.split()
+            if words != ["alive"]:
+                return int(words[-1]) if words else NO_RESULT
+            if time.monotonic() - shown >= SHOW_EVERY_S:
+                shown = time.monotonic()
+                display.display(f"[{host}] {self._task.name}: {clock(shown - started)} {last_step(output)}")
+        return LOCK_HELD
+
+    def _reason(self, args: dict[str, Any], code: int) -> str:
+        what, log = args["argv"][0], args["log"]
+        if code == LOCK_HELD:
+            return f"{what} was not started: an earlier one with the log {log} had not ended after {args['timeout']} s."
+        if code == NO_RESULT:
+            return f"{what} left no result: it was killed, or its disk is full or its folder missing; see {log}."
+        lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))
+        if code in TIMED_OUT:
+            head = f"{what} was ended after {args['timeout']} s, its time limit; all output is in {log}."
+        else:
+            head = f"{what} failed with exit status {code}; all output is in {log}."
+        return "\n".join([head, *lines])

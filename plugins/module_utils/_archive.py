@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: examine a tar archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
+
+`tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Iterable, NoReturn
+
+try:
+    from lzma import LZMAError
+except ImportError:  # a Python without xz: tarfile then says that it cannot read such an archive
+    LZMAError = EOFError  # type: ignore[misc,assignment]
+
+MARKER = ".verified_archive.json"
+MAX_LINKS = 40  # as the kernel does (path_resolution(7))
+CHUNK = 1 << 20
+
+FILE = "file"
+FOLDER = "folder"
+SYMLINK = "symbolic link"
+HARDLINK = "hard link"
+
+
+class ArchiveError(Exception):
+    """One sentence: what is wrong with the archive, or with the place it shall go to."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member of an archive; `path` is normalised and relative to the root, `target` is as the archive says."""
+
+    path: tuple[str, ...]
+    kind: str
+    name: str
+    target: str = ""
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """Return the SHA-256 of a whole stream, in hex."""
+    digest = hashlib.sha256()
+    stream.seek(0)
+    for chunk in iter(lambda: stream.read(CHUNK), b""):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _refuse(name: str, why: str) -> NoReturn:
+    raise ArchiveError(f"the archive is refused, nothing was unpacked: its member {name!r} {why}.")
+
+
+def _inner_path(name: str) -> tuple[str, ...]:
+    """Split a member's name, refusing every name that does not stay below the root."""
+    if name.startswith("/"):
+        _refuse(name, "has an absolute path")
+    parts = tuple(part for part in name.split("/") if part not in {"", "."})
+    if ".." in parts:
+        _refuse(name, "has a path that leads to a parent folder")
+    return parts
+
+
+def _resolve(member: Member, links: dict[tuple[str, ...], str]) -> None:
+    """Follow a symbolic link as the kernel would once all is unpacked, refusing it where it leaves the root."""
+    done: list[str] = []
+    todo = list(member.path)
+    followed = 0
+    while todo:
+        part = todo.pop(0)
+        if part in {"", "."}:
+            continue
+        if part == "..":
+            if not done:
+                _refuse(member.name, f"is a link that leads out of the root, to {member.target!r}")
+            done.pop()
+            continue
+        done.append(part)
+        target = links.get(tuple(done))
+        if target is None:
+            continue
+        followed += 1
+        if followed > MAX_LINKS:
+            _refuse(member.name, "is a link that leads nowhere, round and round")
+        if target.startswith("/"):
+            _refuse(member.name, f"is a link that leads out of the root, to {target!r}")
+        done.pop()
+        todo = [*target.split("/"), *todo]
+
+
+def check(members: Iterable[Member]) -> None:
+    """Refuse, by its name, the first member with which unpacking could touch anything outside of the root."""
+    members = list(members)
+    kinds: dict[tuple[str, ...], str] = {}
+    for member in members:
+        if kinds.get(member.path, FOLDER) != FOLDER or (member.path in kinds and member.kind != FOLDER):
+            _refuse(member.name, "appears twice")
+        if member.kind == HARDLINK:
+            if member.target.startswith("/") or ".." in member.target.split("/"):
+                _refuse(member.name, f"is a hard link that leads out of the root, to {member.target!r}")
+            if kinds.get(_inner_path(member.target)) != FILE:
+                _refuse(member.name, f"is a hard link to {member.target!r}, which is no file that comes before it")
+        kinds[member.path] = member.kind
+    links = {member.path: member.target for member in members if member.kind == SYMLINK}
+    for member in members:
+        for depth in range(1, len(member.path)):
+            kind = kinds.get(member.path[:depth], FOLDER)
+            if kind != FOLDER:
+                _refuse(member.name, f"lies beneath a {kind}, {'/'.join(member.path[:depth])!r}")
+        if member.kind == SYMLINK:
+            _resolve(member, links)
+
+
+def _kind(info: tarfile.TarInfo) -> str:
+    if info.isdir():
+        return FOLDER
+    if info.issym():
+        return SYMLINK
+    if info.islnk():
+        return HARDLINK
+    if info.isreg():
+        return FILE
+    _refuse(info.name, "is neither a file, a folder nor a link (a device, a pipe or the like)")
+
+
+def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
+    """Check every member, and give those below `root` with their paths from there."""
+    everything: list[tuple[tarfile.TarInfo, Member]] = []
+    for info in tar:
+        path = _inner_path(info.name)
+        kind = _kind(info)
+        if path:
+            everything.append((info, Member(path, kind, info.name, info.linkname)))
+        elif kind != FOLDER:
+            _refuse(info.name, "stands in the place of the root")
+    check(member for _info, member in everything)
+    if not root:
+        return everything
+    wanted: list[tuple[tarfile.TarInfo, Member]] = []
+    for info, member in everything:
+        if member.path[: len(root)] != root or (member.path == root and member.kind == FOLDER):
+            continue
+        target = member.target
+        if member.kind == HARDLINK:
+            place = _inner_path(target)
+            if place[: len(root)] != root:
+                _refuse(member.name, f"is a hard link that leads out of the root, to {target!r}")
+            target = "/".join(place[len(root) :])
+        wanted.append((info, Member(member.path[len(root) :], member.kind, member.name, target)))
+    if not wanted or not wanted[0][1].path:
+        raise ArchiveError(f"the archive holds no folder {'/'.join(root)!r}; nothing was unpacked.")
+    check(member for _info, member in wanted)
+    return wanted
+
+
+def _write(tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], folder: Path) -> None:
+    """Write checked members; owners and special mode bits are dropped, times and the executable bit kept."""
+    for info, member in members:
+        path = folder.joinpath(*member.path)
+        if member.kind == FOLDER:
+            path.mkdir(parents=True, exist_ok=True)
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if member.kind == SYMLINK:
+            path.symlink_to(member.target)
+        elif member.kind == HARDLINK:
+            os.link(folder.joinpath(*_inner_path(member.target)), path, follow_symlinks=False)
+        else:
+            source = tar.extractfile(info)
+            if source is None:
+                _refuse(member.name, "cannot be read")
+            # "x": never through anything that is there already.
+            with source, path.open("xb") as sink:
+                shutil.copyfileobj(source, sink, CHUNK)
+            path.chmod(0o755 if info.mode & 0o100 else 0o644)
+            os.utime(path, (info.mtime, info.mtime))
+
+
+class Archive:
+    """An archive that was opened, had its digest verified and its members examined, in this order."""
+
+    def __init__(self, src: str, sha256: str, subdir: str = "") -> None:
+        self.src = src
+        self.sha256 = sha256.lower()
+        self.root = _inner_path(subdir)
+        self._stamp = {"sha256": self.sha256, "subdir": "/".join(self.root)}
+        try:
+            # The one open file is digested, examined and unpacked: nobody can exchange it in between.
+            self._stream = Path(src).open("rb")  # noqa: SIM115
+        except OSError as error:
+            raise ArchiveError(f"the archive {src} cannot be read: {error.strerror}.") from None
+        try:
+            self._members = self._open()
+        except BaseException:
+            self._stream.close()
+            raise
+
+    def _open(self) -> list[tuple[tarfile.TarInfo, Member]]:
+        found = sha256_of(self._stream)
+        if found != self.sha256:
+            raise ArchiveError(
+                f"the archive {self.src} has the SHA-256 digest {found}, but {self.sha256} was expected; nothing was "
+                "unpacked: fetch it again, or correct the expected digest if you trust this archive."
+            )
+        self._stream.seek(0)
+        try:
+            self._tar = tarfile.open(fileobj=self._stream, mode="r:*")  # noqa: SIM115
+            return _examine(self._tar, self.root)
+        except (tarfile.TarError, EOFError, zlib.error, LZMAError, OSError, ValueError) as error:
+            raise ArchiveError(
+                f"{self.src} is not a whole tar archive (plain, gzip, bzip2 or xz); nothing was unpacked: {error}."
+            ) from None
+
+    def __enter__(self) -> Archive:  # noqa: PYI034 (Python 3.8 has no Self)
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._stream.close()
+
+    @property
+    def count(self) -> int:
+        """How many members lie below the root."""
+        return len(self._members)
+
+    def is_unpacked_at(self, dest: str) -> bool:
+        """Whether this very archive was unpacked there before; a folder of other origin is refused."""
+        folder = Path(dest)
+        if not folder.exists() and not folder.is_symlink():
+            return False
+        try:
+            stamp = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+                return False
+            raise ArchiveError(
+                f"{dest} is there already and was not unpacked by this module; remove it or choose another place."
+            ) from None
+        return bool(stamp == self._stamp)
+
+    def unpack(self, dest: str) -> None:
+        """Unpack beside `dest` and take its place by renaming, so that `dest` is never half there."""
+        folder = Path(dest)
+        temporary = Path()
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=str(folder.parent)))
+            fresh = temporary / "new"
+            fresh.mkdir()
+            _write(self._tar, self._members, fresh)
+            with (fresh / MARKER).open("x", encoding="utf-8") as marker:
+                json.dump(self._stamp, marker)
+            if folder.exists():
+                folder.rename(temporary / "old")
+            fresh.rename(folder)
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise ArchiveError(
+                    f"the disk that holds {folder.parent} is full; nothing was unpacked: make room and run this again."
+                ) from None
+            raise ArchiveError(f"{self.src} cannot be unpacked to {dest}: {error.strerror or error}.") from None
+        except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
+            raise ArchiveError(f"{self.src} is not a whole tar archive; nothing was unpacked: {error}.") from None
+        finally:
+            if temporary.name:
+                shutil.rmtree(str(temporary), ignore_errors=True)

@@ -1,0 +1,278 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Keep a pinned source archive in a cache folder."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: source_archive
+short_description: Keep a pinned source archive in a cache folder
+version_added: 0.1.0
+description:
+  - Fetches an archive of source code that is pinned by its digest, or by a git commit, and keeps it at O(path).
+  - What is there already is verified again each time; a file that was damaged is fetched anew rather than trusted.
+  - A fetched file takes its place by renaming, once its digest was verified. Calls for the same O(path) at the same
+    time wait for each other, so that it is fetched once.
+author:
+  - The llama_cpp.cluster team
+options:
+  path:
+    description: Where the archive lies. Its folder is made if need be.
+    type: path
+    required: true
+  sha256:
+    description: The SHA-256 digest of the archive. Required with O(requirement) and O(url).
+    type: str
+  requirement:
+    description:
+      - A pinned requirement, such as V(llama-cpp-python==0.3.36), whose source distribution C(pip) downloads from the
+        package index that it is configured for.
+      - No code from the package is run for it, and nothing else is installed. pip asks the package's build backend for
+        the package's name; a stand-in in O(build_backend_path) answers.
+    type: str
+  build_backend_path:
+    description: A folder with a Python module that stands in for the build backend of the package.
+    type: path
+  pip:
+    description: The command with which pip is started. The first that works of this and C(python3 -m pip) is used.
+    type: list
+    elements: str
+    default: []
+  url:
+    description: A URL of the archive.
+    type: str
+  git_url:
+    description: A git repository. The archive is made from the tree of O(git_commit).
+    type: str
+  git_commit:
+    description: The full commit, 40 hexadecimal digits.
+    type: str
+attributes:
+  check_mode:
+    description: Says whether something would be fetched.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+  idempotent:
+    description: Nothing is fetched while the archive is there and whole.
+    support: full
+requirements:
+  - pip, for O(requirement)
+  - git, for O(git_url)
+"""
+
+EXAMPLES = r"""
+- name: The pinned source is in the cache
+  llama_cpp.cluster.source_archive:
+    path: /var/tmp/cache/llama_cpp_python-0.3.36.tar.gz
+    requirement: llama-cpp-python==0.3.36
+    sha256: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+    build_backend_path: "{{ role_path }}/files/build_backend"
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+path:
+  description: Where the archive lies.
+  returned: success
+  type: str
+  sample: /var/tmp/cache/llama_cpp_python-0.3.36.tar.gz
+sha256:
+  description: The archive's digest; null in check mode if it is not there and the source is a git repository.
+  returned: success
+  type: str
+  sample: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+"""
+
+import fcntl
+import re
+import shutil
+from http.client import HTTPException
+from pathlib import Path
+from typing import NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import fetch_url
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import sha256_of
+
+
+def digest_of(path: Path) -> str | None:
+    """Return the SHA-256 of a file, or None if it is not there."""
+    try:
+        with path.open("rb") as stream:
+            return sha256_of(stream)
+    except FileNotFoundError:
+        return None
+
+
+def wrong_digest(what: str, found: str, expected: str) -> str:
+    """Say that something else came than was expected."""
+    return (
+        f"{what} has the SHA-256 digest {found}, but {expected} was expected; nothing was kept: "
+        "correct the expected digest if you trust what was found, or find out who exchanged it."
+    )
+
+
+def last_line(text: str) -> str:
+    """Return the last line with text in it; tools put the reason there."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+class Source:
+    """One pinned source, and how it is fetched."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.path = Path(module.params["path"])
+        self.sha256: str | None = module.params["sha256"]
+        # git's archives are pinned by the commit; their digest is noted when they are made, to notice damage.
+        self.note = self.path.with_name(self.path.name + ".sha256")
+        # Used under the lock only; what a killed call left there is removed by the next.
+        self.part = self.path.with_name(f".{self.path.name}.part")
+
+    def cached(self) -> str | None:
+        """Return the digest of what is in the cache, if that is whole."""
+        expected = self.sha256
+        if self.module.params["git_url"]:
+            expected = self.note.read_text(encoding="ascii").strip() if self.note.exists() else None
+        found = digest_of(self.path)
+        return found if found is not None and found == expected else None
+
+    def fail(self, message: str) -> NoReturn:
+        """End the module with one sentence, leaving nothing half fetched."""
+        shutil.rmtree(str(self.part), ignore_errors=True)
+        self.module.fail_json(msg=message)
+        raise AssertionError
+
+    def run(self, argv: list[str], what: str, **options: object) -> str:
+        """Run a program, and fail with the last line of its complaint."""
+        code, out, err = self.module.run_command(argv, **options)
+        if code != 0:
+            mismatch = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", err)
+            if mismatch:
+                self.fail(wrong_digest(what, mismatch.group(2), mismatch.group(1)))
+            self.fail(f"{what} could not be fetched: {last_line(err or out)}")
+        return str(out)
+
+    def pip(self) -> list[str]:
+        """Return the command of a pip that works."""
+        for command in (self.module.params["pip"], ["python3", "-m", "pip"]):
+            if command and shutil.which(command[0]) and self.module.run_command([*command, "--version"])[0] == 0:
+                return list(command)
+        return self.fail("no pip was found on the controller: install python3-pip, or give an archive as the source.")
+
+    def fetch_requirement(self, folder: Path) -> Path:
+        """Download a source distribution whose digest pip verifies as well."""
+        requirement = self.module.params["requirement"]
+        listing = folder / "requirements.txt"
+        listing.write_text(f"{requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
+        quiet = ["--quiet", "--no-input", "--no-cache-dir", "--disable-pip-version-check"]
+        pinned = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes"]
+        self.run(
+            [*self.pip(), "download", *quiet, *pinned, "--dest", str(folder / "out"), "--requirement", str(listing)],
+            f"{requirement} from the package index",
+            environ_update={
+                "PYTHONPATH": self.module.params["build_backend_path"] or "",
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+        )
+        return next((folder / "out").iterdir())
+
+    def fetch_url(self, folder: Path) -> Path:
+        """Download from a URL."""
+        url = self.module.params["url"]
+        answer, info = fetch_url(self.module, url, timeout=60)
+        if answer is None or not 0 <= (info.get("status") or 0) < 400:  # a file has no status
+            self.fail(f"{url} could not be fetched: {last_line(str(info.get('msg', '')))}.")
+        fetched = folder / "archive"
+        try:
+            with fetched.open("wb") as sink:
+                shutil.copyfileobj(answer, sink, 1 << 20)
+        except (OSError, HTTPException) as error:
+            self.fail(f"{url} could not be fetched: {error}.")
+        return fetched
+
+    def fetch_git(self, folder: Path) -> Path:
+        """Fetch one commit, whose name git verifies by its content, and pack its tree."""
+        url, commit = self.module.params["git_url"], self.module.params["git_commit"]
+        repository, fetched = str(folder / "git"), folder / "archive"
+        what = f"commit {commit} of {url}"
+        # Never ask for a password, never look at a repository around the cache.
+        options = {"environ_update": {"GIT_TERMINAL_PROMPT": "0", "GIT_DIR": repository, "LC_ALL": "C"}}
+        self.run(["git", "init", "--quiet", "--bare", repository], what, **options)
+        self.run(["git", "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, commit], what, **options)
+        found = self.run(["git", "rev-parse", "--verify", "FETCH_HEAD^{commit}"], what, **options).strip()
+        if found != commit:
+            self.fail(f"{what} was asked for, but {found} came; nothing was kept.")
+        self.run(["git", "fsck", "--no-dangling", "--no-progress"], what, **options)
+        # The umask setting of the user would change the bytes.
+        pack = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", "-o", str(fetched), commit]
+        self.run(pack, what, **options)
+        return fetched
+
+    def fetch(self) -> str:
+        """Fetch, verify and put in place; give the digest."""
+        folder, params = self.part, self.module.params
+        shutil.rmtree(str(folder), ignore_errors=True)
+        folder.mkdir()
+        if params["requirement"]:
+            what, fetched = params["requirement"], self.fetch_requirement(folder)
+        elif params["url"]:
+            what, fetched = params["url"], self.fetch_url(folder)
+        else:
+            what, fetched = params["git_url"], self.fetch_git(folder)
+        found = digest_of(fetched) or ""
+        if params["git_url"]:
+            note = folder / "note"
+            note.write_text(found + "\n", encoding="ascii")
+            note.replace(self.note)
+        elif found != self.sha256:
+            self.fail(wrong_digest(what, found, str(self.sha256)))
+        fetched.replace(self.path)
+        shutil.rmtree(str(folder), ignore_errors=True)
+        return found
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "sha256": {"type": "str"},
+            "requirement": {"type": "str"},
+            "build_backend_path": {"type": "path"},
+            "pip": {"type": "list", "elements": "str", "default": []},
+            "url": {"type": "str"},
+            "git_url": {"type": "str"},
+            "git_commit": {"type": "str"},
+        },
+        required_one_of=[("requirement", "url", "git_url")],
+        mutually_exclusive=[("requirement", "url", "git_url"), ("sha256", "git_url")],
+        required_by={"requirement": "sha256", "url": "sha256", "git_url": "git_commit"},
+        supports_check_mode=True,
+    )
+    if module.params["sha256"]:
+        module.params["sha256"] = module.params["sha256"].lower()
+    source = Source(module)
+    found = source.cached()
+    changed = found is None
+    if changed and not module.check_mode:
+        try:
+            source.path.parent.mkdir(parents=True, exist_ok=True)
+            with source.path.with_name(f".{source.path.name}.lock").open("w", encoding="ascii") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                # Another call may have fetched it while this one waited.
+                found = source.cached()
+                changed = found is None
+                found = found or source.fetch()
+        except OSError as error:
+            source.fail(f"{source.path} cannot be kept: {error.strerror or error}.")
+    module.exit_json(changed=changed, path=str(source.path), sha256=found or module.params["sha256"])
+
+
+if __name__ == "__main__":
+    main()

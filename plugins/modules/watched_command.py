@@ -1,0 +1,77 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Documentation of the action plugin of the same name."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: watched_command
+short_description: Run a long command and show its progress
+version_added: 0.1.0
+description:
+  - Runs a command on the host, detached from the connection, and shows about every ten seconds one line with the host,
+    the time that has passed and the last line of its output.
+  - If the connection or the controller goes away, the command goes on, bounded by its time limit. A later call with the
+    same O(log) waits until it has ended before it starts its own.
+author:
+  - The llama_cpp.cluster team
+options:
+  argv:
+    description: The program and its arguments. No shell looks at them.
+    type: list
+    elements: str
+    required: true
+  log:
+    description: A file on the host that holds all output. Its folder must exist.
+    type: str
+    required: true
+  chdir:
+    description: The folder in which the command runs; by default the folder of O(log).
+    type: str
+  timeout:
+    description: After so many seconds the command and what it has started are ended.
+    type: int
+    default: 3600
+attributes:
+  check_mode:
+    description: In check mode nothing is run.
+    support: none
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+  idempotent:
+    description: The command is run each time.
+    support: none
+requirements:
+  - On the host, C(flock) and C(setsid) of util-linux and C(timeout) of coreutils.
+notes:
+  - The C(environment) of the task holds for the command.
+"""
+
+EXAMPLES = r"""
+- name: The programs are built
+  llama_cpp.cluster.watched_command:
+    argv: [cmake, --build, /opt/llama_cpp/build/tree]
+    log: /opt/llama_cpp/build/build.log
+    timeout: 3600
+"""
+
+RETURN = r"""
+rc:
+  description: The command's exit status.
+  returned: always
+  type: int
+  sample: 0
+log:
+  description: The file on the host that holds all output.
+  returned: always
+  type: str
+  sample: /opt/llama_cpp/build/build.log
+elapsed_s:
+  description: How long it took, in seconds.
+  returned: always
+  type: int
+  sample: 315
+"""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is shown of a long command: where it is, and why it failed."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import clock, last_step, trouble
+
+STEPS = {
+    "nothing yet": ("", "started"),
+    "a step of Ninja": (
+        "[9/410] Building C object a.c.o\n[120/410] Building CXX object src/CMakeFiles/llama.dir/llama-arch.cpp.o\n",
+        "[120/410] llama-arch.cpp",
+    ),
+    "a warning after the step": (
+        "[7/9] Building CXX object common/x.cpp.o\nx.cpp:3:1: warning: w\n    3 | int\n      | ^~~\n",
+        "[7/9] x.cpp",
+    ),
+    "a linker step": ("[410/410] Linking CXX executable bin/llama-cli\n", "[410/410] llama-cli"),
+    "another tool": ("-- Detecting CXX compile features\n\n", "-- Detecting CXX compile features"),
+    "a very long line": ("x" * 200, "x" * 80),
+}
+
+
+@pytest.mark.parametrize(("output", "shown"), STEPS.values(), ids=STEPS.keys())
+def test_the_last_step_is_shown_short(output: str, shown: str) -> None:
+    assert last_step(output) == shown
+
+
+def test_of_a_failed_build_the_lines_that_say_why_are_shown() -> None:
+    log = "[1/3] Building a\nFAILED: b.o\nb.cpp:3:5: error: no member\n    3 | x.y\n[2/3] Building c\nninja: stopped\n"
+    assert trouble(log) == ["FAILED: b.o", "b.cpp:3:5: error: no member"]
+
+
+def test_without_such_lines_the_last_ones_are_shown() -> None:
+    assert trouble("\n".join(f"line {n}" for n in range(50))) == [f"line {n}" for n in range(30, 50)]
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (9.7, "0:09"), (75, "1:15"), (3600, "60:00")])
+def test_time_is_shown_in_minutes_and_seconds(seconds: float, shown: str) -> None:
+    assert clock(seconds) == shown
