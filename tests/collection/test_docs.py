@@ -52,7 +52,9 @@ def test_text_is_rendered(kind: str, tmp_path: Path) -> None:
         else [plugin.fqcn for plugin in PLUGINS if plugin.kind == kind]
     )
     result = run("ansible-doc", "--type", kind, *names, cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert result.returncode == 0, result.stderr
+    # Later releases of ansible-core warn of a collection of their own.
+    assert [line for line in result.stderr.splitlines() if "llama_cpp" in line] == []
     assert [name for name in names if name not in result.stdout] == []
 
 
