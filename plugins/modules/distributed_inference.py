@@ -18,7 +18,7 @@ description:
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 author:
-  - The llama_cpp.cluster team
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   model:
     description:

@@ -16,7 +16,7 @@ description:
   - A fetched file takes its place by renaming, once its digest was verified. Calls for the same O(path) at the same
     time wait for each other, so that it is fetched once.
 author:
-  - The llama_cpp.cluster team
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
     description: Where the archive lies. Its folder is made if need be.

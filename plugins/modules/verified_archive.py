@@ -19,7 +19,7 @@ description:
   - Owners and the set-user-ID, set-group-ID and sticky bits of members are dropped; files get mode V(0644), or V(0755)
     if executable.
 author:
-  - The llama_cpp.cluster team
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   src:
     description: The archive, on the host.

@@ -16,7 +16,7 @@ description:
   - If the connection or the controller goes away, the command goes on, bounded by its time limit. A later call with the
     same O(log) waits until it has ended before it starts its own.
 author:
-  - The llama_cpp.cluster team
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   argv:
     description: The program and its arguments. No shell looks at them.

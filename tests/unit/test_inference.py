@@ -64,7 +64,7 @@ def options(*workers: str, **changes: Any) -> Options:
 
 
 def status(endpoint: str, state: str = "ready", protocol: str | None = "7.0.0", *free: int) -> WorkerStatus:
-    host, _, port = endpoint.partition(":")
+    host, port = endpoint.split(":")
     version = None
     if protocol and state in ("ready", "incompatible"):
         major, minor, patch = (int(part) for part in protocol.split("."))
@@ -260,8 +260,8 @@ def test_a_share_is_that_of_all_devices_of_a_worker(
 
 
 def test_a_long_prompt_goes_through_a_file_that_is_read_as_it_is() -> None:
-    command = build_command(NEW, options(prompt="x" * (MAX_PROMPT_ARGUMENT_BYTES + 1)), [], "/tmp/prompt")
-    assert after(command, "-bf") == "/tmp/prompt"
+    command = build_command(NEW, options(prompt="x" * (MAX_PROMPT_ARGUMENT_BYTES + 1)), [], "/srv/prompt")
+    assert after(command, "-bf") == "/srv/prompt"
     assert "-p" not in command
     assert max(map(len, command)) < 1000
 
