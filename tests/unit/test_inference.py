@@ -479,8 +479,8 @@ def judged(
         ),
         (
             (
-                "llama_model_load: error loading model: tensor 'blk.2.ffn_down.weight' data is not within the file bounds, "
-                "model is corrupted or incomplete\nllama_model_load_from_file_impl: failed to load model\n"
+                "llama_model_load: error loading model: tensor 'blk.2.ffn_down.weight' data is not within the file "
+                "bounds, model is corrupted or incomplete\nllama_model_load_from_file_impl: failed to load model\n"
             ),
             1,
             None,
