@@ -6,23 +6,25 @@ cd "$(dirname "$0")/.."
 
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 mkdir -p "$cache"
-export PATH="$PWD/.venv/bin:$PATH" ANSIBLE_HOME="$cache/ansible" MYPY_CACHE_DIR="$cache/mypy" MYPYPATH=.venv/collections \
-    NO_COLOR=1 RUFF_CACHE_DIR="$cache/ruff"
+export PATH="$PWD/.venv/bin:$PATH" ANSIBLE_HOME="$cache/ansible" HYPOTHESIS_STORAGE_DIRECTORY="$cache/hypothesis" \
+    MYPY_CACHE_DIR="$cache/mypy" MYPYPATH=.venv/collections NO_COLOR=1 RUFF_CACHE_DIR="$cache/ruff"
 logs=$(mktemp -d)
 pids=()
-# A check that still runs when this ends (an interrupt) ends with it.
+# A check that still runs when this is interrupted ends with it; by itself it would not, being in the background.
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
 
 start() {
     local name=$1
     shift
     (
-        begin=$EPOCHREALTIME
+        begin=${EPOCHREALTIME/,/.}
         status=0
-        "$@" >"$logs/$name" 2>&1 </dev/null || status=$?
+        "$@" >"$logs/$name" 2>&1 </dev/null &
+        trap 'kill "$!"; exit 1' TERM
+        wait "$!" || status=$?
         outcome=ok
         [ "$status" = 0 ] || outcome="FAILED (exit status $status)"
-        awk -v name="$name" -v begin="$begin" -v end="$EPOCHREALTIME" -v outcome="$outcome" \
+        awk -v name="$name" -v begin="$begin" -v end="${EPOCHREALTIME/,/.}" -v outcome="$outcome" \
             'BEGIN { printf "%-14s %5.1f s  %s\n", name, end - begin, outcome }'
         [ "$status" = 0 ] || sed 's/^/    /' "$logs/$name"
         exit "$status"
