@@ -53,7 +53,10 @@ def last_step(output: str) -> str:
 def trouble(output: str) -> list[str]:
     """Return the lines that tell why a command failed: those that look like errors, else the last ones."""
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
-    return ([line for line in lines if TROUBLE.search(line)] or lines)[-SHOWN_LINES:]
+    telling = {number for number, line in enumerate(lines) if TROUBLE.search(line)}
+    # CMake says what is wrong in the lines that follow.
+    telling |= {number + n for number in telling if lines[number].startswith("CMake Error") for n in (1, 2, 3)}
+    return ([line for number, line in enumerate(lines) if number in telling] or lines)[-SHOWN_LINES:]
 
 
 def clock(seconds: float) -> str:

@@ -32,6 +32,11 @@ def test_of_a_failed_build_the_lines_that_say_why_are_shown() -> None:
     assert trouble(log) == ["FAILED: b.o", "b.cpp:3:5: error: no member"]
 
 
+def test_of_a_failed_configuration_the_reason_is_shown() -> None:
+    log = "-- found\nCMake Error at CMakeLists.txt:3 (message):\n  no OpenSSL\n\n\n-- Configuring incomplete\n"
+    assert trouble(log)[:2] == ["CMake Error at CMakeLists.txt:3 (message):", "  no OpenSSL"]
+
+
 def test_without_such_lines_the_last_ones_are_shown() -> None:
     assert trouble("\n".join(f"line {n}" for n in range(50))) == [f"line {n}" for n in range(30, 50)]
 

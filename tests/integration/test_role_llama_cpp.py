@@ -1,0 +1,462 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role `llama_cpp`, run by a real ansible-playbook on this machine into a folder of its own.
+
+The source is a stand-in with llama.cpp's targets (fake_source/), so that a build takes a second. That the role builds
+the real sources is shown by releases.yml, which builds what the other integration tests run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = Path(__file__).parent / "fake_source"
+LIMIT_S = 120
+MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "llama-server"]
+
+PLAY = [
+    {
+        "hosts": "all",
+        "gather_facts": False,
+        "roles": ["llama_cpp.cluster.llama_cpp"],
+    }
+]
+
+
+@dataclass
+class Run:
+    """What an ansible-playbook run left."""
+
+    code: int
+    text: str
+
+    @property
+    def changed(self) -> int:
+        return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
+
+    def holds(self, *words: str) -> bool:
+        """Whether the output has these words, however its lines were wrapped."""
+        flat = " ".join(self.text.split())
+        return all(word in flat for word in words)
+
+
+@dataclass
+class Site:
+    """A controller with a cache and a host with a prefix: all in one temporary folder."""
+
+    folder: Path
+    variables: dict[str, Any] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ("node",)
+
+    def __post_init__(self) -> None:
+        self.prefix = self.folder / "prefix"
+        self.cache = self.folder / "cache"
+        (self.folder / "play.yml").write_text(json.dumps(PLAY))
+
+    def command(self, *options: str, **variables: Any) -> tuple[list[str], dict[str, str]]:
+        merged = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "llama_cpp_prefix": str(self.prefix),
+            "llama_cpp_manage_packages": False,
+            "llama_cpp_roles": ["worker"],
+            **self.variables,
+            **variables,
+        }
+        (self.folder / "vars.json").write_text(json.dumps(merged))
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_NOCOLOR": "1",
+            "LLAMA_CPP_CLUSTER_CACHE": str(self.cache),
+        }
+        program = Path(sys.executable).with_name("ansible-playbook")
+        hosts = ",".join(self.hosts) + ","
+        return [
+            str(program), "-i", hosts, "-e", f"@{self.folder}/vars.json", *options, f"{self.folder}/play.yml",
+        ], environment  # fmt: skip
+
+    def run(self, *options: str, path: str | None = None, **variables: Any) -> Run:
+        argv, environment = self.command(*options, **variables)
+        if path is not None:
+            environment["PATH"] = path
+        done = subprocess.run(
+            argv,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        return Run(done.returncode, done.stdout)
+
+    def ok(self, *options: str, **variables: Any) -> Run:
+        run = self.run(*options, **variables)
+        assert run.code == 0, run.text
+        return run
+
+    @property
+    def current(self) -> Path:
+        return self.prefix / "current"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.current / "manifest.json").read_text())
+        return manifest
+
+    @property
+    def programs(self) -> list[str]:
+        return sorted(path.name for path in (self.current / "bin").iterdir())
+
+    def releases(self) -> set[str]:
+        return {path.name for path in (self.prefix / "releases").iterdir()}
+
+    def works(self) -> bool:
+        answer = subprocess.run(
+            [self.current / "bin/rpc-server"], capture_output=True, text=True, timeout=10, check=False
+        )
+        return answer.returncode == 0 and "version: 0" in answer.stderr
+
+    def tree(self) -> dict[str, bytes | None]:
+        paths = self.folder.rglob("*")
+        return {
+            str(path): path.read_bytes() if path.is_file() else None
+            for path in paths
+            if path.name != "vars.json" and not path.is_symlink()
+        }
+
+
+def pack(path: Path, *more: tarfile.TarInfo) -> str:
+    """Pack the stand-in, with some members more, and give the digest."""
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(FAKE, "src")
+        for info in more:
+            tar.addfile(info, io.BytesIO(b"\0" * info.size))
+    return digest(path)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def archive(path: Path, *more: tarfile.TarInfo, **variables: Any) -> dict[str, Any]:
+    return {
+        "llama_cpp_source": "archive",
+        "llama_cpp_archive": str(path),
+        "llama_cpp_archive_sha256": pack(path, *more),
+        "llama_cpp_archive_subdir": "src",
+        "llama_cpp_commit": "abcdef0123",
+        **variables,
+    }
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, target, size
+    return info
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path, archive(tmp_path / "source.tar.gz"))
+
+
+def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(site: Site) -> None:
+    site.ok(llama_cpp_roles=["worker", "master"])
+    assert site.programs == [*MASTER, "rpc-server"]
+    assert site.works()
+    assert site.manifest["rpc_protocol"] == "7.0.0"
+    assert site.manifest["source"]["sha256"] == site.variables["llama_cpp_archive_sha256"]
+    assert site.manifest["programs"] == site.programs
+    assert site.manifest["id"] == site.current.resolve().name
+    version = subprocess.run(
+        [site.current / "bin/llama-cli", "--version"], capture_output=True, text=True, timeout=10, check=False
+    )
+    assert "abcdef012" in version.stderr, "a build names the commit that it was pinned to"
+    assert not (site.prefix / "build").exists(), "what was only needed to build is gone"
+    before = site.tree()
+    second = site.ok(llama_cpp_roles=["worker", "master"])
+    assert second.changed == 0
+    assert site.tree() == before
+
+
+def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
+    site.variables["llama_cpp_roles"] = []
+    inventory = site.folder / "hosts.ini"
+    inventory.write_text("[boxes]\nnode\n[llama_masters]\n")
+    site.ok("-i", str(inventory), llama_cpp_worker_group="boxes")
+    assert site.programs == ["rpc-server"], "a worker gets the RPC server alone"
+    lost = site.run("-i", str(inventory))
+    assert lost.code != 0
+    assert lost.holds("node is neither in the group llama_workers nor in llama_masters")
+
+
+@pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
+def test_the_server_has_one_name_whatever_the_source_calls_it(site: Site, name: str) -> None:
+    site.ok(llama_cpp_cmake_options={"FAKE_SERVER": name})
+    assert site.programs == ["rpc-server"]
+    assert site.manifest["targets"] == [name]
+
+
+def test_shared_libraries_are_found_by_the_programs(site: Site) -> None:
+    site.ok(llama_cpp_cmake_options={"BUILD_SHARED_LIBS": True})
+    assert [path.name for path in (site.current / "lib").iterdir()] == ["libfake.so"]
+    assert site.works()
+
+
+def test_a_program_that_the_source_lacks_is_named(site: Site) -> None:
+    run = site.run(llama_cpp_targets=["llama-cli"], llama_cpp_cmake_options={"LLAMA_BUILD_SERVER": False})
+    assert run.code != 0
+    assert run.holds("This source has no target llama-cli")
+
+
+def test_a_failed_build_shows_why(site: Site) -> None:
+    run = site.run(llama_cpp_cmake_options={"GGML_RPC": False})
+    assert run.code != 0
+    assert run.holds("not configured for RPC and Release", "configure.log")
+    assert not site.current.is_symlink()
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["empty cache", "source in the cache"])
+def test_check_mode_on_a_clean_host_says_what_it_would_do_and_changes_nothing(site: Site, cached: bool) -> None:
+    if not cached:
+        # As for a source that would have to be fetched first.
+        site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
+    before = site.tree()
+    run = site.ok("--check", "--diff")
+    assert run.holds("would be built with rpc-server")
+    assert run.changed > 0
+    assert site.tree() == before
+    assert not site.current.is_symlink()
+
+
+def test_check_mode_on_an_older_release_leaves_it_in_use(site: Site) -> None:
+    site.ok()
+    target = site.current.readlink()
+    run = site.ok("--check", llama_cpp_cmake_options={"NEW": True})
+    assert run.holds("would be built")
+    assert site.current.readlink() == target
+    assert site.works()
+
+
+def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -> None:
+    site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
+    site.ok()
+    cached = site.cache / "sources" / f"archive-{site.variables['llama_cpp_archive_sha256']}"
+    cached.write_bytes(b"damaged")
+    shutil.rmtree(site.prefix)
+    site.ok()
+    assert digest(cached) == site.variables["llama_cpp_archive_sha256"]
+    (site.folder / "source.tar.gz").unlink()
+    shutil.rmtree(site.prefix)
+    site.ok()
+
+
+@pytest.mark.parametrize("url", [False, True], ids=["path", "url"])
+def test_a_wrong_digest_stops_before_anything_is_unpacked(site: Site, url: bool) -> None:
+    right = site.variables["llama_cpp_archive_sha256"]
+    if url:
+        site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
+    run = site.run(llama_cpp_archive_sha256="0" * 64)
+    assert run.code != 0
+    assert run.holds(right, "0" * 64)
+    assert not site.prefix.exists()
+
+
+EVIL = {
+    "absolute path": member("/tmp/evil"),
+    "parent path": member("src/../../evil"),
+    "symlink out": member("src/evil", tarfile.SYMTYPE, "/etc/passwd"),
+    "hard link out": member("src/evil", tarfile.LNKTYPE, "../../etc/passwd"),
+}
+
+
+@pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL.keys())
+def test_an_archive_that_reaches_out_is_refused_before_it_is_pushed(tmp_path: Path, evil: tarfile.TarInfo) -> None:
+    site = Site(tmp_path, archive(tmp_path / "source.tar.gz", evil))
+    run = site.run()
+    assert run.code != 0
+    assert run.holds("the archive is refused", evil.name)
+    assert not site.prefix.exists()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> tuple[Path, str]:
+    """A git repository with two commits; the first is wanted."""
+    folder = tmp_path / "repository"
+    shutil.copytree(FAKE, folder)
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
+        argv = ["git", "-C", str(folder), *who, *words]
+        return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "HEAD")
+    (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR not-this-commit)\n")
+    git("commit", "-qam", "two")
+    return folder, commit
+
+
+def test_a_full_commit_of_a_repository_is_built(tmp_path: Path, repository: tuple[Path, str]) -> None:
+    folder, commit = repository
+    source = {"llama_cpp_source": "git", "llama_cpp_git_url": f"file://{folder}", "llama_cpp_git_commit": commit}
+    site = Site(tmp_path, source)
+    site.ok()
+    assert site.works()
+    assert site.manifest["source"]["commit"] == commit
+    assert site.current.resolve().name.startswith(f"git-{commit[:9]}-")
+    assert site.ok().changed == 0
+
+
+REFUSED = {
+    "short commit": (
+        {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "abcdef0"},
+        "give the full commit",
+    ),
+    "branch": (
+        {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "master"},
+        "give the full commit",
+    ),
+    "no digest": ({"llama_cpp_archive_sha256": ""}, "give the archive's SHA-256 digest"),
+    "unknown version": ({"llama_cpp_source": "pypi", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
+    "unknown source": ({"llama_cpp_source": "magic"}, "llama_cpp_source"),
+    "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
+    "no release to keep": ({"llama_cpp_keep_releases": 0}, "give 1 or more"),
+    "option with -D": ({"llama_cpp_cmake_options": {"-DX": 1}}, "write GGML_OPENMP"),
+    "a word for a number": ({"llama_cpp_build_jobs": "many"}, "llama_cpp_build_jobs"),
+}
+
+
+@pytest.mark.parametrize(("variables", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_bad_value_is_refused_before_anything_changes(site: Site, variables: dict[str, Any], words: str) -> None:
+    run = site.run(**variables)
+    assert run.code != 0
+    assert run.holds(words)
+    assert run.changed == 0
+    assert not site.prefix.exists()
+    assert not site.cache.exists()
+
+
+@pytest.mark.parametrize("tool", ["ninja", "c++"])
+def test_a_missing_tool_is_named(site: Site, tool: str) -> None:
+    tools = site.folder / "tools"
+    tools.mkdir()
+    for folder in os.environ["PATH"].split(":"):
+        for program in Path(folder).glob("*"):
+            if program.name != tool and not (tools / program.name).is_symlink():
+                (tools / program.name).symlink_to(program)
+    run = site.run(path=str(tools))
+    assert run.code != 0
+    assert run.holds(f"node lacks {tool}, which the build needs", "llama_cpp_manage_packages")
+    assert not site.prefix.exists()
+
+
+def builders(site: Site) -> list[int]:
+    """Give the ids of the processes that build in this site's folder, and of nothing else."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            here = (process / "cwd").readlink()
+        except OSError:
+            continue
+        if site.prefix in here.parents:
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("build_too", [True, False], ids=["host went down", "controller went away"])
+def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: Site, build_too: bool) -> None:
+    site.ok()
+    old = site.current.readlink()
+    slow = {"FAKE_SLEEP": 6, "NEW": True}
+    argv, environment = site.command(llama_cpp_cmake_options=slow)
+    process = subprocess.Popen(
+        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + LIMIT_S
+    while not list(site.prefix.glob("build/*/build.log")):
+        assert process.poll() is None, "it ended before it built"
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    if build_too:
+        for pid in builders(site):
+            os.kill(pid, signal.SIGKILL)
+    assert site.current.readlink() == old
+    assert site.works()
+    site.ok(llama_cpp_cmake_options=slow)
+    assert site.current.readlink() != old
+    assert site.works()
+    assert len(site.releases()) == 2
+
+
+def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
+    run = site.run(llama_cpp_cmake_options={"FAKE_SLEEP": 100}, llama_cpp_build_timeout=2)
+    assert run.code != 0
+    assert run.holds("was ended after 2 s", "build.log")
+    assert builders(site) == []
+
+
+def test_old_releases_go_and_an_older_one_comes_back_by_relinking(site: Site) -> None:
+    def use(number: int) -> str:
+        site.ok(llama_cpp_keep_releases=2, llama_cpp_cmake_options={"NUMBER": number})
+        return site.current.resolve().name
+
+    first, second = use(1), use(2)
+    assert site.releases() == {first, second}
+    inode = (site.prefix / "releases" / first).stat().st_ino
+    assert use(1) == first
+    assert (site.prefix / "releases" / first).stat().st_ino == inode, "it was there, and only the link moved"
+    third = use(3)
+    assert first != third
+    assert len(site.releases()) == 2
+    site.ok(llama_cpp_keep_releases=1, llama_cpp_cmake_options={"NUMBER": 3})
+    assert site.releases() == {third}, "the current one always stays"
+    assert site.works()
+
+
+def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> None:
+    site = Site(tmp_path, archive(tmp_path / "source.tar.gz"))
+    site.prefix.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(site.prefix)]
+    subprocess.run(mount, check=True, timeout=10)
+    try:
+        site.ok()
+        old = site.current.readlink()
+        big = archive(tmp_path / "big.tar.gz", member("src/big", size=20_000_000))
+        run = site.run(**big)
+        assert run.code != 0
+        assert run.holds("the disk that holds", "is full")
+        assert site.current.readlink() == old
+        assert site.works()
+    finally:
+        subprocess.run(["umount", str(site.prefix)], check=True, timeout=10)
+
+
+def test_hosts_of_one_controller_share_its_cache(tmp_path: Path) -> None:
+    source = archive(tmp_path / "source.tar.gz")
+    source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"
+    site = Site(tmp_path, source, hosts=("one", "two", "three"))
+    site.ok(llama_cpp_prefix=f"{tmp_path}/{{{{ inventory_hostname }}}}")
+    for host in site.hosts:
+        assert (tmp_path / host / "current/bin/rpc-server").is_file()
+    assert len(list((site.cache / "sources").glob("[!.]*"))) == 1
