@@ -374,8 +374,10 @@ _BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re
 _UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
 _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # tools/completion/completion.cpp
-_LONG_PROMPT = re.compile(r"prompt is too long \((\d+) tokens, max (\d+)\)")
+_LONG_PROMPT = re.compile(r"prompt is too long \((?P<tokens>\d+) tokens, max (?P<room>\d+)\)")
 _EMPTY_PROMPT = re.compile(r"\binput is empty\b")
+# common/common.cpp, where the context is rounded up and the batch is not
+_LONG_BATCH = re.compile(r"failed to add token \d+ at index (?P<room>\d+) \(error -?\d+, n = (?P<tokens>\d+)\)")
 # ggml/src/ggml-rpc/ggml-rpc.cpp and transport.cpp
 _NOT_CONNECTED = re.compile(r"Failed to connect to ([^\s:]+:\d+)")
 _NOT_RESOLVED = re.compile(r"Cannot resolve host '([^']*)'")
@@ -402,7 +404,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
     if ending.timed_out:
         return _timed_out(options, ending)
     if ending.exit_status == 0:
-        return _dropped(options, ending)
+        return _dropped(options, ending) or _incomplete(ending)
     return (
         _cannot_run(ending)
         or _option_rejected(ending, protocol)
@@ -433,12 +435,15 @@ def _working(options: Options, log: PerfLog, stderr: str) -> set[str]:
 def _timed_out(options: Options, ending: Ending) -> Failure:
     started = _working(options, ending.log, ending.stderr)
     suspects = [s for s in ending.workers_after if s.state != "ready" and s.endpoint not in started]
-    # A worker that does not answer now explains the wait better than one that has yet to notice the master's end.
-    suspects = suspects or [s for s in ending.workers_after if s.state not in ("ready", "busy")]
-    found = " ".join(status.message for status in suspects)
-    remedy = found or "All workers answer; raise timeout, or ask for less."
+    # Of those that had started, one that cannot be reached explains the wait. The end of the master has other signs:
+    # a worker is busy until it notices, or has died of its answer to a master that was gone.
+    suspects = suspects or [s for s in ending.workers_after if s.state == "unreachable"]
+    found = " ".join(status.message for status in suspects) or "Nothing hinders it; raise timeout, or ask for less."
+    stopped = [s.endpoint for s in ending.workers_after if s.state == "refused" and s.endpoint in started]
+    if stopped:
+        found += f" {', '.join(stopped)} stopped as its master was ended; start it again unless systemd does."
     endpoint = suspects[0].endpoint if suspects else None
-    return Failure("timed_out", endpoint, f"The run did not end within {ending.timeout:g} s and was ended. {remedy}")
+    return Failure("timed_out", endpoint, f"The run did not end within {ending.timeout:g} s and was ended. {found}")
 
 
 def _dropped(options: Options, ending: Ending) -> Failure | None:
@@ -451,6 +456,15 @@ def _dropped(options: Options, ending: Ending) -> Failure | None:
     else:
         why = "llama.cpp gave it no layer; give it a share with tensor_split, or take it out of workers."
     return Failure("worker_dropped", idle[0], f"No part of the model was on {', '.join(idle)}: {why}")
+
+
+def _incomplete(ending: Ending) -> Failure | None:
+    # The figures come last of all, through the same queue as the text, and an early end drops what is in it.
+    if ending.log["perf"]:
+        return None
+    program = Path(ending.program).name
+    message = f"{program} ended without its figures, so that the text may be cut off; run again."
+    return Failure("unknown", None, message)
 
 
 def _cannot_run(ending: Ending) -> Failure | None:
@@ -478,9 +492,10 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     other = _OTHER_ARGUMENT.search(text)
     if other:
         return Failure("option_rejected", None, f"llama.cpp rejects the options: {other[1]}.")
-    long = _LONG_PROMPT.search(text)
+    long = _LONG_PROMPT.search(text) or _LONG_BATCH.search(text)
     if long:
-        message = f"The prompt has {long[1]} tokens and there is room for {long[2]}; raise ctx_size or shorten it."
+        tokens, room = long["tokens"], long["room"]
+        message = f"The prompt has {tokens} tokens and there is room for {room}; raise ctx_size or shorten it."
         return Failure("option_rejected", None, message)
     if _EMPTY_PROMPT.search(text):
         return Failure("option_rejected", None, "The prompt is empty, and this model needs one; set prompt.")
@@ -569,9 +584,15 @@ def _cut_off(options: Options, ending: Ending, protocol: str | None) -> Failure 
 
 def _model_invalid(options: Options, ending: Ending) -> Failure | None:
     reasons = _BAD_MODEL.findall(ending.stderr)
-    if not reasons and not _NO_MODEL.search(ending.stderr):
+    remedy = "fetch it again, or use another"
+    if reasons:
+        message = f"llama.cpp cannot load {options.model}: {reasons[-1].rstrip('.')}; {remedy}."
+    elif _NO_MODEL.search(ending.stderr):
+        message = f"llama.cpp cannot load {options.model}; {remedy}."
+    elif ending.exit_status == 1 and not _working(options, ending.log, ending.stderr):
+        # Builds since 2026 often end before they have written their last messages, if they end within milliseconds.
+        # (common/log.cpp, ggml-org/llama.cpp#22142) What ends them that early and is not above is the model.
+        message = f"llama.cpp ended while it opened {options.model} and its message is lost; {remedy}."
+    else:
         return None
-    reason = f": {reasons[-1].rstrip('.')}" if reasons else ""
-    return Failure(
-        "model_invalid", None, f"llama.cpp cannot load {options.model}{reason}; fetch it again, or use another."
-    )
+    return Failure("model_invalid", None, message)

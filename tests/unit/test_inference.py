@@ -390,6 +390,14 @@ def judged(
             "2002 tokens and there is room for 508; raise ctx_size",
         ),
         (
+            "common.cpp:2158: get_sub_batch: failed to add token 676 at index 64 (error -1, n = 102)\n",
+            134,
+            None,
+            "option_rejected",
+            None,
+            "102 tokens and there is room for 64; raise ctx_size",
+        ),
+        (
             f"ggml-rpc.cpp:547: Failed to connect to {B}\n\n",
             134,
             [status(A), status(B, "refused")],
@@ -490,7 +498,16 @@ def judged(
         ),
         ("", 126, None, "binary_missing", None, "cannot be started"),
         ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
-        ("main: something new\n", 1, None, "unknown", None, "ended with status 1 and no message that is known"),
+        (
+            "",
+            1,
+            None,
+            "model_invalid",
+            None,
+            "ended while it opened /srv/m.gguf and its message is lost; fetch it again",
+        ),
+        (f"{BUFFERS}something new\n", 1, None, "unknown", None, "ended with status 1 and no message that is known"),
+        ("something new\n", 134, None, "unknown", None, "ended with status 134 and no message that is known"),
     ],
     ids=[
         "unknown-option",
@@ -498,6 +515,7 @@ def judged(
         "device-of-a-skipped-worker",
         "device-missing-and-all-answer",
         "prompt-too-long",
+        "prompt-too-long-for-the-batch",
         "refused",
         "refused-later",
         "unresolved",
@@ -516,7 +534,9 @@ def judged(
         "truncated-model",
         "cannot-start",
         "illegal-instruction",
-        "unknown",
+        "message-lost",
+        "unknown-while-running",
+        "unknown-abort",
     ],
 )
 def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
@@ -558,13 +578,14 @@ def test_recorded_failures(recorded: str, endpoints: list[str], kind: str) -> No
 @pytest.mark.parametrize(
     ("log", "after_run", "endpoint", "message"),
     [
-        ("", [status(A), status(B)], None, "All workers answer; raise timeout"),
+        ("", [status(A), status(B)], None, "Nothing hinders it; raise timeout"),
         ("", [status(A), status(B, "busy")], B, f"{B} is busy"),
         ("", [status(A), status(B, "not_rpc")], B, f"{B} is not_rpc"),
-        (BUFFERS, [status(A, "busy"), status(B)], None, "All workers answer; raise timeout"),
+        (BUFFERS, [status(A, "busy"), status(B)], None, "Nothing hinders it; raise timeout"),
         (BUFFERS, [status(A, "busy"), status(B, "unreachable")], B, f"{B} is unreachable"),
+        (BUFFERS, [status(A, "refused"), status(B)], None, f"{A} stopped as its master was ended; start it again"),
     ],
-    ids=["slow", "held", "not-rpc", "worker-still-computing", "cut-off-network"],
+    ids=["slow", "held", "not-rpc", "worker-still-computing", "cut-off-network", "worker-died-of-it"],
 )
 def test_a_run_out_of_time_says_whom_it_waited_for(
     log: str, after_run: list[WorkerStatus], endpoint: str | None, message: str
@@ -612,6 +633,13 @@ def test_a_worker_without_a_part_of_the_model_is_a_failure(recorded: str, endpoi
     assert failure.kind == "worker_dropped"
     assert failure.endpoint in endpoints[-10:]
     assert message in failure.message
+
+
+def test_a_run_whose_last_output_is_lost_is_no_success() -> None:
+    failure = judged(BUFFERS, 0)
+    assert failure
+    assert failure.kind == "unknown"
+    assert "may be cut off; run again" in failure.message
 
 
 @given(st.text(), st.integers(0, 255), st.booleans())

@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The module as users run it, on real workers of both generations: what it returns, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import Release, Worker, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = "Here's a knock knock joke for children:"
+RUN_LIMIT_S = 60
+# Longer than any test waits: 16 thousand tokens.
+ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]}
+
+BOTH = pytest.mark.parametrize("release", ["7.0.0", "2.0.0"], indirect=True)
+VERIFY = pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
+
+
+@pytest.fixture
+def release(request: pytest.FixtureRequest) -> Release:
+    return request.getfixturevalue(f"release_{request.param[0]}")
+
+
+def infer(
+    release: Release | Path,
+    model: Path,
+    *workers: str,
+    check: bool = False,
+    env: dict[str, str] | None = None,
+    **args: Any,
+) -> dict[str, Any]:
+    """Run the module in a play on this machine and return its result."""
+    bin_dir = release.bin if isinstance(release, Release) else release
+    given = {"bin_dir": str(bin_dir), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars": {"ansible_python_interpreter": sys.executable},
+        "tasks": [{"llama_cpp.cluster.distributed_inference": {**given, **args}}],
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as playbook:
+        json.dump([play], playbook)
+        playbook.flush()
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "ansible.cli.playbook", "-i", "localhost,", playbook.name),
+                *(["--check"] if check else []),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_LIMIT_S,
+            check=False,
+        )
+    assert "{" in done.stdout, done.stderr
+    report = json.loads(done.stdout[done.stdout.index("{") :])
+    result: dict[str, Any] = report["plays"][0]["tasks"][0]["hosts"]["localhost"]
+    assert not result["changed"]
+    return result
+
+
+def failure(result: dict[str, Any]) -> tuple[str, str | None]:
+    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    assert result["failed"]
+    found = result["failure"]
+    assert found is not None, result
+    assert result["msg"] == found["message"]
+    assert found["message"].endswith(".")
+    assert "Traceback" not in json.dumps(result)
+    assert {"text", "perf", "devices", "offload", "build", "wall_time_ms", "command"} <= set(result)
+    print(f"{found['kind']} | {found['endpoint']} | {found['message']}")
+    return found["kind"], found["endpoint"]
+
+
+def masters(worker: Worker) -> list[int]:
+    """Return the processes of llama.cpp that were told to use this worker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if Path(words[0]).name in ("llama-completion", "llama-cli") and any(worker.endpoint in word for word in words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(what: Callable[[], Any], limit: float = 30) -> Any:
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"did not happen within {limit} s")
+
+
+def generating(worker: Worker) -> bool:
+    """Whether the worker computes: loading the model takes it a few milliseconds of CPU time."""
+    return worker.held() and cpu_seconds(worker.process.pid) > 0.5
+
+
+@contextmanager
+def held_by_another_client(worker: Worker, release: Release) -> Iterator[None]:
+    """Hold a worker as a client does that has said HELLO."""
+    payload = bytes(24) if release.protocol == "7.0.0" else b""
+    with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
+        client.sendall(struct.pack("<BQ", 14, len(payload)) + payload)
+        assert client.recv(8)
+        yield
+
+
+@contextmanager
+def http_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", free_port()), BaseHTTPRequestHandler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# Success
+
+
+@BOTH
+def test_the_text_is_the_same_over_one_two_and_three_workers(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    workers = [start_worker(release) for _ in range(3)]
+    texts = set()
+    for count in (1, 2, 3):
+        endpoints = [worker.endpoint for worker in workers[:count]]
+        result = infer(release, model, *endpoints)
+        assert result["failure"] is None
+        texts.add(result["text"])
+        held = {device["endpoint"]: device for device in result["devices"] if device["endpoint"]}
+        assert sorted(held) == sorted(endpoints)
+        for device in held.values():
+            assert device["model_buffer_mib"] > 1
+            assert device["kv_buffer_mib"] > 1
+            assert device["compute_buffer_mib"] > 1
+        assert result["offload"] == {"layers": 9, "layers_total": 9}
+        perf = result["perf"]
+        assert perf["eval"]["runs"] == 15
+        assert perf["prompt_eval"]["tokens"] > 5
+        assert 0 < perf["eval"]["time_ms"] < perf["total"]["time_ms"] < result["wall_time_ms"]
+        assert perf["eval"]["tokens_per_second"] > 1
+    assert len(texts) == 1
+    (text,) = texts
+    # The model of random weights says words, one a token.
+    assert len(text.split()) == 16
+
+
+def test_the_build_is_named(release_7: Release, release_2: Release, model: Path, start_worker: StartWorker) -> None:
+    builds = [infer(r, model, start_worker(r).endpoint, check=True)["build"] for r in (release_7, release_2)]
+    assert [build["commit"][:7] for build in builds] == ["0c1e570", "4227c9b"]
+    assert [build["version"] for build in builds] == ["0.5.0-dev", None]
+
+
+@BOTH
+def test_the_share_of_each_worker_is_as_asked(release: Release, model: Path, start_worker: StartWorker) -> None:
+    endpoints = [start_worker(release).endpoint for _ in range(2)]
+    for split in ([1, 3], [3, 1]):
+        result = infer(release, model, *endpoints, tensor_split=split)
+        assert result["failure"] is None
+        sizes = {device["endpoint"]: device["model_buffer_mib"] for device in result["devices"]}
+        first, second = (sizes[endpoint] for endpoint in endpoints)
+        assert (second > 1.5 * first) if split == [1, 3] else (first > 1.5 * second)
+
+
+def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    endpoints = [start_worker(release_7).endpoint for _ in range(2)]
+    for verify in (True, False):
+        result = infer(release_7, model, *endpoints, verify=verify, extra_args=["-sm", "tensor"])
+        assert result["failure"] is None, result["msg"]
+        assert len(result["text"].split()) == 16
+
+
+@BOTH
+def test_a_prompt_is_taken_as_it_is(release: Release, model: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(release)
+    tokens = {}
+    for prompt in ("--help", "a\nb\nc", r"a\nb\nc", "ünï 'q' \"d\" $HOME `x`", ""):
+        result = infer(release, model, worker.endpoint, prompt=prompt, n_predict=4)
+        assert result["failure"] is None, (prompt, result["msg"])
+        assert len(result["text"].split()) == 4
+        tokens[prompt] = result["perf"]["prompt_eval"]["tokens"]
+    # A backslash and an n are two characters, not a line feed.
+    assert tokens[r"a\nb\nc"] > tokens["a\nb\nc"]
+
+
+@BOTH
+def test_a_prompt_longer_than_a_command_line_is_read_whole(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    words = 25_000
+    result = infer(release, model, start_worker(release).endpoint, prompt="garden " * words)
+    assert failure(result) == ("option_rejected", None)
+    counted = int(result["msg"].split(" tokens")[0].rsplit(" ", 1)[1])
+    assert words <= counted <= words + 10
+    assert "-bf" in result["command"]
+
+
+def test_the_environment_does_not_change_the_run(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(release_7)
+    env = {"LLAMA_ARG_RPC": f"127.0.0.1:{free_port()}", "LLAMA_ARG_LOG_VERBOSITY": "0", "LLAMA_ARG_TOP_K": "x"}
+    assert infer(release_7, model, worker.endpoint, env=env)["failure"] is None
+
+
+@BOTH
+def test_check_mode_verifies_the_workers_and_runs_nothing(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(release)
+    result = infer(release, model, worker.endpoint, check=True)
+    assert result["failure"] is None
+    assert (result["text"], result["perf"], result["wall_time_ms"]) == (None, None, None)
+    assert "--rpc" in result["command"]
+    missing = f"127.0.0.1:{free_port()}"
+    assert failure(infer(release, model, worker.endpoint, missing, check=True)) == ("worker_unreachable", missing)
+
+
+# Workers that are not as they should be
+
+
+@BOTH
+@VERIFY
+def test_a_refused_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
+    missing = f"127.0.0.1:{free_port()}"
+    result = infer(release, model, start_worker(release).endpoint, missing, verify=verify)
+    assert failure(result) == ("worker_unreachable", missing)
+    assert "start the RPC server" in result["msg"]
+    assert (result["wall_time_ms"] is None) == verify
+
+
+@BOTH
+def test_a_held_worker_is_busy(release: Release, model: Path, start_worker: StartWorker) -> None:
+    free, held = start_worker(release), start_worker(release)
+    with held_by_another_client(held, release):
+        result = infer(release, model, free.endpoint, held.endpoint)
+        assert failure(result) == ("worker_busy", held.endpoint)
+        assert held.alive
+    assert infer(release, model, free.endpoint, held.endpoint)["failure"] is None
+
+
+@BOTH
+def test_a_held_worker_that_nobody_asked_first_is_named_when_time_is_out(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    free, held = start_worker(release), start_worker(release)
+    with held_by_another_client(held, release):
+        result = infer(release, model, free.endpoint, held.endpoint, verify=False, timeout=2)
+        assert failure(result) == ("timed_out", held.endpoint)
+        assert "another client most likely holds it" in result["msg"]
+        assert not masters(free)
+        assert free.alive
+        assert held.alive
+
+
+@BOTH
+def test_a_worker_killed_during_generation_is_named(release: Release, model: Path, start_worker: StartWorker) -> None:
+    stays, dies = start_worker(release), start_worker(release)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, release, model, stays.endpoint, dies.endpoint, **ENDLESS)
+        wait_for(lambda: generating(dies))
+        dies.kill()
+        result = run.result(RUN_LIMIT_S)
+    assert failure(result) == ("worker_lost", dies.endpoint)
+    assert result["text"]
+    assert {device["endpoint"] for device in result["devices"]} >= {stays.endpoint, dies.endpoint}
+    assert result["log_tail"]
+    assert infer(release, model, stays.endpoint)["failure"] is None
+
+
+@pytest.mark.parametrize(("master", "other"), [("7.0.0", "2.0.0"), ("2.0.0", "7.0.0")], ids=["7-to-2", "2-to-7"])
+@VERIFY
+def test_a_worker_of_another_protocol(
+    release_7: Release,
+    release_2: Release,
+    model: Path,
+    start_worker: StartWorker,
+    master: str,
+    other: str,
+    verify: bool,
+) -> None:
+    releases = {"7.0.0": release_7, "2.0.0": release_2}
+    ours, theirs = start_worker(releases[master]), start_worker(releases[other])
+    result = infer(releases[master], model, ours.endpoint, theirs.endpoint, verify=verify)
+    assert failure(result) == ("protocol_mismatch", theirs.endpoint)
+    assert f"speaks RPC protocol {other} and this master {master}" in result["msg"]
+
+
+@BOTH
+@VERIFY
+def test_what_is_no_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
+    with http_server() as endpoint:
+        # Unverified, llama.cpp and that server wait for each other.
+        result = infer(release, model, start_worker(release).endpoint, endpoint, verify=verify, timeout=2)
+    assert failure(result) == ("worker_unreachable" if verify else "timed_out", endpoint)
+    assert "does not behave like a llama.cpp RPC server" in result["msg"]
+
+
+@BOTH
+def test_a_worker_that_cannot_allocate_is_named(release: Release, model: Path, start_worker: StartWorker) -> None:
+    # 131072 tokens take 1 GiB.
+    small = start_worker(release, prefix=("prlimit", "--as=400000000"))
+    result = infer(release, model, small.endpoint, ctx_size=131072)
+    assert failure(result) == ("out_of_memory", small.endpoint)
+    assert "lower ctx_size" in result["msg"]
+
+
+@BOTH
+def test_a_worker_that_got_no_layer_is_a_failure_although_the_program_is_content(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    busy, idle = start_worker(release), start_worker(release)
+    result = infer(release, model, busy.endpoint, idle.endpoint, tensor_split=[1, 0.0001])
+    assert failure(result) == ("worker_dropped", idle.endpoint)
+    assert len(result["text"].split()) == 16
+    assert "tensor_split" in result["msg"]
+
+
+def test_a_worker_under_two_names_is_refused(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(release_7)
+    result = infer(release_7, model, worker.endpoint, f"localhost:{worker.port}")
+    assert failure(result) == ("option_rejected", f"localhost:{worker.port}")
+    assert "are one worker" in result["msg"]
+
+
+def test_sixteen_workers_are_refused_before_anything_starts(release_7: Release, model: Path) -> None:
+    result = infer(release_7, model, *(f"192.0.2.{n}" for n in range(1, 17)))
+    assert failure(result) == ("option_rejected", None)
+    assert "at most 15" in result["msg"]
+    assert result["build"] is None
+
+
+# The master's side
+
+
+def truncated(model: Path) -> bytes:
+    return model.read_bytes()[:5_000_000]
+
+
+def header_only(model: Path) -> bytes:
+    return model.read_bytes()[:1000]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no model"),
+        (b"", "is empty"),
+        (b"not a model" * 100, "is not a GGUF file"),
+        (truncated, "llama.cpp"),
+        (header_only, "llama.cpp"),
+    ],
+    ids=["missing", "empty", "not-gguf", "truncated", "header-only"],
+)
+def test_a_model_that_cannot_be_loaded(
+    release: Release,
+    model: Path,
+    start_worker: StartWorker,
+    tmp_path: Path,
+    content: bytes | Callable[[Path], bytes] | None,
+    message: str,
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    if content is not None:
+        bad.write_bytes(content if isinstance(content, bytes) else content(model))
+    result = infer(release, bad, start_worker(release).endpoint)
+    assert failure(result) == ("model_invalid", None)
+    assert message in result["msg"]
+    assert str(bad) in result["msg"]
+
+
+def test_a_folder_is_no_model(release_7: Release, tmp_path: Path) -> None:
+    result = infer(release_7, tmp_path, "127.0.0.1")
+    assert failure(result) == ("model_invalid", None)
+    assert "is a folder" in result["msg"]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"extra_args": ["--no-such-flag"]}, "no option --no-such-flag"),
+        ({"extra_args": ["--top-k", "many"]}, "does not take this value of --top-k"),
+        ({"extra_args": ["-p", "other"]}, "extra_args may not hold -p; use the option prompt"),
+        ({"ctx_size": 64, "prompt": "garden " * 100}, "tokens and there is room for"),
+    ],
+    ids=["unknown", "bad-value", "owned-by-the-module", "prompt-too-long"],
+)
+def test_an_option_that_is_rejected(
+    release: Release, model: Path, start_worker: StartWorker, args: dict[str, Any], message: str
+) -> None:
+    result = infer(release, model, start_worker(release).endpoint, **args)
+    assert failure(result) == ("option_rejected", None)
+    assert message in result["msg"]
+
+
+def test_a_bad_endpoint_is_named(release_7: Release, model: Path) -> None:
+    result = infer(release_7, model, "worker1:port")
+    assert failure(result) == ("option_rejected", None)
+    assert "worker1:port" in result["msg"]
+
+
+@BOTH
+def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(release)
+    result = infer(release, model, worker.endpoint, timeout=2, **ENDLESS)
+    assert failure(result) == ("timed_out", None)
+    assert "within 2 s" in result["msg"]
+    assert result["text"]
+    assert 2000 <= result["wall_time_ms"] < 8000
+    assert not masters(worker)
+
+
+@BOTH
+def test_a_master_killed_by_the_system_is_short_of_memory(
+    release: Release, model: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(release)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, release, model, worker.endpoint, **ENDLESS)
+        wait_for(lambda: generating(worker))
+        (pid,) = masters(worker)
+        os.kill(pid, signal.SIGKILL)
+        result = run.result(RUN_LIMIT_S)
+    assert failure(result) == ("out_of_memory", None)
+    assert "killed by the system" in result["msg"]
+
+
+def test_nothing_is_left_when_the_module_itself_is_killed(
+    release_7: Release, model: Path, start_worker: StartWorker
+) -> None:
+    worker = start_worker(release_7)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, release_7, model, worker.endpoint, timeout=8, **ENDLESS)
+        wait_for(lambda: generating(worker))
+        (pid,) = masters(worker)
+        # The program, its time limit, the module.
+        os.kill(parent(parent(pid)), signal.SIGKILL)
+        assert run.exception(RUN_LIMIT_S) is not None or "failed" in run.result()
+    wait_for(lambda: not masters(worker), limit=15)
+    assert not worker.alive or wait_for(lambda: not worker.held())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "neither llama-completion nor llama-cli"),
+        (b"no program\n", "is not a program"),
+        (b"\x7fELF\x02\x01".ljust(18, b"\0") + (0xF7).to_bytes(2, sys.byteorder), "another kind of machine"),
+        (b"#!/bin/sh\necho hello\n", "does not answer --version as llama.cpp does"),
+        (b"#!/nonexistent/interpreter\n", "does not answer --version as llama.cpp does"),
+    ],
+    ids=["empty-folder", "text-file", "other-architecture", "not-llama-cpp", "cannot-start"],
+)
+def test_there_is_no_program_that_can_run(tmp_path: Path, model: Path, content: bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "llama-completion").write_bytes(content)
+        (tmp_path / "llama-completion").chmod(0o755)
+    result = infer(tmp_path, model, "127.0.0.1")
+    assert failure(result) == ("binary_missing", None)
+    assert message in result["msg"]
