@@ -166,7 +166,7 @@ def http_server() -> Iterator[str]:
 def test_the_text_is_the_same_over_one_two_and_three_workers(
     release: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    workers = [start_worker(release) for _ in range(3)]
+    workers = [start_worker(release) for _number in range(3)]
     texts = set()
     for count in (1, 2, 3):
         endpoints = [worker.endpoint for worker in workers[:count]]
@@ -199,7 +199,7 @@ def test_the_build_is_named(release_7: Release, release_2: Release, model: Path,
 
 @BOTH
 def test_the_share_of_each_worker_is_as_asked(release: Release, model: Path, start_worker: StartWorker) -> None:
-    endpoints = [start_worker(release).endpoint for _ in range(2)]
+    endpoints = [start_worker(release).endpoint for _number in range(2)]
     for split in ([1, 3], [3, 1]):
         result = infer(release, model, *endpoints, tensor_split=split)
         assert result["failure"] is None
@@ -209,7 +209,7 @@ def test_the_share_of_each_worker_is_as_asked(release: Release, model: Path, sta
 
 
 def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, start_worker: StartWorker) -> None:
-    endpoints = [start_worker(release_7).endpoint for _ in range(2)]
+    endpoints = [start_worker(release_7).endpoint for _number in range(2)]
     for verify in (True, False):
         result = infer(release_7, model, *endpoints, verify=verify, extra_args=["-sm", "tensor"])
         assert result["failure"] is None, result["msg"]
