@@ -13,6 +13,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client impo
     EndpointError,
     parse_endpoint,
 )
+from jinja2 import Undefined, UndefinedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,8 +101,10 @@ class _Host:
         """Return the value, templated; None if it is not set or empty."""
         try:
             value = self._variables.get(variable)
-        except AnsibleError as error:
-            raise AnsibleFilterError(f"host {self.name}, {variable}: its value cannot be made out: {error}") from error
+            if isinstance(value, Undefined):
+                str(value)  # raises, and the error says what is undefined
+        except (AnsibleError, UndefinedError) as error:
+            raise self.error(variable, f"its template has no value, define what it uses: {error}") from error
         return None if value == "" else value
 
     def error(self, variable: str, problem: object) -> AnsibleFilterError:

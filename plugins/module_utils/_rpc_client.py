@@ -51,6 +51,7 @@ def _request(command: int, payload: bytes = b"") -> bytes:
 # From protocol 4 on HELLO carries 24 bytes of transport capabilities: zeros ask for plain TCP. A server of either kind
 # closes the connection when it gets the other form.
 _HELLO_FORMS = (_request(_HELLO, bytes(24)), _request(_HELLO))
+_HEADER_SIZE = 8
 _HELLO_SIZES = range(3, 257)
 # Upstream's own limit is 16 devices on all workers together.
 _DEVICE_LIMIT = 64
@@ -213,7 +214,7 @@ def _dialogue(status: WorkerStatus, hello: bytes, expected: tuple[int, ...], sta
 
 
 def _ask(request: bytes, sizes: range) -> Generator[tuple[bytes, int], bytes, bytes]:
-    header = yield request, 8
+    header = yield request, _HEADER_SIZE
     (size,) = struct.unpack("<Q", header)
     if size not in sizes:
         what = f'"{header.decode("ascii")}"' if re.fullmatch(rb"[ -~]+", header) else f"a size field of {size}"
@@ -269,6 +270,10 @@ class _Connection:
         except StopIteration as end:
             return str(end.value)
         return None
+
+    def plausible(self) -> bool:
+        """Whether what has come so far is the beginning of a worker's answer."""
+        return self.answered and (self.needed != _HEADER_SIZE or not any(self.buffer[1:]))
 
     def nudge(self) -> None:
         """Get line-based servers to answer."""
@@ -387,7 +392,7 @@ class _Prober:
 
     def connect_failed(self, look: _Look, error_number: int) -> None:
         status = look.status
-        if error_number == ETIMEDOUT and look.connection and _queue_is_full(look.connection.sock, status):
+        if error_number == ETIMEDOUT and look.connection and _listens_here(look.connection.sock, status):
             status.reachable = True
             self.finish(look, "busy", _busy(status, "has a full queue of waiting clients"))
             return
@@ -430,8 +435,7 @@ class _Prober:
             elif state == "incompatible":
                 self.finish(look, state, _incompatible(look.status, self.expected))
             elif connection.nudged and look.status.protocol:
-                # It got to us in the last moment; the nudge has ended this session.
-                self.finish(look, "busy", _busy(look.status, "answered only at the end of the time-out"))
+                self.too_late(look)
 
     def connected(self, look: _Look, connection: _Connection) -> None:
         look.status.reachable = True
@@ -440,7 +444,9 @@ class _Prober:
         self.set_alarm(look, look.deadline - min(_NUDGE_WINDOW_S, self.timeout / 4))
 
     def hung_up(self, look: _Look, connection: _Connection) -> None:
-        if connection.answered:
+        if connection.nudged and look.status.protocol:
+            self.too_late(look)
+        elif connection.answered:
             self.finish(look, "not_rpc", _not_rpc(look.status, "it hung up in the middle of its answer"))
         elif look.form + 1 < len(_HELLO_FORMS):
             look.form += 1
@@ -448,6 +454,10 @@ class _Prober:
             self.connect(look)
         else:
             self.finish(look, "not_rpc", _not_rpc(look.status, "it closes connections without an answer"))
+
+    def too_late(self, look: _Look) -> None:
+        """Settle on a worker that got to us in the last moment, when the nudge had already ended the session."""
+        self.finish(look, "busy", _busy(look.status, "answered only at the end of the time-out"))
 
     def expire(self, look: _Look, now: float) -> None:
         connection = look.connection
@@ -458,9 +468,12 @@ class _Prober:
             self.connect_failed(look, ETIMEDOUT)
         elif now < look.deadline:
             self.set_alarm(look, look.deadline)
-            if not connection.answered:
+            # Whoever hung up on the first form of HELLO does not wait for a line.
+            if look.form == 0 and not connection.answered:
                 with suppress(OSError):  # seen again, and handled, when reading
                     connection.nudge()
+        elif connection.nudged and connection.plausible():
+            self.too_late(look)
         elif connection.answered:
             reason = f"it did not finish its answer within {self.timeout:g} s"
             self.finish(look, "not_rpc", _not_rpc(look.status, reason))
@@ -546,23 +559,22 @@ def _descriptors(wanted: int) -> Iterator[int]:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def _queue_is_full(sock: socket.socket, status: WorkerStatus) -> bool:
-    """Whether the kernel dropped our connection because the listener's queue is full; it only tells about this host."""
+def _listens_here(sock: socket.socket, status: WorkerStatus) -> bool:
+    """Whether the port that let our connection time out is listened to on this very host.
+
+    Then its queue of waiting clients was full. On another host the same cannot be told from a packet filter.
+    """
     address = str(status.address)
     try:
         if not address.startswith("127.") and sock.getsockname()[0] != address:
             return False
-        lines = Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]
+        sockets = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()]
     except OSError:
         return False
-    packed = struct.unpack("=I", socket.inet_aton(address))[0]
-    listeners = {f"{packed:08X}:{status.port:04X}", f"{0:08X}:{status.port:04X}"}
-    for line in lines:
-        # sl, local address, remote address, state (0A: LISTEN), tx_queue:rx_queue (of a listener: waiting clients)
-        fields = line.split()
-        if fields[1] in listeners and fields[3] == "0A":
-            return int(fields[4].split(":")[1], 16) > 0
-    return False
+    (packed,) = struct.unpack("=I", socket.inet_aton(address))
+    listeners = (f"{packed:08X}:{status.port:04X}", f"{0:08X}:{status.port:04X}")
+    # The fields are sl, local address, remote address, state; 0A is LISTEN.
+    return any(fields[1] in listeners and fields[3] == "0A" for fields in sockets)
 
 
 # What is said about each state: one sentence that ends in what to do next.

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What rpc_worker_info says about real workers of both ends of the supported range, and that it does no harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import parse_endpoint, probe
+from harness import RELEASES, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import WorkerStatus
+    from harness import Release, Worker
+
+pytestmark = pytest.mark.llama
+
+ROOT = Path(__file__).resolve().parents[2]
+HELLO = {"7.0.0": b"\x0e\x18" + bytes(7) + bytes(24), "2.0.0": b"\x0e" + bytes(8)}
+
+
+@pytest.fixture(params=["7.0.0", "2.0.0"], ids=lambda protocol: f"protocol-{protocol}")
+def release(request: pytest.FixtureRequest) -> Release:
+    fixture = {"7.0.0": "release_7", "2.0.0": "release_2"}[request.param]
+    return request.getfixturevalue(fixture)
+
+
+def look(worker: Worker, timeout: float = 5) -> WorkerStatus:
+    return probe([parse_endpoint(worker.endpoint)], timeout)[0]
+
+
+@contextmanager
+def client_of(worker: Worker, protocol: str) -> Iterator[socket.socket]:
+    """Hold a worker, as a llama.cpp client does between two requests."""
+    with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
+        client.sendall(HELLO[protocol])
+        assert receive(client)[:3] == bytes(map(int, protocol.split(".")))
+        yield client
+
+
+def receive(client: socket.socket) -> bytes:
+    (size,) = struct.unpack("<Q", client.recv(8, socket.MSG_WAITALL))
+    return client.recv(size, socket.MSG_WAITALL)
+
+
+def ask_for_memory(client: socket.socket, protocol: str) -> int:
+    payload = b"" if protocol == "2.0.0" else bytes(4)
+    client.sendall(struct.pack("<BQ", 11, len(payload)) + payload)
+    _free, total = struct.unpack("<QQ", receive(client))
+    return total
+
+
+def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start_worker: Callable[..., Worker]) -> None:
+    status = look(start_worker(release))
+    assert status.state == "ready", status.message
+    assert status.protocol is not None
+    assert status.protocol["version"] == release.protocol
+    (device,) = status.devices
+    assert device["index"] == 0
+    assert 2**28 < device["memory_total_bytes"] <= 2**50
+    assert status.latency_ms is not None
+    assert 0 < status.latency_ms < 5000
+
+
+def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(release)
+    endpoint = parse_endpoint(worker.endpoint)
+    for _ in range(20):
+        # Several at a time: all but one have to wait in the worker's queue.
+        states = [status.state for status in probe([endpoint] * 2, 5)]
+        assert states == ["ready", "ready"]
+    assert worker.alive
+    with client_of(worker, release.protocol) as client:
+        assert ask_for_memory(client, release.protocol) > 0
+
+
+def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(release)
+    with client_of(worker, release.protocol) as client:
+        # Two fit into the worker's queue, the others find it full.
+        for _ in range(4):
+            start = time.monotonic()
+            status = look(worker, timeout=0.5)
+            assert time.monotonic() - start < 2.5
+            assert (status.state, status.devices) == ("busy", []), status.message
+            assert "another client most likely holds it" in status.message
+            assert worker.alive
+            assert ask_for_memory(client, release.protocol) > 0, "its client is served as before"
+    # Now it works through the queue of those that gave up. This is where a worker dies of a careless look.
+    status = look(worker)
+    assert status.state == "ready", status.message
+    with client_of(worker, release.protocol) as client:
+        assert ask_for_memory(client, release.protocol) > 0
+    assert worker.alive
+
+
+@pytest.mark.parametrize("held_s", [0.2, 0.7, 0.9, 0.99], ids=lambda held: f"held-{held}s")
+def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
+    release: Release, start_worker: Callable[..., Worker], held_s: float
+) -> None:
+    worker = start_worker(release)
+    with client_of(worker, release.protocol):
+        looking = subprocess.Popen(
+            [str(ROOT / ".venv/bin/python"), "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert looking.stdout is not None
+        assert looking.stdout.readline() == "looking\n"
+        time.sleep(held_s)
+    state, message = looking.stdout.read().split(" ", 1)
+    assert state in (("ready",) if held_s < 0.5 else ("ready", "busy")), message
+    looking.stdout.close()
+    assert looking.wait(10) == 0
+    assert look(worker).state == "ready"
+    assert worker.alive
+
+
+LOOK = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from _rpc_client import parse_endpoint, probe
+print("looking", flush=True)
+status = probe([parse_endpoint(sys.argv[2])], 1.0)[0]
+print(status.state, status.message)
+"""
+
+
+def test_a_probe_that_is_killed_leaves_the_worker_alive(release: Release, start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(release)
+    with client_of(worker, release.protocol):
+        looking = subprocess.Popen(
+            [str(ROOT / ".venv/bin/python"), "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint],
+            stdout=subprocess.PIPE,
+        )
+        assert looking.stdout is not None
+        looking.stdout.readline()
+        time.sleep(0.3)
+        looking.kill()
+        looking.wait(10)
+        looking.stdout.close()
+    assert look(worker).state == "ready"
+    assert worker.alive
+
+
+def test_a_worker_without_cpu_time_is_busy(release_7: Release, start_worker: Callable[..., Worker]) -> None:
+    import signal
+
+    worker = start_worker(release_7)
+    worker.process.send_signal(signal.SIGSTOP)
+    assert look(worker, timeout=0.5).state == "busy"
+    worker.process.send_signal(signal.SIGCONT)
+    assert look(worker).state == "ready"
+
+
+def test_a_run_is_not_disturbed_by_looks_at_its_workers(
+    release_7: Release, start_worker: Callable[..., Worker], model: Path
+) -> None:
+    workers = [start_worker(release_7), start_worker(release_7)]
+    command = [
+        str(release_7.bin / "llama-completion"), "-m", str(model), "-p", "Once upon a time", "-no-cnv", "-n", "300",
+        "--ignore-eos", "--temp", "0", "--seed", "1", "-ngl", "99", "-t", "1",
+        "--rpc", ",".join(worker.endpoint for worker in workers),
+    ]  # fmt: skip
+
+    def run() -> subprocess.Popen[bytes]:
+        environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+
+    calm = run()
+    undisturbed, _ = calm.communicate(timeout=120)
+    assert calm.returncode == 0
+    process = run()
+    seen = set()
+    try:
+        while not all(worker.held() for worker in workers):
+            assert process.poll() is None
+            time.sleep(0.01)
+        while process.poll() is None:
+            seen |= {status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3)}
+        disturbed, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+    assert process.returncode == 0
+    # Upstream prints the line ends after the text from another thread, and may end before it does.
+    assert disturbed.rstrip() == undisturbed.rstrip()
+    assert undisturbed
+    assert "busy" in seen
+    assert seen <= {"busy", "ready"}
+    assert [look(worker).state for worker in workers] == ["ready", "ready"]
+
+
+def module(**parameters: object) -> dict[str, Any]:
+    """Run the module as a user does."""
+    check = parameters.pop("check", False)
+    done = subprocess.run(
+        [
+            str(ROOT / ".venv/bin/ansible"), "localhost", "-m", "llama_cpp.cluster.rpc_worker_info",
+            "-a", json.dumps(parameters), *(["--check"] if check else []),
+        ],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        env={
+            **os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".venv/collections"),
+            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "true", "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.json",
+        },
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr
+    return json.loads(done.stdout)["plays"][0]["tasks"][0]["hosts"]["localhost"]
+
+
+@pytest.mark.parametrize("check", [False, True], ids=["run", "check-mode"])
+def test_the_module_reports_good_and_bad_workers_together(
+    release_7: Release, release_2: Release, start_worker: Callable[..., Worker], check: bool
+) -> None:
+    new, old, closed = start_worker(release_7), start_worker(release_2), f"127.0.0.1:{free_port()}"
+    held = start_worker(release_7)
+    endpoints = [old.endpoint, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
+    with client_of(held, "7.0.0"):
+        result = module(endpoints=endpoints, timeout=1, expected_protocol="7", check=check)
+    assert not result["changed"]
+    assert not result.get("failed")
+    assert [worker["endpoint"] for worker in result["workers"]] == [*endpoints[:4], "no_such_name.invalid:50052"]
+    assert [w["state"] for w in result["workers"]] == ["incompatible", "ready", "refused", "busy", "unresolved"]
+    assert result["workers"][0]["protocol"]["version"] == RELEASES["2.0.0"].protocol
+    assert "speaks RPC protocol 2.0.0 where 7 is expected" in result["workers"][0]["message"]
+    assert result["all_ready"] is False
+    assert result["counts"] == {
+        "ready": 1, "busy": 1, "refused": 1, "unreachable": 0, "unresolved": 1, "not_rpc": 0, "incompatible": 1
+    }  # fmt: skip
+    assert all(worker.alive for worker in (new, old, held))
+    assert module(endpoints=[new.endpoint, old.endpoint, held.endpoint])["all_ready"] is True
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"endpoints": ["host:70000"]}, "'host:70000' has an invalid port: give a number from 1 to 65535"),
+        ({"endpoints": ["[::1]:50052"]}, "'[::1]:50052' is not of the form host[:port]"),
+        ({"endpoints": ["a", ""]}, "'' names no host"),
+        ({"endpoints": ["a", "a:50052"]}, "endpoint a:50052 is given twice"),
+        ({"endpoints": []}, "endpoints is empty"),
+        ({"endpoints": ["a"], "timeout": 0}, "timeout is 0: give the seconds"),
+        ({"endpoints": ["a"], "timeout": "nan"}, "timeout is nan: give the seconds"),
+        ({"endpoints": ["a"], "expected_protocol": "v7"}, "expected_protocol: 'v7' is not a protocol version"),
+        ({"timeout": 1}, "missing required arguments: endpoints"),
+    ],
+    ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
+)
+def test_bad_input_is_named_with_the_remedy(parameters: dict[str, object], said: str) -> None:
+    result = module(**parameters)
+    assert result["failed"]
+    assert said in result["msg"]
