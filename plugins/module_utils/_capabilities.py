@@ -208,7 +208,7 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
     if not arguments["no_conversation"]:
         raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
     source = manifest.get("source")
-    full_commit = _text(manifest.get("commit")) or _text(source.get("commit") if isinstance(source, dict) else None)
+    full_commit = _text(source.get("commit")) if isinstance(source, dict) else None
     if full_commit and (commit is None or full_commit.startswith(commit)):
         commit = full_commit
     protocol = _text(manifest.get("rpc_protocol")) or PROTOCOL_BY_COMMIT.get((commit or "")[:7])

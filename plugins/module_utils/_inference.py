@@ -321,7 +321,7 @@ def build_command(
         *("-n", str(options.n_predict)),
         *("-c", str(options.ctx_size)),
         *("-s", str(options.seed)),
-        *("--temp", f"{options.temperature:g}"),
+        *("--temp", f"{options.temperature:.10g}"),
         *(("-t", str(options.threads)) if options.threads is not None else ()),
         # Devices have names only after --rpc.
         *("--rpc", ",".join(options.endpoints)),
@@ -358,7 +358,7 @@ class Ending:
     program: str
     exit_status: int
     timed_out: bool
-    timeout: float
+    timeout: int
     stderr: str
     log: PerfLog
     workers_after: Sequence[WorkerStatus]
@@ -443,7 +443,7 @@ def _timed_out(options: Options, ending: Ending) -> Failure:
     if stopped:
         found += f" {', '.join(stopped)} stopped as its master was ended; start it again unless systemd does."
     endpoint = suspects[0].endpoint if suspects else None
-    return Failure("timed_out", endpoint, f"The run did not end within {ending.timeout:g} s and was ended. {found}")
+    return Failure("timed_out", endpoint, f"The run did not end within {ending.timeout} s and was ended. {found}")
 
 
 def _dropped(options: Options, ending: Ending) -> Failure | None:

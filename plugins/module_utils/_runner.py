@@ -49,7 +49,7 @@ class Run:
 def run(
     module: Module,
     command: Sequence[str],
-    timeout: float,
+    timeout: int,
     environment: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
 ) -> Run:
@@ -63,7 +63,7 @@ def run(
         raise RunnerError("There is no program timeout on this host; install GNU coreutils.")
     for name in [name for name in os.environ if name.startswith(without)] if without else ():
         del os.environ[name]
-    limited = [limiter, "-s", "TERM", "-k", str(KILL_AFTER_S), f"{timeout:.3f}", *command]
+    limited = [limiter, "-s", "TERM", "-k", str(KILL_AFTER_S), str(timeout), *command]
     started = time.monotonic()
     try:
         status, stdout, stderr = module.run_command(

@@ -90,6 +90,8 @@ options:
   timeout:
     description:
       - Limit of the run in seconds. The program is ended when it is reached.
+      - A worker that answers a master that is gone dies of it (SIGPIPE), so workers may have to be started again
+        then; a service manager should do so.
       - By default 120 s, plus the size of the model (all its parts) divided by 20 MB/s, plus one second for each
         40 bytes of the prompt, plus 2 s for each token of O(n_predict).
     type: int
@@ -97,8 +99,8 @@ options:
     description:
       - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready, of
         this master's RPC protocol and different from each other.
-      - Without it, a worker that another client holds is noticed only by O(timeout), and a device of the master that
-        llama.cpp can use takes part too.
+      - Without it, a worker that another client holds is noticed only by O(timeout), and dies when it comes to the
+        connection that was given up; a GPU of the master that llama.cpp can use may take part too.
     type: bool
     default: true
 attributes:
@@ -272,8 +274,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import R
 
 PROBE_TIMEOUT_S = 5.0
 # What a build says of itself takes milliseconds.
-DESCRIBE_TIMEOUT_S = 30.0
+DESCRIBE_TIMEOUT_S = 30
 LOG_TAIL_LINES = 20
+LOG_TAIL_COLUMNS = 500
 
 
 class Task:
@@ -344,7 +347,7 @@ class Task:
         }
         return described
 
-    def run(self, command: list[str], timeout: float) -> Run:
+    def run(self, command: list[str], timeout: int) -> Run:
         """Run a program of llama.cpp."""
         return run(self.module, command, timeout, inference.ENVIRONMENT, inference.WITHOUT_ENVIRONMENT)
 
@@ -390,7 +393,7 @@ class Task:
         self.module.exit_json(**self.result)
 
     def judge(
-        self, options: inference.Options, capabilities: capabilities_of.Capabilities, ended: Run, timeout: float
+        self, options: inference.Options, capabilities: capabilities_of.Capabilities, ended: Run, timeout: int
     ) -> None:
         """Put what the run gave into the result, and fail if it was not whole."""
         log = parse_log(ended.stderr, require_perf=False)
@@ -414,7 +417,8 @@ class Task:
         )
         failure = inference.classify(options, ending, capabilities.protocol)
         if failure:
-            self.result["log_tail"] = ended.stderr.splitlines()[-LOG_TAIL_LINES:]
+            tail = ended.stderr.splitlines()[-LOG_TAIL_LINES:]
+            self.result["log_tail"] = [line[:LOG_TAIL_COLUMNS] for line in tail]
             self.fail(failure)
 
 

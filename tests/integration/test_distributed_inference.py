@@ -49,7 +49,7 @@ def infer(
     model: Path,
     *workers: str,
     check: bool = False,
-    env: dict[str, str] | None = None,
+    environment: dict[str, str] | None = None,
     **args: Any,
 ) -> dict[str, Any]:
     """Run the module in a play on this machine and return its result."""
@@ -60,6 +60,7 @@ def infer(
         "connection": "local",
         "gather_facts": False,
         "vars": {"ansible_python_interpreter": sys.executable},
+        "environment": environment or {},
         "tasks": [{"llama_cpp.cluster.distributed_inference": {**given, **args}}],
     }
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as playbook:
@@ -71,7 +72,7 @@ def infer(
                 *(["--check"] if check else []),
             ],
             cwd=ROOT,
-            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json", **(env or {})},
+            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -243,8 +244,8 @@ def test_a_prompt_longer_than_a_command_line_is_read_whole(
 
 def test_the_environment_does_not_change_the_run(release_7: Release, model: Path, start_worker: StartWorker) -> None:
     worker = start_worker(release_7)
-    env = {"LLAMA_ARG_RPC": f"127.0.0.1:{free_port()}", "LLAMA_ARG_LOG_VERBOSITY": "0", "LLAMA_ARG_TOP_K": "x"}
-    assert infer(release_7, model, worker.endpoint, env=env)["failure"] is None
+    names = {"LLAMA_ARG_RPC": f"127.0.0.1:{free_port()}", "LLAMA_ARG_LOG_VERBOSITY": "0", "LLAMA_ARG_TOP_K": "x"}
+    assert infer(release_7, model, worker.endpoint, environment=names)["failure"] is None
 
 
 @BOTH
@@ -506,3 +507,11 @@ def test_there_is_no_program_that_can_run(tmp_path: Path, model: Path, content: 
     result = infer(tmp_path, model, "127.0.0.1")
     assert failure(result) == ("binary_missing", None)
     assert message in result["msg"]
+
+
+def test_a_host_without_the_means_to_limit_a_run_is_told_what_to_install(
+    release_7: Release, model: Path, tmp_path: Path
+) -> None:
+    result = infer(release_7, model, "127.0.0.1", environment={"PATH": str(tmp_path)})
+    assert failure(result) == ("binary_missing", None)
+    assert "no program timeout on this host; install GNU coreutils" in result["msg"]
