@@ -219,6 +219,11 @@ def test_shared_libraries_are_found_by_the_programs(site: Site) -> None:
     assert site.works()
 
 
+def test_a_build_as_root_is_cut_off_from_the_network(site: Site) -> None:
+    site.ok(llama_cpp_cmake_options={"FAKE_OFFLINE": True})
+    assert site.works()
+
+
 def test_a_program_that_the_source_lacks_is_named(site: Site) -> None:
     run = site.run(llama_cpp_targets=["llama-cli"], llama_cpp_cmake_options={"LLAMA_BUILD_SERVER": False})
     assert run.code != 0
@@ -407,6 +412,18 @@ def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: S
     assert site.current.readlink() != old
     assert site.works()
     assert len(site.releases()) == 2
+
+
+def test_what_a_kill_during_the_installation_left_is_no_hindrance(site: Site) -> None:
+    site.ok()
+    name = site.current.resolve().name
+    (site.prefix / "releases" / name / "manifest.json").unlink()
+    (site.prefix / "releases" / f".{name}" / "bin").mkdir(parents=True)
+    (site.prefix / "releases" / ".another" / "bin").mkdir(parents=True)
+    site.ok()
+    assert site.works()
+    assert site.releases() == {name}
+    assert site.ok().changed == 0
 
 
 def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
