@@ -221,7 +221,7 @@ def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, sta
 def test_a_prompt_is_taken_as_it_is(release: Release, model: Path, start_worker: StartWorker) -> None:
     worker = start_worker(release)
     tokens = {}
-    for prompt in ("--help", "a\nb\nc", r"a\nb\nc", "ünï 'q' \"d\" $HOME `x`", ""):
+    for prompt in ("--help 'q' \"d\" $HOME `x` ü", "a\nb\nc", r"a\nb\nc", ""):
         result = infer(release, model, worker.endpoint, prompt=prompt, n_predict=4)
         assert result["failure"] is None, (prompt, result["msg"])
         assert len(result["text"].split()) == 4
@@ -378,38 +378,31 @@ def test_sixteen_workers_are_refused_before_anything_starts(release_7: Release, 
 # The master's side
 
 
-def truncated(model: Path) -> bytes:
-    return model.read_bytes()[:5_000_000]
-
-
-def header_only(model: Path) -> bytes:
-    return model.read_bytes()[:1000]
-
-
 @BOTH
+@pytest.mark.parametrize("size", [5_000_000, 1000], ids=["in-the-tensors", "in-the-header"])
+def test_a_truncated_model_is_invalid(
+    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path, size: int
+) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(model.read_bytes()[:size])
+    result = infer(release, bad, start_worker(release).endpoint)
+    assert failure(result) == ("model_invalid", None)
+    # Upstream's own message is in it, unless upstream lost it.
+    assert str(bad) in result["msg"]
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (None, "There is no model"),
-        (b"", "is empty"),
-        (b"not a model" * 100, "is not a GGUF file"),
-        (truncated, "llama.cpp"),
-        (header_only, "llama.cpp"),
-    ],
-    ids=["missing", "empty", "not-gguf", "truncated", "header-only"],
+    [(None, "There is no model"), (b"", "is empty"), (b"not a model", "is not a GGUF file")],
+    ids=["missing", "empty", "not-gguf"],
 )
-def test_a_model_that_cannot_be_loaded(
-    release: Release,
-    model: Path,
-    start_worker: StartWorker,
-    tmp_path: Path,
-    content: bytes | Callable[[Path], bytes] | None,
-    message: str,
+def test_what_is_no_model_is_refused_before_anything_starts(
+    release_7: Release, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     bad = tmp_path / "bad.gguf"
     if content is not None:
-        bad.write_bytes(content if isinstance(content, bytes) else content(model))
-    result = infer(release, bad, start_worker(release).endpoint)
+        bad.write_bytes(content)
+    result = infer(release_7, bad, "127.0.0.1")
     assert failure(result) == ("model_invalid", None)
     assert message in result["msg"]
     assert str(bad) in result["msg"]
