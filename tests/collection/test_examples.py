@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the documentation shows can be typed in: plugins' examples, and the code blocks of README.md and docs/."""
+"""What the documentation shows can be typed in: plugins' examples, and the code blocks of the pages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 from tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, documentation, run
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("roles/*/README.md"))]
 TASK_LISTS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers")
+GROUP_KEYS = {"hosts", "children", "vars"}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # What a page calls by a path of this checkout.
@@ -35,7 +36,7 @@ class Block:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(*languages: str) -> list[Block]:
@@ -86,6 +87,18 @@ def misused_options(entries: list[dict[str, Any]]) -> list[str]:
                 found = ArgumentSpecValidator(spec).validate(given)
                 errors += [f"{task.get('name')}: {message}" for message in found.error_messages]
     return errors
+
+
+def unknown_variables(content: dict[str, Any]) -> list[str]:
+    """Say which of these variables no role has, or has with another type."""
+    options = {}
+    for role in ROLES:
+        options.update(documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]["main"]["options"])
+    spec = {
+        name: {key: option[key] for key in ("type", "elements", "choices") if key in option}
+        for name, option in options.items()
+    }
+    return list(ArgumentSpecValidator(spec).validate(content).error_messages)
 
 
 def syntax_errors(plays: list[dict[str, Any]], folder: Path) -> str:
@@ -157,6 +170,9 @@ def test_yaml_of_a_page_is_accepted(block: Block, tmp_path: Path) -> None:
         assert misused_options(content) == []
         assert syntax_errors(as_plays(content), tmp_path) == ""
         return
+    if not any(isinstance(value, dict) and GROUP_KEYS & value.keys() for value in content.values()):
+        assert unknown_variables(content) == []
+        return
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(block.text)
     result = run("ansible-inventory", "-i", inventory, "--list", cwd=tmp_path)
@@ -173,7 +189,7 @@ def test_commands_of_a_page_name_what_exists(block: Block) -> None:
         assert [word for word in words if word.startswith(OURS) and not (ROOT / word).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_names_what_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     known = {plugin.name for plugin in PLUGINS} | set(ROLES) | set(PLAYBOOKS)

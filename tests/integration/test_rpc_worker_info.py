@@ -75,7 +75,7 @@ def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start_work
 def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker: Callable[..., Worker]) -> None:
     worker = start_worker(release)
     endpoint = parse_endpoint(worker.endpoint)
-    for _ in range(20):
+    for _attempt in range(20):
         # Several at a time: all but one have to wait in the worker's queue.
         states = [status.state for status in probe([endpoint] * 2, 5)]
         assert states == ["ready", "ready"]
@@ -88,7 +88,7 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
     worker = start_worker(release)
     with client_of(worker, release.protocol) as client:
         # Two fit into the worker's queue, the others find it full.
-        for _ in range(4):
+        for _attempt in range(4):
             start = time.monotonic()
             status = look(worker, timeout=0.5)
             assert time.monotonic() - start < 2.5
@@ -180,7 +180,7 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
         )
 
     calm = run()
-    undisturbed, _ = calm.communicate(timeout=120)
+    undisturbed = calm.communicate(timeout=120)[0]
     assert calm.returncode == 0
     process = run()
     seen = set()
@@ -190,7 +190,7 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
             time.sleep(0.01)
         while process.poll() is None:
             seen |= {status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3)}
-        disturbed, _ = process.communicate(timeout=120)
+        disturbed = process.communicate(timeout=120)[0]
     finally:
         if process.poll() is None:
             process.kill()
