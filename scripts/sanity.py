@@ -120,10 +120,11 @@ def run_sanity(arguments: Sequence[str]) -> int:
         for line in process.stdout or ():
             if line.startswith(("WARNING: Skipping", "WARNING: Required program")):
                 not_run.append(line.strip().partition(": ")[2])
-            elif not line.startswith(("WARNING: Using locale", "Using cached pip")):
+            elif not line.startswith(("WARNING: Using locale", "WARNING: Reviewing previous", "Using cached pip")):
                 print(line, end="", flush=True)
     print(f"ansible-test sanity of ansible-core {core_version}: {time.monotonic() - started:.0f} s. Not run:")
-    for reason in not_run:
+    # ansible-test says its warnings twice.
+    for reason in dict.fromkeys(not_run):
         print(f"  {reason}")
     return process.returncode
 
