@@ -1,37 +1,38 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make demo`: finds out how build tools can be had, then runs playbooks/demo.yml.
+# `make demo`: finds out how build tools can be had, then runs playbooks/demo.yml with MODEL, WORKERS and PROMPT from the
+# environment. Arguments go to ansible-playbook as they are.
 set -eu
 
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# The playbook gets these as they are, whatever characters are in them.
+# !unsafe: whatever characters are in them, they are no templates. JSON strings are YAML strings.
 variables=$(.venv/bin/python - <<'PY'
 import json, os
 names = {"MODEL": "demo_model", "WORKERS": "demo_workers", "PROMPT": "inference_prompt"}
 found = {variable: os.environ[name] for name, variable in names.items() if os.environ.get(name)}
 if "demo_model" in found:
     found["demo_model"] = os.path.abspath(os.path.expanduser(found["demo_model"]))
-print(json.dumps(found))
+print("{" + ", ".join(f"{name}: !unsafe {json.dumps(value)}" for name, value in found.items()) + "}")
 PY
 )
 
 # cmake and ninja come with .venv; only a compiler has to come from the machine.
 if command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1; then
-    set -- -e demo_manage_packages=false
+    set -- "$@" -e demo_manage_packages=false
 elif [ "$(id -u)" = 0 ]; then
-    set --
+    :
 elif ! command -v sudo >/dev/null 2>&1; then
     die "there is no C++ compiler and no sudo to install one with; ask an administrator for g++ (Debian, Ubuntu) or gcc-c++ (Fedora, Rocky)."
 elif sudo -n true 2>/dev/null; then
-    set -- -e demo_become=true
+    set -- "$@" -e demo_become=true
 elif [ -t 0 ]; then
-    set -- -e demo_become=true --ask-become-pass
+    set -- "$@" -e demo_become=true --ask-become-pass
 else
     die "there is no C++ compiler, and sudo asks for a password but there is no terminal to type it: install g++, or run this from a terminal."
 fi
 
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
-exec ansible-playbook "$@" -e "$variables" playbooks/demo.yml
+exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml

@@ -28,8 +28,12 @@ class Release:
     protocol: str
 
     @property
+    def prefix(self) -> Path:
+        return CACHE / "tests" / self.version
+
+    @property
     def bin(self) -> Path:
-        return CACHE / "tests" / self.version / "current" / "bin"
+        return self.prefix / "current" / "bin"
 
     @property
     def rpc_server(self) -> Path:

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The demo as a user runs it, with real workers: what it prints, what it leaves behind, what it says when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from harness import Release
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKERS = ROOT / "playbooks" / "files" / "demo_workers.py"
+# What shells and templates would make something else of.
+PROMPT = 'Say "$HOME" {{ 1 + 1 }} \\n # é'
+
+
+class Demo:
+    """One demo with a folder of its own; llama.cpp is the release that all tests share."""
+
+    def __init__(self, folder: Path, release: Release) -> None:
+        self.folder = folder
+        self.variables = {"demo_folder": str(folder), "llama_cpp_prefix": str(release.prefix)}
+
+    def start(self, typed: dict[str, str] | None = None, **variables: object) -> subprocess.Popen[str]:
+        """Begin `make demo` with the variables that a user types, and others that make a case of it."""
+        return subprocess.Popen(
+            [ROOT / "scripts" / "demo.sh", "-e", json.dumps({**self.variables, **variables})],
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1", **(typed or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, typed: dict[str, str] | None = None, **variables: object) -> tuple[int, str]:
+        process = self.start(typed, **variables)
+        output = process.communicate(timeout=300)[0]
+        return process.returncode, output
+
+    def processes(self) -> list[int]:
+        """The supervisor and the workers of this demo that still run."""
+        folder = str(self.folder / "workers").encode()
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                logs_here = any(folder in os.readlink(fd).encode() for fd in (path / "fd").iterdir())
+                named = (
+                    folder in (path / "cmdline").read_bytes() and b"demo_workers.py" in (path / "cmdline").read_bytes()
+                )
+            except OSError:
+                continue
+            if logs_here or named:
+                found.append(int(path.name))
+        return found
+
+
+@pytest.fixture
+def demo(tmp_path: Path, release_7: Release) -> Iterator[Demo]:
+    made = Demo(tmp_path, release_7)
+    yield made
+    subprocess.run([sys.executable, WORKERS, "stop", f"--state={tmp_path}/workers"], check=True, timeout=30)
+
+
+def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) -> None:
+    code, output = demo.run({"WORKERS": "3", "PROMPT": PROMPT}, inference_n_predict=16)
+    assert code == 0, output
+    report = json.loads((demo.folder / "report.json").read_text())
+    assert report["prompt"] == PROMPT
+    assert [worker["state"] for worker in report["workers"]] == ["ready"] * 3
+    assert all(worker["protocol"]["version"] == "7.0.0" for worker in report["workers"])
+    inference = report["inference"]
+    assert inference["failure"] is None
+    assert inference["perf"]["eval"]["runs"] == 15
+    assert inference["wall_time_ms"] > 0
+    offloaded = {device["endpoint"] for device in inference["devices"] if device["endpoint"]}
+    assert offloaded == {worker["endpoint"] for worker in report["workers"]}
+    for endpoint in offloaded:
+        assert endpoint in output
+    assert inference["text"].split()[0] in output
+    for row in ("load", "prompt eval", "eval", "sampling", "total", "wall time"):
+        assert row in output
+    assert f"{demo.folder}/report.json" in output
+    assert demo.processes() == []
+
+
+def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
+    demo.run()
+    model = (demo.folder / "random-weights.gguf").stat()
+    code, output = demo.run()
+    assert code == 0, output
+    assert (demo.folder / "random-weights.gguf").stat() == model
+
+
+@pytest.mark.parametrize(
+    ("typed", "variables", "sentence"),
+    [
+        ({"WORKERS": "0"}, {}, "WORKERS is 0; give a number from 1 to 15"),
+        ({"WORKERS": "many"}, {}, "WORKERS is many; give a number from 1 to 15"),
+        ({"MODEL": "/nonexistent/model.gguf"}, {}, "/nonexistent/model.gguf"),
+        ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
+    ],
+    ids=["no-workers", "workers-not-a-number", "model-missing", "option-rejected"],
+)
+def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
+    demo: Demo, typed: dict[str, str], variables: dict[str, object], sentence: str
+) -> None:
+    code, output = demo.run(typed, **variables)
+    assert code != 0
+    assert sentence in output
+    assert "Traceback" not in output
+    assert demo.processes() == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
+def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -> None:
+    process = demo.start(inference_n_predict=2000, inference_extra_args=["--ignore-eos"])
+    deadline = time.monotonic() + 120
+    while not (demo.folder / "workers" / "worker2.log").exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert demo.processes()
+    os.killpg(process.pid, how)
+    process.wait(30)
+    deadline = time.monotonic() + 20
+    while demo.processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert demo.processes() == []
+
+
+def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: Demo, release_7: Release) -> None:
+    state = f"--state={demo.folder}/workers"
+    command = [sys.executable, WORKERS, "start", f"--server={release_7.rpc_server}", "--count=1", "--threads=1", state]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    running = demo.processes()
+    second = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert second.returncode == 1
+    assert "Another demo is running" in second.stderr
+    assert demo.processes() == running
