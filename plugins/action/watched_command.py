@@ -25,7 +25,7 @@ LOCK_HELD = 99
 NO_RESULT = 98  # it is gone and has left none: killed, or its folder is missing or on a full disk
 
 TROUBLE = re.compile(
-    r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot |not found",
+    r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot ",
     re.IGNORECASE,
 )
 NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
@@ -126,14 +126,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return LOCK_HELD
 
     def _reason(self, args: dict[str, Any], code: int) -> str:
-        what, log = args["argv"][0], args["log"]
+        log, limit = args["log"], args["timeout"]
         if code == LOCK_HELD:
-            return f"{what} was not started: an earlier one with the log {log} had not ended after {args['timeout']} s."
+            return f"the command was not started: an earlier one with the log {log} had not ended after {limit} s."
         if code == NO_RESULT:
-            return f"{what} left no result: it was killed, or its disk is full or its folder missing; see {log}."
+            return f"the command left no result: it was killed, or its disk is full or its folder missing; see {log}."
         lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))
         if code in TIMED_OUT:
-            head = f"{what} was ended after {args['timeout']} s, its time limit; all output is in {log}."
+            head = f"the command was ended after {limit} s, its time limit; all output is in {log}."
         else:
-            head = f"{what} failed with exit status {code}; all output is in {log}."
+            head = f"the command failed with exit status {code}; all output is in {log}."
         return "\n".join([head, *lines])
