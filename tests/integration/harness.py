@@ -29,7 +29,7 @@ class Release:
 
     @property
     def prefix(self) -> Path:
-        return CACHE / "tests" / self.version
+        return CACHE / "llama_cpp" / self.version
 
     @property
     def bin(self) -> Path:

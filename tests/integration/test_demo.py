@@ -133,7 +133,7 @@ def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -
         time.sleep(0.1)
     assert demo.processes()
     os.killpg(process.pid, how)
-    process.wait(30)
+    process.communicate(timeout=30)
     deadline = time.monotonic() + 20
     while demo.processes() and time.monotonic() < deadline:
         time.sleep(0.2)
