@@ -4,7 +4,14 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help demo test check clean
 
+ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
+$(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
+endif
 export LLAMA_CPP_CLUSTER_CACHE ?= $(HOME)/.cache/llama_cpp_cluster
+# Ansible works in no other encoding.
+ifneq ($(shell locale charmap 2>/dev/null),UTF-8)
+export LC_ALL := C.UTF-8
+endif
 # As typed: make would expand a $ in them.
 override export MODEL := $(value MODEL)
 override export WORKERS := $(value WORKERS)
@@ -14,7 +21,6 @@ help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
 
 demo: ## Distributed inference on this machine; MODEL=/path/model.gguf WORKERS=3 PROMPT="..." change it
-	@scripts/bootstrap.sh run
 	@scripts/demo.sh
 
 check: ## Lint and unit tests, after every change

@@ -20,7 +20,12 @@ as_root() {
     fi
 }
 
-mkdir -p "$cache" 2>/dev/null || die "the cache folder $cache cannot be made; set LLAMA_CPP_CLUSTER_CACHE to one that can."
+case $cache in
+    *[!A-Za-z0-9._/+-]* | [!/]*)
+        die "the cache folder is \"$cache\"; set LLAMA_CPP_CLUSTER_CACHE to an absolute path of ASCII letters, digits and . _ / + - only." ;;
+esac
+mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] ||
+    die "the cache folder $cache cannot be made or written to; set LLAMA_CPP_CLUSTER_CACHE to one that can."
 
 find_python() {
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
@@ -61,12 +66,13 @@ print(hashlib.sha256(sys.version.encode() + open(sys.argv[1], "rb").read()).hexd
 PY
 }
 
-"$venv/bin/python" -m pip --version >/dev/null 2>&1 || { say "Making .venv"; make_venv; }
+# One that came here with a copied or moved checkout belongs to another folder.
+"$venv/bin/pip" --version 2>/dev/null | grep -qF " $venv/" || { say "Making .venv"; make_venv; }
 
 for part in run dev; do
     stamp=$venv/.requirements-$part-$(stamp_of "$part")
     if [ ! -e "$stamp" ]; then
-        say "Installing requirements/$part.txt into .venv (pinned, with digests)"
+        say "Installing requirements/$part.txt into .venv (pinned, with digests; about a minute)"
         "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
             die "the requirements could not be installed: see the lines above; this needs a Python package index."
         rm -f "$venv/.requirements-$part-"*

@@ -1,22 +1,24 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make demo`: finds out how build tools can be had, then runs playbooks/demo.yml with MODEL, WORKERS and PROMPT from the
-# environment. Arguments go to ansible-playbook as they are.
+# `make demo`: finds out whether and how it can work here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
+# PROMPT from the environment. Arguments go to ansible-playbook as they are.
 set -eu
 
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# !unsafe: whatever characters are in them, they are no templates. JSON strings are YAML strings.
-variables=$(.venv/bin/python - <<'PY'
-import json, os
-names = {"MODEL": "demo_model", "WORKERS": "demo_workers", "PROMPT": "inference_prompt"}
-found = {variable: os.environ[name] for name, variable in names.items() if os.environ.get(name)}
-if "demo_model" in found:
-    found["demo_model"] = os.path.abspath(os.path.expanduser(found["demo_model"]))
-print("{" + ", ".join(f"{name}: !unsafe {json.dumps(value)}" for name, value in found.items()) + "}")
-PY
-)
+# What can be known in a second is said before anything is downloaded.
+case ${WORKERS:-2} in
+    [1-9] | 1[0-5]) ;;
+    *) die "WORKERS is $WORKERS; give a number from 1 to 15 (llama.cpp takes at most 15 RPC devices)." ;;
+esac
+if [ -n "${MODEL:-}" ]; then
+    # A shell leaves ~ alone after MODEL=.
+    case $MODEL in \~/*) MODEL=$HOME/${MODEL#??} ;; /*) ;; *) MODEL=$PWD/$MODEL ;; esac
+    [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is no file that you can read; give the path of a GGUF file."
+    head -c 4 "$MODEL" | grep -q GGUF || die "MODEL is $MODEL, which is no GGUF file: it does not begin with GGUF."
+    export MODEL
+fi
 
 # cmake and ninja come with .venv; only a compiler has to come from the machine.
 if command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1; then
@@ -33,6 +35,18 @@ else
     die "there is no C++ compiler, and sudo asks for a password but there is no terminal to type it: install g++, or run this from a terminal."
 fi
 
+scripts/bootstrap.sh run
+
+# !unsafe: whatever characters are in them, they are no templates. JSON strings are YAML strings.
+variables=$(.venv/bin/python - <<'PY'
+import json, os
+names = {"MODEL": "demo_model", "WORKERS": "demo_workers", "PROMPT": "inference_prompt"}
+found = {variable: os.environ[name] for name, variable in names.items() if os.environ.get(name)}
+print("{" + ", ".join(f"{name}: !unsafe {json.dumps(value)}" for name, value in found.items()) + "}")
+PY
+)
+
 PATH=$PWD/.venv/bin:$PATH
-export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+# Unbuffered: steps of a long build are shown as they happen, in a pipe too.
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
 exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml

@@ -196,7 +196,7 @@ def main() -> int:
     starter = commands.add_parser("start")
     starter.set_defaults(call=start)
     starter.add_argument("--server", required=True, help="the RPC server program")
-    starter.add_argument("--count", type=int, required=True, help="how many workers")
+    starter.add_argument("--count", type=int, required=True, choices=range(1, 16), help="how many workers")
     starter.add_argument("--threads", type=int, required=True, help="threads of each")
     starter.add_argument("--limit", type=float, default=3600, help="seconds after which they end in any case")
     stopper = commands.add_parser("stop")

@@ -106,12 +106,9 @@ def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
 @pytest.mark.parametrize(
     ("typed", "variables", "sentence"),
     [
-        ({"WORKERS": "0"}, {}, "WORKERS is 0; give a number from 1 to 15"),
-        ({"WORKERS": "many"}, {}, "WORKERS is many; give a number from 1 to 15"),
-        ({"MODEL": "/nonexistent/model.gguf"}, {}, "/nonexistent/model.gguf"),
         ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
     ],
-    ids=["no-workers", "workers-not-a-number", "model-missing", "option-rejected"],
+    ids=["option-rejected"],
 )
 def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
     demo: Demo, typed: dict[str, str], variables: dict[str, object], sentence: str
@@ -121,6 +118,36 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
     assert sentence in output
     assert "Traceback" not in output
     assert demo.processes() == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ({"WORKERS": "0"}, "WORKERS is 0; give a number from 1 to 15"),
+        ({"WORKERS": "16"}, "WORKERS is 16; give a number from 1 to 15"),
+        ({"WORKERS": "1.5"}, "WORKERS is 1.5; give a number from 1 to 15"),
+        ({"MODEL": "/nonexistent/a model.gguf"}, "MODEL is /nonexistent/a model.gguf, which is no file"),
+        ({"MODEL": "docs"}, f"MODEL is {ROOT}/docs, which is no file"),
+        ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is no GGUF file"),
+        ({"LLAMA_CPP_CLUSTER_CACHE": "cache"}, 'the cache folder is "cache"; set LLAMA_CPP_CLUSTER_CACHE'),
+        ({"LLAMA_CPP_CLUSTER_CACHE": "/tmp/a b"}, 'the cache folder is "/tmp/a b"; set LLAMA_CPP_CLUSTER_CACHE'),
+        ({"LLAMA_CPP_CLUSTER_CACHE": "/proc/cache"}, "the cache folder /proc/cache cannot be made"),
+        ({"HOME": "", "LLAMA_CPP_CLUSTER_CACHE": ""}, "HOME is not set"),
+    ],
+    ids=[
+        "no-workers", "too-many-workers", "workers-not-whole", "model-missing", "model-a-folder", "model-a-text",
+        "cache-relative", "cache-with-a-blank", "cache-cannot-be-made", "no-home",
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dict[str, str], sentence: str) -> None:
+    # What a `make test` around this test passes on is none of the user's.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(
+        ["make", "demo"], cwd=ROOT, env={**environment, **typed}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode != 0
+    assert sentence in done.stderr
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
