@@ -157,7 +157,8 @@ perf:
   type: dict
   sample:
     load: {time_ms: 148.68}
-    sampling: {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null}
+    sampling:
+      {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null, tokens_per_second: null}
     prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
     eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
     total: {time_ms: 264.68, tokens: 76}

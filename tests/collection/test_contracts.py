@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What users rely on is documented as it is: the keys of results, the states of a worker, the kinds of failure."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client
+from tree import COLLECTION, ROOT, documentation
+
+WORKER_INFO = {
+    "workers": {
+        "endpoint": None,
+        "host": None,
+        "port": None,
+        "address": None,
+        "state": None,
+        "reachable": None,
+        "protocol": {"version": None, "major": None, "minor": None, "patch": None},
+        "devices": {"index": None, "memory_free_bytes": None, "memory_total_bytes": None},
+        "latency_ms": None,
+        "message": None,
+    },
+    "all_ready": None,
+    "counts": None,
+}
+PERF_LOG = {
+    "perf": {
+        "load": {"time_ms": None},
+        "sampling": dict.fromkeys(
+            ["time_ms", "samplers_time_ms", "runs", "tokens", "ms_per_token", "tokens_per_second"]
+        ),
+        "prompt_eval": dict.fromkeys(["time_ms", "tokens", "ms_per_token", "tokens_per_second"]),
+        "eval": dict.fromkeys(["time_ms", "runs", "ms_per_token", "tokens_per_second"]),
+        "total": {"time_ms": None, "tokens": None},
+        "unaccounted": {"time_ms": None, "percent": None},
+        "graphs_reused": None,
+    },
+    "devices": dict.fromkeys(["name", "endpoint", "layers", "model_buffer_mib", "kv_buffer_mib", "compute_buffer_mib"]),
+    "offload": {"layers": None, "layers_total": None},
+    "build": {"number": None, "commit": None, "version": None},
+}
+INFERENCE = {
+    **PERF_LOG,
+    "text": None,
+    "wall_time_ms": None,
+    "command": None,
+    "failure": {"kind": None, "endpoint": None, "message": None},
+    "log_tail": None,
+    "msg": None,
+}
+
+
+def documented(name: str, kind: str = "module") -> dict[str, Any]:
+    return dict(documentation(kind)[f"{COLLECTION}.{name}"]["return"])
+
+
+def keys(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the tree of keys that a page promises; a module's `perf` shows them in its sample."""
+    return {
+        name: keys(value["contains"]) if "contains" in value else shown(value["sample"]) if name == "perf" else None
+        for name, value in values.items()
+    }
+
+
+def shown(sample: Any) -> dict[str, Any] | None:
+    """Return the tree of keys of a sample."""
+    return {name: shown(inner) for name, inner in sample.items()} if isinstance(sample, dict) else None
+
+
+def produced_kinds() -> set[str]:
+    """Return every kind that the code gives a failure: the first argument of Failure, or the table by state."""
+    found = set(_inference._KIND_BY_STATE.values())
+    for name in ("module_utils/_inference.py", "modules/distributed_inference.py"):
+        for node in ast.walk(ast.parse((ROOT / "plugins" / name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Failure"):
+                kind = node.args[0]
+                if isinstance(kind, ast.Constant):
+                    found.add(kind.value)
+                else:
+                    assert "_KIND_BY_STATE" in ast.unparse(kind), f"{name}:{node.lineno} gives a computed kind"
+    return found
+
+
+def named_first(description: str | list[str]) -> list[str]:
+    """Return what a description lists as `V(name), what it means`."""
+    text = "\n".join([description] if isinstance(description, str) else description)
+    return re.findall(r"(?:^|; *)V\((\w+)\),", text, re.MULTILINE)
+
+
+def table(page: str, heading: str) -> list[str]:
+    """Return the first column of the table below a heading."""
+    section = (ROOT / page).read_text(encoding="utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("page", "contract"),
+    [
+        pytest.param(documented("rpc_worker_info"), WORKER_INFO, id="rpc_worker_info"),
+        pytest.param(documented("distributed_inference"), INFERENCE, id="distributed_inference"),
+        pytest.param(documented("llama_perf", "filter")["_value"]["contains"], PERF_LOG, id="llama_perf"),
+    ],
+)
+def test_documented_keys_are_the_contract(page: dict[str, Any], contract: dict[str, Any]) -> None:
+    assert keys(page) == contract
+
+
+def test_the_code_returns_what_is_documented() -> None:
+    assert {field.name for field in fields(_rpc_client.WorkerStatus)} == WORKER_INFO["workers"].keys()
+    assert set(_inference.Failure._fields) == INFERENCE["failure"].keys()
+    for name, shape in [
+        ("PerfLog", PERF_LOG),
+        ("Perf", PERF_LOG["perf"]),
+        ("SamplingTimes", PERF_LOG["perf"]["sampling"]),
+        ("PromptEvalTimes", PERF_LOG["perf"]["prompt_eval"]),
+        ("EvalTimes", PERF_LOG["perf"]["eval"]),
+        ("Device", PERF_LOG["devices"]),
+        ("Offload", PERF_LOG["offload"]),
+        ("Build", PERF_LOG["build"]),
+    ]:
+        assert (name, set(getattr(_perf_log, name).__annotations__)) == (name, set(shape))
+
+
+def test_states_are_documented() -> None:
+    states = documented("rpc_worker_info")
+    assert named_first(states["workers"]["contains"]["state"]["description"]) == list(_rpc_client.STATES)
+    assert set(states["counts"]["sample"]) == set(_rpc_client.STATES)
+    assert table("docs/troubleshooting.md", "States of a worker") == list(_rpc_client.STATES)
+
+
+def test_kinds_of_failure_are_documented() -> None:
+    kinds = produced_kinds()
+    listed = named_first(documented("distributed_inference")["failure"]["contains"]["kind"]["description"])
+    assert (set(listed), len(listed)) == (kinds, len(kinds))
+    assert table("docs/troubleshooting.md", "Failures of a run") == listed
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("A worker is `", set(_rpc_client.STATES)), ("`failure.kind` says how: `", produced_kinds())],
+    ids=["states", "kinds"],
+)
+def test_readme_names_them_all(text: str, names: set[str]) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text in readme
+    sentence = re.split(r"[;.]\s", "`" + readme.partition(text)[2])[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == names
