@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tree import ROOT, load_yaml
+from tree import PLUGINS, ROLES, ROOT, load_yaml
 
 LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
 # Files that hold no comment, prose that names the licence in its own words, what tools write, and recorded output.
@@ -95,6 +95,18 @@ def test_requirements_are_pinned_with_digests(path: Path) -> None:
     requirements = path.read_text().replace("\\\n", " ").splitlines()
     pinned = re.compile(r"^[\w.\[\],-]+==[\w.+!]+ .*--hash=sha256:[0-9a-f]{64}")
     assert [line for line in requirements if line and not line.startswith("#") and not pinned.match(line)] == []
+
+
+def test_release_notes_name_every_plugin_and_role() -> None:
+    named = []
+    for release in load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"].values():
+        groups = [
+            release.get("modules", []),
+            *release.get("plugins", {}).values(),
+            release.get("objects", {}).get("role", []),
+        ]
+        named += [entry["name"] for group in groups for entry in group]
+    assert sorted(named) == sorted([plugin.name for plugin in PLUGINS] + ROLES)
 
 
 def test_changelog_covers_the_version() -> None:
