@@ -49,4 +49,6 @@ PY
 PATH=$PWD/.venv/bin:$PATH
 # Unbuffered: steps of a long build are shown as they happen, in a pipe too.
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
+# The steps as they begin; `ANSIBLE_STDOUT_CALLBACK=default make demo` shows every task and its result.
+export ANSIBLE_CALLBACK_PLUGINS="$PWD/playbooks/callback_plugins" ANSIBLE_STDOUT_CALLBACK="${ANSIBLE_STDOUT_CALLBACK:-demo_steps}"
 exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml

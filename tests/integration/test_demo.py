@@ -92,6 +92,7 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     for row in ("load", "prompt eval", "eval", "sampling", "total", "wall time"):
         assert row in output
     assert f"{demo.folder}/report.json" in output
+    assert "The prompt is continued over all workers" in output
     assert demo.processes() == []
 
 
@@ -115,7 +116,8 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
 ) -> None:
     code, output = demo.run(typed, **variables)
     assert code != 0
-    assert sentence in output
+    error = next(line for line in output.splitlines() if line.startswith("error: "))
+    assert sentence in error
     assert "Traceback" not in output
     assert demo.processes() == []
 
@@ -130,7 +132,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"MODEL": "docs"}, f"MODEL is {ROOT}/docs, which is no file"),
         ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is no GGUF file"),
         ({"LLAMA_CPP_CLUSTER_CACHE": "cache"}, 'the cache folder is "cache"; set LLAMA_CPP_CLUSTER_CACHE'),
-        ({"LLAMA_CPP_CLUSTER_CACHE": "/tmp/a b"}, 'the cache folder is "/tmp/a b"; set LLAMA_CPP_CLUSTER_CACHE'),
+        ({"LLAMA_CPP_CLUSTER_CACHE": "/nonexistent/a b"}, 'the cache folder is "/nonexistent/a b"; set LLAMA_CPP_CLUSTER_CACHE'),
         ({"LLAMA_CPP_CLUSTER_CACHE": "/proc/cache"}, "the cache folder /proc/cache cannot be made"),
         ({"HOME": "", "LLAMA_CPP_CLUSTER_CACHE": ""}, "HOME is not set"),
     ],
@@ -143,7 +145,13 @@ def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dic
     # What a `make test` around this test passes on is none of the user's.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        ["make", "demo"], cwd=ROOT, env={**environment, **typed}, capture_output=True, text=True, timeout=60, check=False
+        ["make", "demo"],
+        cwd=ROOT,
+        env={**environment, **typed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode != 0
     assert sentence in done.stderr
