@@ -96,6 +96,14 @@ class Failure(NamedTuple):
     message: str
 
 
+class OutputLost(Failure):
+    """A failure of a run whose last lines are missing; the same run again most likely has them.
+
+    Upstream builds since 2026 write text and log from a thread that the end of the program does not wait for.
+    (common/log.cpp, ggml-org/llama.cpp#22142) On a busy host it now and then has not written all by then.
+    """
+
+
 @dataclass(frozen=True)
 class Options:
     """What to run.
@@ -369,6 +377,8 @@ _KILLED, _ILLEGAL_INSTRUCTION = 137, 132
 _CANNOT_START = (126, 127)
 
 # What upstream prints; with its source files.
+# common/log.cpp: the time and the level of a line
+_LEVEL = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ([IWED]) ", re.MULTILINE)
 # common/arg.cpp
 _BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re.MULTILINE)
 _UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
@@ -404,7 +414,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
     if ending.timed_out:
         return _timed_out(options, ending)
     if ending.exit_status == 0:
-        return _dropped(options, ending) or _incomplete(ending)
+        return _incomplete(ending) or _dropped(options, ending)
     return (
         _cannot_run(ending)
         or _option_rejected(ending, protocol)
@@ -413,12 +423,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         or _out_of_memory(ending)
         or _cut_off(options, ending, protocol)
         or _model_invalid(options, ending)
-        or Failure(
-            "unknown",
-            None,
-            f"{Path(ending.program).name} ended with status {ending.exit_status} and no message that is known; "
-            "see log_tail.",
-        )
+        or _unknown(ending)
     )
 
 
@@ -459,12 +464,24 @@ def _dropped(options: Options, ending: Ending) -> Failure | None:
 
 
 def _incomplete(ending: Ending) -> Failure | None:
-    # The figures come last of all, through the same queue as the text, and an early end drops what is in it.
+    # The figures come after the text and through the same queue: where there is one of them, the text is whole.
     if ending.log["perf"]:
         return None
     program = Path(ending.program).name
     message = f"{program} ended without its figures, so that the text may be cut off; run again."
-    return Failure("unknown", None, message)
+    return OutputLost("unknown", None, message)
+
+
+def _unknown(ending: Ending) -> Failure:
+    program = Path(ending.program).name
+    message = f"{program} ended with status {ending.exit_status} and no message that is known; see log_tail."
+    return (OutputLost if _message_lost(ending) else Failure)("unknown", None, message)
+
+
+def _message_lost(ending: Ending) -> bool:
+    """Whether a program that gave up, and then says why, did not get to say it."""
+    levels = _LEVEL.findall(ending.stderr)
+    return ending.exit_status == 1 and "E" not in levels and (bool(levels) or not ending.stderr.strip())
 
 
 def _cannot_run(ending: Ending) -> Failure | None:
@@ -590,9 +607,9 @@ def _model_invalid(options: Options, ending: Ending) -> Failure | None:
     elif _NO_MODEL.search(ending.stderr):
         message = f"llama.cpp cannot load {options.model}; {remedy}."
     elif ending.exit_status == 1 and not _working(options, ending.log, ending.stderr):
-        # Builds since 2026 often end before they have written their last messages, if they end within milliseconds.
-        # (common/log.cpp, ggml-org/llama.cpp#22142) What ends them that early and is not above is the model.
+        # What ends a program that early and is not above is the model.
         message = f"llama.cpp ended while it opened {options.model} and its message is lost; {remedy}."
+        return OutputLost("model_invalid", None, message)
     else:
         return None
     return Failure("model_invalid", None, message)

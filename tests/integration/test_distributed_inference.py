@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -84,6 +85,21 @@ def infer(
     result: dict[str, Any] = report["plays"][0]["tasks"][0]["hosts"]["localhost"]
     assert not result["changed"]
     return result
+
+
+def wrapped(release: Release, folder: Path, script: str) -> Path:
+    """Make a folder of programs whose completion program does something before each run; returns the folder.
+
+    The script has $real, the program of the release, and $here, the folder; then the program itself follows.
+    """
+    name = next(name for name in ("llama-completion", "llama-cli") if (release.bin / name).exists())
+    program = folder / name
+    program.write_text(
+        f"#!/bin/sh\nhere={folder} real={release.bin / name}\n"
+        f'case " $* " in *" --rpc "*)\n{script}\n;; esac\nexec "$real" "$@"\n'
+    )
+    program.chmod(0o755)
+    return folder
 
 
 def failure(result: dict[str, Any]) -> tuple[str, str | None]:
@@ -250,13 +266,101 @@ def test_the_environment_does_not_change_the_run(release_7: Release, model: Path
 
 
 @BOTH
+def test_the_program_gets_no_input_no_debugger_and_a_limit_from_the_model_s_size(
+    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    programs = wrapped(
+        release, tmp_path, r"{ readlink /proc/$$/fd/0; tr '\0' ' ' </proc/$PPID/cmdline; echo; env; } >$here/seen"
+    )
+    result = infer(programs, model, start_worker(release).endpoint, environment={"LLAMA_ARG_TOP_K": "x"})
+    assert result["failure"] is None, result["msg"]
+    stdin, limited, *environment = (tmp_path / "seen").read_text().splitlines()
+    assert stdin == "/dev/null"
+    seconds = 120 + model.stat().st_size / 20_000_000 + len(PROMPT) / 40 + 16 * 2
+    assert f"timeout -s TERM -k 5 {math.ceil(seconds)} {programs}/" in limited
+    assert "GGML_NO_BACKTRACE=1" in environment
+    assert not [line for line in environment if line.startswith("LLAMA_ARG_")]
+
+
+def test_names_and_paths_may_be_of_any_spelling(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker(release_7)
+    odd = tmp_path / "m\u00f6d\u00e9l $ ; 'x' %s \u0022 \u6a21"
+    odd.symlink_to(model)
+    result = infer(release_7, odd, f"LocalHost:{worker.port}")
+    assert result["failure"] is None, result["msg"]
+    assert [d["endpoint"] for d in result["devices"] if d["endpoint"]] == [f"LocalHost:{worker.port}"]
+    assert str(odd) in result["command"]
+
+
+CUT = r"""
+n=$(($(cat $here/runs 2>/dev/null) + 1)); echo $n >$here/runs
+if [ $n -le LIMIT ]; then
+  "$real" "$@" >$here/out 2>$here/log
+  sed -n 'PART' $here/log >&2
+  head -c BYTES $here/out
+  exit 0
+fi"""
+
+
+def cut(times: int, lines: str, size: int) -> str:
+    """Do to a run what upstream's logger does on a busy host."""
+    return CUT.replace("LIMIT", str(times)).replace("PART", lines).replace("BYTES", str(size))
+
+
+@pytest.mark.parametrize(
+    "lines", ["/_perf_print/!p", "1,20p", ""], ids=["figures-and-end-of-text", "almost-all", "everything"]
+)
+def test_a_run_that_lost_its_last_lines_is_repeated(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, lines: str
+) -> None:
+    worker = start_worker(release_7)
+    whole = infer(release_7, model, worker.endpoint)
+    result = infer(wrapped(release_7, tmp_path, cut(1, lines, 20)), model, worker.endpoint)
+    assert result["failure"] is None, result["msg"]
+    assert result["text"] == whole["text"]
+    assert result["perf"]["eval"]["runs"] == 15
+    assert "log_tail" not in result
+    assert result["attempts"] == int((tmp_path / "runs").read_text()) >= 2
+    assert "warnings" not in result
+
+
+def test_a_text_that_may_be_cut_off_is_no_result(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker(release_7)
+    programs = wrapped(release_7, tmp_path, cut(9, "/_perf_print/!p", 20))
+    result = infer(programs, model, worker.endpoint)
+    assert failure(result) == ("unknown", None)
+    assert "the text may be cut off; run again" in result["msg"]
+    assert (result["attempts"], (tmp_path / "runs").read_text()) == (4, "4\n")
+    # There is no time for another one.
+    result = infer(wrapped(release_7, tmp_path, "sleep 5" + cut(9, "", 20)), model, worker.endpoint, timeout=10)
+    assert failure(result) == ("unknown", None)
+    assert (result["attempts"], (tmp_path / "runs").read_text()) == (1, "5\n")
+
+
+def test_a_whole_text_counts_although_the_last_figures_are_lost(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    programs = wrapped(release_7, tmp_path, cut(9, "/ total time/q;p", 9999))
+    result = infer(programs, model, start_worker(release_7).endpoint)
+    assert result["failure"] is None, result["msg"]
+    assert len(result["text"].split()) == 16
+    assert result["perf"]["eval"]["runs"] == 15
+    assert result["perf"]["total"] == {"time_ms": None, "tokens": None}
+
+
+@BOTH
 def test_check_mode_verifies_the_workers_and_runs_nothing(
-    release: Release, model: Path, start_worker: StartWorker
+    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker(release)
-    result = infer(release, model, worker.endpoint, check=True)
+    result = infer(wrapped(release, tmp_path, "touch $here/run"), model, worker.endpoint, check=True)
+    assert not (tmp_path / "run").exists()
     assert result["failure"] is None
-    assert (result["text"], result["perf"], result["wall_time_ms"]) == (None, None, None)
+    assert (result["text"], result["perf"], result["wall_time_ms"], result["attempts"]) == (None, None, None, 0)
     assert "--rpc" in result["command"]
     missing = f"127.0.0.1:{free_port()}"
     assert failure(infer(release, model, worker.endpoint, missing, check=True)) == ("worker_unreachable", missing)
@@ -273,6 +377,21 @@ def test_a_refused_worker(release: Release, model: Path, start_worker: StartWork
     assert failure(result) == ("worker_unreachable", missing)
     assert "start the RPC server" in result["msg"]
     assert (result["wall_time_ms"] is None) == verify
+
+
+@BOTH
+def test_a_worker_that_goes_between_verification_and_run_is_missed(
+    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    stays, goes = start_worker(release), start_worker(release)
+    programs = wrapped(release, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, programs, model, stays.endpoint, goes.endpoint)
+        goes.process.wait(RUN_LIMIT_S)
+        result = run.result(RUN_LIMIT_S)
+    assert failure(result) == ("worker_unreachable", goes.endpoint)
+    assert result["wall_time_ms"] is not None
+    assert not result["text"]
 
 
 @BOTH

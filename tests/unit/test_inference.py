@@ -16,6 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._inference impor
     ModelError,
     OptionError,
     Options,
+    OutputLost,
     build_command,
     check_extra_args,
     check_model,
@@ -635,11 +636,40 @@ def test_a_worker_without_a_part_of_the_model_is_a_failure(recorded: str, endpoi
     assert message in failure.message
 
 
-def test_a_run_whose_last_output_is_lost_is_no_success() -> None:
-    failure = judged(BUFFERS, 0)
-    assert failure
+@pytest.mark.parametrize("stderr", [BUFFERS, ""], ids=["the-end", "almost-all"])
+def test_a_run_whose_last_output_is_lost_is_no_success(stderr: str) -> None:
+    failure = judged(stderr, 0)
+    assert isinstance(failure, OutputLost)
     assert failure.kind == "unknown"
     assert "may be cut off; run again" in failure.message
+
+
+FIGURE = "common_perf_print:    sampling time =       6.66 ms\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "exit_status", "lost"),
+    [
+        (f"0.01.000.000 I {BUFFERS}", 1, True),
+        (f"0.01.000.000 I {BUFFERS}0.01.000.001 E x: something new\n", 1, False),
+        (f"{BUFFERS}something new\n", 1, False),
+        (f"0.01.000.000 I {BUFFERS}", 134, False),
+        ("", 1, True),
+        ("0.01.000.000 E x: error loading model: it is damaged\n", 1, False),
+        (f"{BUFFERS}{FIGURE}", 0, False),
+    ],
+    ids=[
+        "gave-up-without-a-word",
+        "said-why",
+        "build-that-loses-nothing",
+        "aborted",
+        "nothing-said",
+        "model",
+        "figures-come-last",
+    ],
+)
+def test_lost_output_is_told_from_a_failure(stderr: str, exit_status: int, lost: bool) -> None:
+    assert isinstance(judged(stderr, exit_status), OutputLost) == lost
 
 
 @given(st.text(), st.integers(0, 255), st.booleans())
