@@ -39,9 +39,14 @@ scripts/bootstrap.sh run
 
 # !unsafe: whatever characters are in them, they are no templates. JSON strings are YAML strings.
 variables=$(.venv/bin/python - <<'PY'
-import json, os
+import json, os, sys
 names = {"MODEL": "demo_model", "WORKERS": "demo_workers", "PROMPT": "inference_prompt"}
 found = {variable: os.environ[name] for name, variable in names.items() if os.environ.get(name)}
+for name in names:
+    try:
+        os.environ.get(name, "").encode()
+    except UnicodeEncodeError:
+        sys.exit(f"error: {name} is not UTF-8 text.")
 print("{" + ", ".join(f"{name}: !unsafe {json.dumps(value)}" for name, value in found.items()) + "}")
 PY
 )

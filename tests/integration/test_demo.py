@@ -130,6 +130,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"WORKERS": "1.5"}, "WORKERS is 1.5; give a number from 1 to 15"),
         ({"MODEL": "/nonexistent/a model.gguf"}, "MODEL is /nonexistent/a model.gguf, which is no file"),
         ({"MODEL": "docs"}, f"MODEL is {ROOT}/docs, which is no file"),
+        ({"PROMPT": "\udcff"}, "PROMPT is not UTF-8 text"),
         ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is no GGUF file"),
         ({"LLAMA_CPP_CLUSTER_CACHE": "cache"}, 'the cache folder is "cache"; set LLAMA_CPP_CLUSTER_CACHE'),
         ({"LLAMA_CPP_CLUSTER_CACHE": "/nonexistent/a b"}, 'the cache folder is "/nonexistent/a b"; set'),
@@ -137,7 +138,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"HOME": "", "LLAMA_CPP_CLUSTER_CACHE": ""}, "HOME is not set"),
     ],
     ids=[
-        "no-workers", "too-many-workers", "workers-not-whole", "model-missing", "model-a-folder", "model-a-text",
+        "no-workers", "too-many-workers", "workers-not-whole", "model-missing", "model-a-folder", "prompt-not-text", "model-a-text",
         "cache-relative", "cache-with-a-blank", "cache-cannot-be-made", "no-home",
     ],
 )  # fmt: skip
