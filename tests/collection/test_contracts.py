@@ -73,11 +73,14 @@ def shown(sample: Any) -> dict[str, Any] | None:
 
 
 def produced_kinds() -> set[str]:
-    """Return every kind that the code gives a failure: the first argument of Failure, or the table by state."""
+    """Return every kind that the code gives a failure: the first argument of its class, or the table by state."""
     found = set(_inference._KIND_BY_STATE.values())
+    failure = re.compile(
+        "|".join(rf"\b{c.__name__}\b" for c in [_inference.Failure, *_inference.Failure.__subclasses__()])
+    )
     for name in ("module_utils/_inference.py", "modules/distributed_inference.py"):
         for node in ast.walk(ast.parse((ROOT / "plugins" / name).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Failure"):
+            if isinstance(node, ast.Call) and failure.search(ast.unparse(node.func)):
                 kind = node.args[0]
                 if isinstance(kind, ast.Constant):
                     found.add(kind.value)

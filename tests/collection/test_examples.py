@@ -101,6 +101,16 @@ def unknown_variables(content: dict[str, Any]) -> list[str]:
     return list(ArgumentSpecValidator(spec).validate(content).error_messages)
 
 
+def role_variables(plays: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what plays hand to roles of ours."""
+    found: dict[str, Any] = {}
+    for play in plays:
+        for role in play.get("roles", []):
+            if isinstance(role, dict) and str(role.get("role")).startswith(COLLECTION):
+                found.update(role.get("vars", {}))
+    return found
+
+
 def syntax_errors(plays: list[dict[str, Any]], folder: Path) -> str:
     """Return what `ansible-playbook --syntax-check` objects to; empty if nothing."""
     playbook = folder / "playbook.yml"
@@ -168,6 +178,7 @@ def test_yaml_of_a_page_is_accepted(block: Block, tmp_path: Path) -> None:
     content = yaml.safe_load(block.text)
     if isinstance(content, list):
         assert misused_options(content) == []
+        assert unknown_variables(role_variables(content)) == []
         assert syntax_errors(as_plays(content), tmp_path) == ""
         return
     if not any(isinstance(value, dict) and GROUP_KEYS & value.keys() for value in content.values()):
