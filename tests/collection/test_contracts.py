@@ -6,10 +6,11 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client
+from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference
 from tree import COLLECTION, ROOT, documentation
 
 WORKER_INFO = {
@@ -48,6 +49,7 @@ INFERENCE = {
     **PERF_LOG,
     "text": None,
     "wall_time_ms": None,
+    "attempts": None,
     "command": None,
     "failure": {"kind": None, "endpoint": None, "message": None},
     "log_tail": None,
@@ -114,6 +116,8 @@ def test_documented_keys_are_the_contract(page: dict[str, Any], contract: dict[s
 
 
 def test_the_code_returns_what_is_documented() -> None:
+    always = {name for name, value in documented("distributed_inference").items() if value["returned"] == "always"}
+    assert distributed_inference.Task(cast("Any", None)).result.keys() == always | {"changed"}
     assert {field.name for field in fields(_rpc_client.WorkerStatus)} == WORKER_INFO["workers"].keys()
     assert set(_inference.Failure._fields) == INFERENCE["failure"].keys()
     for name, shape in [
