@@ -138,8 +138,8 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"HOME": "", "LLAMA_CPP_CLUSTER_CACHE": ""}, "HOME is not set"),
     ],
     ids=[
-        "no-workers", "too-many-workers", "workers-not-whole", "model-missing", "model-a-folder", "prompt-not-text", "model-a-text",
-        "cache-relative", "cache-with-a-blank", "cache-cannot-be-made", "no-home",
+        "no-workers", "too-many-workers", "workers-not-whole", "model-missing", "model-a-folder", "prompt-not-text",
+        "model-a-text", "cache-relative", "cache-with-a-blank", "cache-cannot-be-made", "no-home",
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dict[str, str], sentence: str) -> None:

@@ -346,6 +346,8 @@ REFUSED = {
     "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
     "no release to keep": ({"llama_cpp_keep_releases": 0}, "give 1 or more"),
     "option with -D": ({"llama_cpp_cmake_options": {"-DX": 1}}, "write GGML_OPENMP"),
+    "options as text": ({"llama_cpp_cmake_options": '{"GGML_OPENMP": false}'}, "give them as JSON"),
+    "targets as text": ({"llama_cpp_targets": "rpc-server"}, "give them as JSON"),
     "a word for a number": ({"llama_cpp_build_jobs": "many"}, "llama_cpp_build_jobs"),
 }
 
@@ -424,6 +426,29 @@ def test_what_a_kill_during_the_installation_left_is_no_hindrance(site: Site) ->
     assert site.works()
     assert site.releases() == {name}
     assert site.ok().changed == 0
+
+
+@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
+def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(site: Site, folder: bool) -> None:
+    site.prefix.mkdir()
+    _ = site.current.mkdir() if folder else site.current.write_text("mine")
+    before = site.tree()
+    for options in ([], ["--check"]):
+        run = site.run(*options)
+        assert run.code != 0
+        assert run.holds(f"{site.current} on node is not the link", "move it away")
+        assert run.changed == 0
+        assert site.tree() == before
+
+
+def test_numbers_and_flags_may_be_text_as_the_command_line_gives_them(site: Site) -> None:
+    typed = {"llama_cpp_manage_packages": "false", "llama_cpp_build_jobs": "0", "llama_cpp_keep_releases": "1"}
+    site.ok(llama_cpp_native=True)
+    built = site.manifest["id"]
+    assert site.ok(**typed, llama_cpp_native="true").changed == 0
+    site.ok(**typed, llama_cpp_native="false")
+    assert site.manifest["id"] != built
+    assert site.manifest["cmake_options"]["GGML_NATIVE"] is False
 
 
 def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
