@@ -3,21 +3,50 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
+ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
+# A hang, whatever else the host has to do.
+HANG_S = 180
 START_LIMIT_S = 20
+
+
+def run_module(
+    name: str, arguments: Mapping[str, object], *, check: bool = False, environment: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Run a module of the collection as Ansible does on a host, and return its result.
+
+    The documented examples are run in plays (test_documented_examples.py); without one it takes a fifth of the time.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", f"ansible_collections.llama_cpp.cluster.plugins.modules.{name}"],
+        input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check}}),
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections"), **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    assert "{" in done.stdout, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert done.returncode == (1 if result.get("failed") else 0)
+    assert result.get("changed", False) is False
+    return result
 
 
 @dataclass(frozen=True)

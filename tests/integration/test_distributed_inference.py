@@ -9,9 +9,7 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import Release, Worker, free_port
+from harness import HANG_S, Release, Worker, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,9 +28,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Here's a knock knock joke for children:"
-RUN_LIMIT_S = 60
 # Longer than any test waits: 16 thousand tokens.
 ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]}
 
@@ -53,38 +49,10 @@ def infer(
     environment: dict[str, str] | None = None,
     **args: Any,
 ) -> dict[str, Any]:
-    """Run the module in a play on this machine and return its result."""
+    """Run the module on this machine and return its result."""
     bin_dir = release.bin if isinstance(release, Release) else release
     given = {"bin_dir": str(bin_dir), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
-    play = {
-        "hosts": "localhost",
-        "connection": "local",
-        "gather_facts": False,
-        "vars": {"ansible_python_interpreter": sys.executable},
-        "environment": environment or {},
-        "tasks": [{"llama_cpp.cluster.distributed_inference": {**given, **args}}],
-    }
-    with tempfile.NamedTemporaryFile("w", suffix=".yml") as playbook:
-        json.dump([play], playbook)
-        playbook.flush()
-        done = subprocess.run(
-            [
-                *(sys.executable, "-m", "ansible.cli.playbook", "-i", "localhost,", playbook.name),
-                *(["--check"] if check else []),
-            ],
-            cwd=ROOT,
-            env={**os.environ, "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=RUN_LIMIT_S,
-            check=False,
-        )
-    assert "{" in done.stdout, done.stderr
-    report = json.loads(done.stdout[done.stdout.index("{") :])
-    result: dict[str, Any] = report["plays"][0]["tasks"][0]["hosts"]["localhost"]
-    assert not result["changed"]
-    return result
+    return run_module("distributed_inference", {**given, **args}, check=check, environment=environment)
 
 
 def wrapped(release: Release, folder: Path, script: str) -> Path:
@@ -137,7 +105,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_for(what: Callable[[], Any], limit: float = 30) -> Any:
+def wait_for(what: Callable[[], Any], limit: float = 60) -> Any:
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         found = what()
@@ -387,8 +355,8 @@ def test_a_worker_that_goes_between_verification_and_run_is_missed(
     programs = wrapped(release, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, programs, model, stays.endpoint, goes.endpoint)
-        goes.process.wait(RUN_LIMIT_S)
-        result = run.result(RUN_LIMIT_S)
+        goes.process.wait(HANG_S)
+        result = run.result(HANG_S)
     assert failure(result) == ("worker_unreachable", goes.endpoint)
     assert result["wall_time_ms"] is not None
     assert not result["text"]
@@ -425,7 +393,7 @@ def test_a_worker_killed_during_generation_is_named(release: Release, model: Pat
         run = pool.submit(infer, release, model, stays.endpoint, dies.endpoint, **ENDLESS)
         wait_for(lambda: generating(dies))
         dies.kill()
-        result = run.result(RUN_LIMIT_S)
+        result = run.result(HANG_S)
     assert failure(result) == ("worker_lost", dies.endpoint)
     assert result["text"]
     assert {device["endpoint"] for device in result["devices"]} >= {stays.endpoint, dies.endpoint}
@@ -564,11 +532,11 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
     release: Release, model: Path, start_worker: StartWorker
 ) -> None:
     worker = start_worker(release)
-    result = infer(release, model, worker.endpoint, timeout=2, **ENDLESS)
+    result = infer(release, model, worker.endpoint, timeout=5, **ENDLESS)
     assert failure(result) == ("timed_out", None)
-    assert "within 2 s" in result["msg"]
+    assert "within 5 s" in result["msg"]
     assert result["text"]
-    assert 2000 <= result["wall_time_ms"] < 8000
+    assert 5000 <= result["wall_time_ms"] < 11000
     assert not masters(worker)
 
 
@@ -582,7 +550,7 @@ def test_a_master_killed_by_the_system_is_short_of_memory(
         wait_for(lambda: generating(worker))
         (pid,) = masters(worker)
         os.kill(pid, signal.SIGKILL)
-        result = run.result(RUN_LIMIT_S)
+        result = run.result(HANG_S)
     assert failure(result) == ("out_of_memory", None)
     assert "killed by the system" in result["msg"]
 
@@ -597,7 +565,7 @@ def test_nothing_is_left_when_the_module_itself_is_killed(
         (pid,) = masters(worker)
         # The program, its time limit, the module.
         os.kill(parent(parent(pid)), signal.SIGKILL)
-        assert run.exception(RUN_LIMIT_S) is not None or "failed" in run.result()
+        assert run.exception(HANG_S) is not None or "failed" in run.result()
     wait_for(lambda: not masters(worker), limit=15)
     assert not worker.alive or wait_for(lambda: not worker.held())
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import parse_endpoint, probe
-from harness import RELEASES, free_port
+from harness import RELEASES, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -204,22 +204,8 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
     assert [look(worker).state for worker in workers] == ["ready", "ready"]
 
 
-def module(**parameters: object) -> dict[str, Any]:
-    """Run the module as a user does."""
-    check = parameters.pop("check", False)
-    done = subprocess.run(
-        [
-            str(ROOT / ".venv/bin/ansible"), "localhost", "-m", "llama_cpp.cluster.rpc_worker_info",
-            "-a", json.dumps(parameters), *(["--check"] if check else []),
-        ],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-        env={
-            **os.environ, "ANSIBLE_COLLECTIONS_PATH": str(ROOT / ".venv/collections"),
-            "ANSIBLE_LOAD_CALLBACK_PLUGINS": "true", "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.json",
-        },
-    )  # fmt: skip
-    assert "Traceback" not in done.stdout + done.stderr
-    return json.loads(done.stdout)["plays"][0]["tasks"][0]["hosts"]["localhost"]
+def module(*, check: bool = False, **parameters: object) -> dict[str, Any]:
+    return run_module("rpc_worker_info", parameters, check=check)
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check-mode"])
