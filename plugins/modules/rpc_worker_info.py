@@ -109,7 +109,7 @@ workers:
       type: int
       sample: 50052
     address:
-      description: The IPv4 address that was used; none if the name could not be resolved.
+      description: The IPv4 address that was used; V(null) if the name could not be resolved.
       type: str
       sample: 10.0.0.11
     state:
@@ -128,7 +128,7 @@ workers:
       type: bool
       sample: true
     protocol:
-      description: The protocol that the worker speaks; none if it did not say.
+      description: The protocol that the worker speaks; V(null) if it did not say.
       type: dict
       contains:
         version:
@@ -165,8 +165,8 @@ workers:
           type: int
           sample: 67430023168
     latency_ms:
-      description: Time from the start of the connection to the answer of the handshake, in milliseconds; none if there
-        was no answer.
+      description: Time from the start of the connection to the answer of the handshake, in milliseconds; V(null) if
+        there was no answer.
       type: float
       sample: 0.412
     message:

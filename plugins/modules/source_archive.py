@@ -81,7 +81,7 @@ path:
   type: str
   sample: /var/tmp/cache/llama_cpp_python-0.3.36.tar.gz
 sha256:
-  description: The archive's digest; null in check mode if it is not there and the source is a git repository.
+  description: The archive's digest; V(null) in check mode if it is not there and the source is a git repository.
   returned: success
   type: str
   sample: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e

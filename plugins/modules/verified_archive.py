@@ -73,7 +73,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 dest:
-  description: The folder that holds the content; null if only examined.
+  description: The folder that holds the content; V(null) if only examined.
   returned: success
   type: str
   sample: /opt/llama_cpp/build/source
