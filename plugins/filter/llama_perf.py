@@ -17,7 +17,7 @@ description:
     level and colour codes.
   - Standard output and standard error may be mixed. Generated text that looks like a log line is not taken for one
     where the log itself shows it to be text. Where the figures serve as proof, give standard error alone.
-  - What a log does not hold is null. Figures that upstream printed as C(inf) or C(nan) are null.
+  - What a log does not hold is V(null), and so are figures that upstream printed as C(inf) or C(nan).
 notes:
   - Performance figures are printed by a run that ended by itself. Device, buffer and offload lines need C(-lv 4) in
     builds from b9151 on.
@@ -34,7 +34,7 @@ EXAMPLES = r"""
   ansible.builtin.debug:
     msg: "{{ (lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf).perf.eval.tokens_per_second }}"
 
-- name: The same through a JMESPath query
+- name: The same through a JMESPath query, which needs jmespath on the controller
   ansible.builtin.debug:
     msg: >-
       {{ lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The figures of the run; every key is always there, and null where the log does not hold it.
+  description: The figures of the run; every key is always there, and V(null) where the log does not hold it.
   type: dict
   contains:
     perf:
@@ -148,13 +148,13 @@ _value:
           type: str
           sample: RPC0[192.0.2.11:50052]
         endpoint:
-          description: The worker's endpoint, null for a device of the master.
+          description: The worker's endpoint, V(null) for a device of the master.
           type: str
           sample: 192.0.2.11:50052
         layers:
           description:
             - Layers on the device, the output layer among them.
-            - From debug output, else from the share of the KV cache where that determines it, else null.
+            - From debug output, else from the share of the KV cache where that determines it, else V(null).
           type: int
         model_buffer_mib:
           description: Weights, in MiB.
