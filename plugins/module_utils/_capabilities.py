@@ -59,6 +59,7 @@ _TRACE_LEVEL = re.compile(r"^ +- (\d+): trace\b", re.MULTILINE)
 
 _VERSION_NUMBERED = re.compile(r"^version: (\d+) \(([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
 _VERSION_NAMED = re.compile(r"^version: (\S+) \(build (\d+), commit ([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
+_PROTOCOL = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}")
 _OPTION_NAMES = re.compile(r"^-{1,2}[A-Za-z][\w-]*(?:, +-{1,2}[A-Za-z][\w-]*)*", re.MULTILINE)
 
 # e_machine in the ELF header, by the name that uname gives. (elf.h)
@@ -190,8 +191,7 @@ def _identity(program: str, version_text: str) -> tuple[str | None, int | None, 
 
 def _counted_devices(protocol: str | None, build_number: int | None) -> bool | None:
     if protocol is not None:
-        major = protocol.split(".", 1)[0]
-        return int(major) >= COUNTED_DEVICES_SINCE_PROTOCOL if major.isdigit() else None
+        return int(protocol.split(".", 1)[0]) >= COUNTED_DEVICES_SINCE_PROTOCOL
     if build_number is not None and build_number >= SMALLEST_REAL_BUILD:
         return build_number >= COUNTED_DEVICES_SINCE_BUILD
     return None
@@ -211,7 +211,10 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
     full_commit = _text(source.get("commit")) if isinstance(source, dict) else None
     if full_commit and (commit is None or full_commit.startswith(commit)):
         commit = full_commit
-    protocol = _text(manifest.get("rpc_protocol")) or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
+    stated = _text(manifest.get("rpc_protocol"))
+    if stated is None or not _PROTOCOL.fullmatch(stated):
+        stated = None
+    protocol = stated or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
     trace = _TRACE_LEVEL.search(help_text)
     return Capabilities(
         program=program,

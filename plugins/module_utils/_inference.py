@@ -287,7 +287,7 @@ def _mismatches(statuses: Sequence[WorkerStatus], protocol: str | None) -> list[
     # Where the master's own protocol is not known, its workers must at least agree with each other.
     reference = protocol or str((spoken[0].protocol or {})["version"])
     whose = "this master" if protocol else f"worker {spoken[0].endpoint}"
-    major, minor = (int(part) for part in f"{reference}.0".split(".")[:2])
+    major, minor = (int(part) for part in reference.split(".")[:2])
     return [
         Failure(
             "protocol_mismatch",

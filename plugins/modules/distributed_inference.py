@@ -30,6 +30,8 @@ options:
   prompt:
     description:
       - Text to continue. It is taken as it is, without a chat template and without escape sequences.
+      - It is an argument of the program, so other users of the master can see it in the list of processes, unless it
+        is longer than 100 kB.
     type: str
     required: true
   workers:
@@ -99,8 +101,8 @@ options:
     type: int
   verify:
     description:
-      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready, of
-        this master's RPC protocol and different from each other.
+      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
+        within 5 s, of this master's RPC protocol and different from each other.
       - Without it, a worker that another client holds is noticed only by O(timeout), and dies when it comes to the
         connection that was given up; a GPU of the master that llama.cpp can use may take part too.
     type: bool

@@ -101,8 +101,10 @@ def test_a_build_without_rpc_is_refused_with_the_switch_to_build_it() -> None:
         ({"source": {"commit": "0c1e570" + "9" * 33}}, "7.0.0", "0c1e570" + "9" * 33),
         ({"source": {"commit": "f" * 40}}, "7.0.0", "0c1e570"),
         ({"rpc_protocol": 7, "source": "x"}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": "unknown"}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": "7"}, "7.0.0", "0c1e570"),
     ],
-    ids=["none", "protocol", "commit", "commit-of-another-build", "of-other-types"],
+    ids=["none", "protocol", "commit", "commit-of-another-build", "of-other-types", "no-version", "part-of-one"],
 )
 def test_the_manifest_says_more_but_not_otherwise(
     manifest: dict[str, object], protocol: str | None, commit: str | None
