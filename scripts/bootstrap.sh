@@ -74,7 +74,7 @@ for part in run dev; do
     if [ ! -e "$stamp" ]; then
         say "Installing requirements/$part.txt into .venv (pinned, with digests; about a minute)"
         "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
-            die "the requirements could not be installed: see the lines above; this needs a Python package index."
+            die "the requirements could not be installed: see the lines above; this needs a Python package index, and 1 GB of disk."
         rm -f "$venv/.requirements-$part-"*
         : >"$stamp"
     fi

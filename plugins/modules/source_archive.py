@@ -87,7 +87,9 @@ sha256:
   sample: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 """
 
+import errno
 import fcntl
+import os
 import re
 import shutil
 from http.client import HTTPException
@@ -145,6 +147,8 @@ class Source:
     def fail(self, message: str) -> NoReturn:
         """End the module with one sentence, leaving nothing half fetched."""
         shutil.rmtree(str(self.part), ignore_errors=True)
+        if os.strerror(errno.ENOSPC) in message:  # whoever noticed it, and however it was said
+            message = f"the disk that holds {self.path.parent} is full; nothing was kept: make room and run this again."
         self.module.fail_json(msg=message)
         raise AssertionError
 
@@ -178,6 +182,9 @@ class Source:
             environ_update={
                 "PYTHONPATH": self.module.params["build_backend_path"] or "",
                 "PYTHONDONTWRITEBYTECODE": "1",
+                # What it unpacks on the way is large, and goes with the folder.
+                "TMPDIR": str(folder),
+                "LC_ALL": "C",
             },
         )
         return next((folder / "out").iterdir())

@@ -494,6 +494,23 @@ def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> N
         subprocess.run(["umount", str(site.prefix)], check=True, timeout=10)
 
 
+def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
+    source = archive(tmp_path / "source.tar.gz")
+    (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))  # it comes to no digest
+    site = Site(tmp_path, {**source, "llama_cpp_archive": f"file://{tmp_path}/source.tar.gz"})
+    site.cache.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(site.cache)]
+    subprocess.run(mount, check=True, timeout=10)
+    try:
+        run = site.run()
+        assert run.code != 0
+        assert run.holds(f"the disk that holds {site.cache}/sources is full")
+        assert [path.name[-5:] for path in (site.cache / "sources").iterdir()] == [".lock"]
+        assert not site.prefix.exists()
+    finally:
+        subprocess.run(["umount", str(site.cache)], check=True, timeout=10)
+
+
 def test_hosts_of_one_controller_share_its_cache(tmp_path: Path) -> None:
     source = archive(tmp_path / "source.tar.gz")
     source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"
