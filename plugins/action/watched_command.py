@@ -30,13 +30,25 @@ TROUBLE = re.compile(
 )
 NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
 
+LOOK_S, LOOKS = 5, 12  # a command that nobody has looked after for so long is ended: its controller is gone
+
 # $1 log, $2 result, $3 seconds, $4 folder, $5... the command. The shell holds the lock while the command runs, and the
 # command does not inherit it: what it may leave running must not block the next call.
 START = f"""
 log=$1 result=$2 seconds=$3 folder=$4; shift 4
 exec 9>"$log.lock" && cd "$folder" || exit
 if flock --timeout "$seconds" 9
-then timeout --kill-after={GRACE_S} "$seconds" "$@" >"$log" 2>&1 </dev/null 9>&-; code=$?
+then
+    timeout --kill-after={GRACE_S} "$seconds" "$@" >"$log" 2>&1 </dev/null 9>&- & command=$!
+    {{
+        cd / && missed=0
+        while sleep {LOOK_S} && [ "$missed" -lt {LOOKS} ]
+        do if rm "$log.watched"; then missed=0; else missed=$((missed + 1)); fi
+        done
+        kill "$command"
+    }} 2>/dev/null 9>&- & guard=$!
+    wait "$command"; code=$?
+    kill "$guard"
 else code={LOCK_HELD}
 fi
 echo $code >"$result.new" && mv "$result.new" "$result"
@@ -89,12 +101,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         # A name of its own for the result: an earlier call's command may still be about to write one.
         rc_file = f"{log}.{secrets.token_hex(4)}.rc"
         pid = self._start(args, rc_file)
+        watched = shlex.quote(f"{log}.watched")
         # This look shows first whether it lives: if it does not, and has left no result, none will come.
-        look = f"kill -0 {pid} 2>/dev/null && echo alive; cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
+        look = f"touch {watched} 2>/dev/null; kill -0 {pid} 2>/dev/null && echo alive; "
+        look += f"cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
         look += f"tail -c 4000 {shlex.quote(log)} 2>/dev/null"
         # It may first wait for an earlier call's command, which is bounded by the same limit.
         code = self._watch(host, look, 2 * limit + 3 * GRACE_S)
-        self._shell(f"rm -f {shlex.quote(rc_file)}")
+        self._shell(f"rm -f {shlex.quote(rc_file)} {watched}")
         result.update(rc=code, log=log, elapsed_s=int(time.monotonic() - started), changed=True)
         if code != 0:
             result.update(failed=True, msg=self._reason(args, code))

@@ -13,8 +13,8 @@ version_added: 0.1.0
 description:
   - Runs a command on the host, detached from the connection, and shows about every ten seconds one line with the host,
     the time that has passed and the last line of its output.
-  - If the connection or the controller goes away, the command goes on, bounded by its time limit. A later call with the
-    same O(log) waits until it has ended before it starts its own.
+  - If the controller goes away, is interrupted or can no longer reach the host, the command is ended a minute later. A
+    later call with the same O(log) waits until it has ended before it starts its own.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

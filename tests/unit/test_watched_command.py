@@ -3,8 +3,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import clock, last_step, trouble
+from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import START, clock, last_step, trouble
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 STEPS = {
     "nothing yet": ("", "started"),
@@ -44,3 +51,19 @@ def test_without_such_lines_the_last_ones_are_shown() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (9.7, "0:09"), (75, "1:15"), (3600, "60:00")])
 def test_time_is_shown_in_minutes_and_seconds(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["somebody looks", "nobody looks"])
+def test_a_command_is_ended_when_nobody_looks_after_it_any_more(tmp_path: Path, watched: bool) -> None:
+    script = START.replace("while sleep 5", "while sleep 0.2").replace("-lt 12", "-lt 3")
+    assert script != START
+    log = tmp_path / "log"
+    shell = subprocess.Popen(["sh", "-c", script, "sh", log, tmp_path / "rc", "60", tmp_path, "sleep", "2"])
+    try:
+        while shell.poll() is None:
+            if watched:
+                (tmp_path / "log.watched").touch()
+            time.sleep(0.05)
+    finally:
+        shell.kill()
+    assert (tmp_path / "rc").read_text() == ("0\n" if watched else "143\n")
