@@ -63,6 +63,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if result.task.action.rpartition(".")[2] == "debug":
             self._display.display(f"\n{str(result.result.get('msg', '')).strip()}\n")
 
+    def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
+        """Take back what was announced."""
+        if result.task.action.rpartition(".")[2] not in SILENT:
+            self._display.display("      (not needed here)")
+
     def v2_runner_on_failed(self, result: CallbackTaskResult, ignore_errors: bool = False) -> None:
         """Print why, unless it does not matter."""
         if not ignore_errors:
