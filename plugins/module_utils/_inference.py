@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._capabilities import Capabilities
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import PerfLog
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import Perf, PerfLog
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import Endpoint, WorkerStatus
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
@@ -470,6 +470,14 @@ def _incomplete(ending: Ending) -> Failure | None:
     program = Path(ending.program).name
     message = f"{program} ended without its figures, so that the text may be cut off; run again."
     return OutputLost("unknown", None, message)
+
+
+def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
+    """Whether a run lost its last lines: what it had to say, the text, or, after the text, figures."""
+    if failure:
+        return isinstance(failure, OutputLost)
+    # Of the figures of all generations, the last that every build prints.
+    return perf is None or perf["total"]["time_ms"] is None
 
 
 def _unknown(ending: Ending) -> Failure:

@@ -15,8 +15,8 @@ description:
   - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
     exit status of the program says.
   - Standard input of the program is closed and its time is limited, so the task always ends.
-  - Builds since 2026 can end before their last lines are written. A text that may be cut off is never taken for a
-    result; the run is repeated, at most three times and as long as O(timeout) leaves the time for it.
+  - Builds since 2026 can end before their last lines are written. Then the run is repeated, at most three times and
+    as long as O(timeout) leaves the time for it. A text that may be cut off is never taken for a result.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 author:
@@ -404,9 +404,14 @@ class Task:
         for _repetition in range(REPETITIONS):
             taken_s = self.result["wall_time_ms"] / 1000
             left_s -= taken_s
-            if not isinstance(failure, inference.OutputLost) or left_s <= taken_s:
+            if not inference.output_lost(failure, self.result["perf"]) or left_s <= taken_s:
                 break
+            before, failed_before = dict(self.result), failure
             failure = self.attempt(options, capabilities, command, math.ceil(left_s))
+            if failure and not failed_before:
+                # A whole text is not given up for figures.
+                self.result, failure = {**before, "attempts": self.result["attempts"]}, None
+                break
         if failure:
             self.fail(failure)
         self.module.exit_json(**self.result)

@@ -23,6 +23,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._inference impor
     check_options,
     classify,
     generated_text,
+    output_lost,
     time_limit,
     worker_failure,
 )
@@ -670,6 +671,17 @@ FIGURE = "common_perf_print:    sampling time =       6.66 ms\n"
 )
 def test_lost_output_is_told_from_a_failure(stderr: str, exit_status: int, lost: bool) -> None:
     assert isinstance(judged(stderr, exit_status), OutputLost) == lost
+
+
+@pytest.mark.parametrize("recorded", ["0c1e57098-rpc7.0.0-3workers-lv4", "4227c9be-rpc2.0.0"])
+def test_a_report_without_its_end_is_told_from_a_whole_one(recorded: str) -> None:
+    whole = (FIXTURES / "logs" / f"completion-{recorded}.log").read_text(errors="replace")
+    perf = parse_log(whole)["perf"]
+    cut = parse_log(whole[: whole.rindex(" total time")])["perf"]
+    assert cut
+    assert not output_lost(None, perf)
+    assert output_lost(None, cut)
+    assert not output_lost(Failure("timed_out", None, "Too late."), cut)
 
 
 @given(st.text(), st.integers(0, 255), st.booleans())
