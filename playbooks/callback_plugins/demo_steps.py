@@ -61,7 +61,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Print what is there to be read."""
         self._handle_warnings(result.result)
         if result.task.action.rpartition(".")[2] == "debug":
-            self._display.display(f"\n{str(result.result.get('msg', '')).strip()}\n")
+            message = result.result.get("msg", "")
+            text = "\n".join(message) if isinstance(message, list) else str(message)
+            self._display.display(f"\n{text.strip()}\n")
 
     def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
         """Take back what was announced."""

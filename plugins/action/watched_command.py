@@ -36,7 +36,7 @@ LOOK_S, LOOKS = 5, 12  # a command that nobody has looked after for so long is e
 # command does not inherit it: what it may leave running must not block the next call.
 START = f"""
 log=$1 result=$2 seconds=$3 folder=$4; shift 4
-exec 9>"$log.lock" && cd "$folder" || exit
+cd "$folder" && exec 9>.watched_command.lock || exit
 if flock --timeout "$seconds" 9
 then
     timeout --kill-after={GRACE_S} "$seconds" "$@" >"$log" 2>&1 </dev/null 9>&- & command=$!
@@ -105,7 +105,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         # This look shows first whether it lives: if it does not, and has left no result, none will come.
         look = f"touch {watched} 2>/dev/null; kill -0 {pid} 2>/dev/null && echo alive; "
         look += f"cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
-        look += f"tail -c 4000 {shlex.quote(log)} 2>/dev/null"
+        look += f"tail -c 16000 {shlex.quote(log)} 2>/dev/null"
         # It may first wait for an earlier call's command, which is bounded by the same limit.
         code = self._watch(host, look, 2 * limit + 3 * GRACE_S)
         self._shell(f"rm -f {shlex.quote(rc_file)} {watched}")
@@ -142,7 +142,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _reason(self, args: dict[str, Any], code: int) -> str:
         log, limit = args["log"], args["timeout"]
         if code == LOCK_HELD:
-            return f"the command was not started: an earlier one with the log {log} had not ended after {limit} s."
+            return f"the command was not started: an earlier one in its folder had not ended after {limit} s."
         if code == NO_RESULT:
             return f"the command left no result: it was killed, or its disk is full or its folder missing; see {log}."
         lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))

@@ -14,7 +14,7 @@ description:
   - Runs a command on the host, detached from the connection, and shows about every ten seconds one line with the host,
     the time that has passed and the last line of its output.
   - If the controller goes away, is interrupted or can no longer reach the host, the command is ended a minute later. A
-    later call with the same O(log) waits until it has ended before it starts its own.
+    later call for the same folder waits until it has ended before it starts its own.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

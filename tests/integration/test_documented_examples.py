@@ -15,7 +15,7 @@ from harness import Release, Worker
 from test_examples import as_plays, blocks, tasks
 from tree import COLLECTION, PLUGINS, documentation, run
 
-CLUSTER_MODULES = {f"{COLLECTION}.{name}" for name in ("rpc_worker_info", "distributed_inference", "llama_bench")}
+CLUSTER_MODULES = {f"{COLLECTION}.{name}" for name in ("rpc_worker_info", "distributed_inference")}
 
 
 def _documented() -> dict[str, list[dict[str, Any]]]:
