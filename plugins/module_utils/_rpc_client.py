@@ -58,7 +58,7 @@ _DEVICE_LIMIT = 64
 # Line-based servers (HTTP among them) wait for a line end before they answer. This valid request has two: such a server
 # answers it, and a worker asked for a device that it cannot have ends the session.
 _NUDGE = _request(_DEVICE_MEMORY, b"\r\n\r\n")
-_NUDGE_WINDOW_S = 0.5
+_NUDGE_WINDOW_S = 1.0
 
 _RESOLVER_THREADS = 100
 _RESOLVER_POLL_S = 0.02

@@ -278,16 +278,17 @@ def cut(times: int, lines: str, size: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "lines",
-    ["/ total time/q;p", "/_perf_print/!p", "1,20p", ""],
+    ("lines", "size"),
+    # Where there are figures, the text is whole.
+    [("/ total time/q;p", 9999), ("/_perf_print/!p", 20), ("1,20p", 20), ("", 20)],
     ids=["last-figures", "figures-and-end-of-text", "almost-all", "everything"],
 )
 def test_a_run_that_lost_its_last_lines_is_repeated(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, lines: str
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, lines: str, size: int
 ) -> None:
     worker = start_worker(release_7)
     whole = infer(release_7, model, worker.endpoint)
-    result = infer(wrapped(release_7, tmp_path, cut(1, lines, 20)), model, worker.endpoint)
+    result = infer(wrapped(release_7, tmp_path, cut(1, lines, size)), model, worker.endpoint)
     assert result["failure"] is None, result["msg"]
     assert result["text"] == whole["text"]
     assert result["perf"]["eval"]["runs"] == 15
