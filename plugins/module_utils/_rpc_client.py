@@ -246,6 +246,7 @@ class _Connection:
         self.dialogue: _Dialogue | None = None  # set when connected
         self.started = time.monotonic()
         self.answered = False
+        self.last_chance = False  # the next alarm is the end
         self.nudged = False
         self.needed = 0
         self.buffer = b""
@@ -292,6 +293,7 @@ class _Prober:
 
     def __init__(self, endpoints: Sequence[Endpoint], timeout: float, expected: tuple[int, ...], slots: int) -> None:
         self.timeout = timeout
+        self.nudge_window = min(_NUDGE_WINDOW_S, timeout / 4)
         self.expected = expected
         self.slots = slots  # connections that may be open at a time
         self.selector = selectors.DefaultSelector()
@@ -441,7 +443,7 @@ class _Prober:
         look.status.reachable = True
         self.selector.modify(connection.sock, selectors.EVENT_READ, look)
         connection.begin(_dialogue(look.status, _HELLO_FORMS[look.form], self.expected, connection.started))
-        self.set_alarm(look, look.deadline - min(_NUDGE_WINDOW_S, self.timeout / 4))
+        self.set_alarm(look, look.deadline - self.nudge_window)
 
     def hung_up(self, look: _Look, connection: _Connection) -> None:
         if connection.nudged and look.status.protocol:
@@ -466,8 +468,10 @@ class _Prober:
             self.finish(look, "unresolved", _unresolved(look.status, reason))
         elif connection.dialogue is None:
             self.connect_failed(look, ETIMEDOUT)
-        elif now < look.deadline:
-            self.set_alarm(look, look.deadline)
+        elif not connection.last_chance:
+            connection.last_chance = True
+            # All of it, also where this process got to it late.
+            self.set_alarm(look, max(look.deadline, now + self.nudge_window))
             # Whoever hung up on the first form of HELLO does not wait for a line.
             if look.form == 0 and not connection.answered:
                 with suppress(OSError):  # seen again, and handled, when reading
