@@ -431,7 +431,10 @@ def test_what_a_kill_during_the_installation_left_is_no_hindrance(site: Site) ->
 @pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
 def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(site: Site, folder: bool) -> None:
     site.prefix.mkdir()
-    _ = site.current.mkdir() if folder else site.current.write_text("mine")
+    if folder:
+        site.current.mkdir()
+    else:
+        site.current.write_text("mine")
     before = site.tree()
     for options in ([], ["--check"]):
         run = site.run(*options)
