@@ -15,7 +15,7 @@ description:
   - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
     exit status of the program says.
   - Standard input of the program is closed and its time is limited, so the task always ends.
-  - Builds since 2026 can end before their last lines are written. Then the run is repeated, at most nine times and
+  - Builds since 2026 can end before their last lines are written. Then the run is repeated, at most five times and
     as long as O(timeout) leaves the time for it. A text that may be cut off is never taken for a result.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
@@ -288,7 +288,7 @@ PROBE_TIMEOUT_S = 5.0
 DESCRIBE_TIMEOUT_S = 30
 # Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
 # whose cores have two other programs each to run.
-REPETITIONS = 9
+REPETITIONS = 5
 LOG_TAIL_LINES = 20
 LOG_TAIL_COLUMNS = 500
 

@@ -305,11 +305,11 @@ def test_a_text_that_may_be_cut_off_is_no_result(
     result = infer(programs, model, worker.endpoint)
     assert failure(result) == ("unknown", None)
     assert "the text may be cut off; run again" in result["msg"]
-    assert (result["attempts"], (tmp_path / "runs").read_text()) == (10, "10\n")
+    assert (result["attempts"], (tmp_path / "runs").read_text()) == (6, "6\n")
     # There is no time for another one.
     result = infer(wrapped(release_7, tmp_path, "sleep 5" + cut(99, "", 20)), model, worker.endpoint, timeout=10)
     assert failure(result) == ("unknown", None)
-    assert (result["attempts"], (tmp_path / "runs").read_text()) == (1, "11\n")
+    assert (result["attempts"], (tmp_path / "runs").read_text()) == (1, "7\n")
 
 
 def test_a_whole_text_counts_although_its_last_figures_are_lost_and_a_repetition_fails(
