@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the role says of the real releases that it built is what they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from harness import RELEASES
+
+VARS = Path(__file__).resolve().parents[2] / "roles" / "llama_cpp" / "vars" / "main.yml"
+
+
+@pytest.mark.parametrize("protocol", RELEASES)
+def test_manifest_table_and_program_agree(protocol: str) -> None:
+    release = RELEASES[protocol]
+    pinned = yaml.safe_load(VARS.read_text())["__llama_cpp_archives"][release.version]
+    manifest = json.loads((release.prefix / "current" / "manifest.json").read_text())
+    assert manifest["rpc_protocol"] == pinned["protocol"] == protocol
+    assert manifest["source"]["commit"] == pinned["commit"]
+    assert manifest["source"]["sha256"] == pinned["sha256"]
+    said = subprocess.run(
+        [release.bin / "llama-cli", "--version"], check=True, capture_output=True, text=True, timeout=30
+    )
+    assert pinned["commit"][:7] in said.stdout + said.stderr
