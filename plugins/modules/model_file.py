@@ -1,0 +1,260 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Put the files of a model under their names, whole and recorded."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: model_file
+short_description: Put the files of a model under their names, whole and recorded
+version_added: 0.1.0
+description:
+  - With O(state=staged) it says which files of the model have to be brought, checks that there is room for them, and
+    makes a folder beside the model in which they can be put together.
+  - With O(state=present) it verifies what was brought there, and gives it its names by renaming, so that the model is
+    there whole or not at all.
+  - Beside each file a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). As long as size,
+    inode and time of change are those of the record, the file is not digested again.
+  - With O(state=absent) the records in the folder of the model are removed and what a killed run has left there, and, if
+    O(remove_files) is true, the files that have a record, unless they were there before.
+  - A file that is there without a record is never overwritten. It is taken over if its digest is the wanted one, and
+    refused otherwise.
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  path:
+    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)), which stands for all of them.
+    type: path
+    required: true
+  state:
+    description: See the description of this module.
+    type: str
+    choices: [staged, present, absent]
+    required: true
+  origin:
+    description: Where the model comes from, in any words; kept in the record, and compared as a whole.
+    type: dict
+    default: {}
+  sha256:
+    description:
+      - The SHA-256 digests of the model's files by their names.
+      - Files without one are not digested.
+    type: dict
+    default: {}
+  space_bytes:
+    description: How much room is needed on the file system of O(path). For O(state=staged).
+    type: int
+    default: 0
+  owner:
+    description:
+      - The name of the user who may write into the folder, by default the one who runs the module.
+      - For O(state=staged).
+    type: str
+  remove_files:
+    description: Whether model files are removed too. For O(state=absent).
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Says what would be brought, and whether there is room for it.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+  idempotent:
+    description: A model that is there with its record is left as it is.
+    support: full
+notes:
+  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
+seealso:
+  - module: llama_cpp.cluster.controller_file
+  - module: llama_cpp.cluster.verified_download
+"""
+
+EXAMPLES = r"""
+- name: There is a place for the model
+  llama_cpp.cluster.model_file:
+    path: /srv/models/model.gguf
+    state: staged
+    space_bytes: 4661211424
+    origin: {built: today}
+  register: model
+
+- name: The model is made there
+  ansible.builtin.command:
+    argv: [make-a-model, "{{ model.staging }}/model.gguf"]
+  when: model.needed | length > 0
+
+- name: The model is in place
+  llama_cpp.cluster.model_file:
+    path: /srv/models/model.gguf
+    state: present
+    origin: {built: today}
+  when: model.needed | length > 0
+"""
+
+RETURN = r"""
+staging:
+  description: The folder beside the model in which its files are put together.
+  returned: success
+  type: str
+  sample: /srv/models/.model.gguf.staging
+needed:
+  description: The names of the files that have to be brought, or with O(state=present) were.
+  returned: success
+  type: list
+  elements: str
+  sample: [model.gguf]
+removed:
+  description: The files and folders that were removed.
+  returned: with O(state=absent)
+  type: list
+  elements: str
+  sample: [/srv/models/.model.gguf.llama_cpp.json]
+"""
+
+import os
+import pwd
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import (
+    FileError,
+    claim,
+    digest,
+    put,
+    reason,
+    record_path,
+    records_in,
+    require_space,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, model_parts, read_model
+
+
+class Model:
+    """One model, and the folder in which it is put together."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        params = module.params
+        self.path = Path(params["path"])
+        self.parts = model_parts(self.path)
+        self.staging = self.path.with_name(f".{self.path.name}.staging")
+        self.origin: dict[str, Any] = params["origin"]
+        self.sha256: dict[str, str] = {name: text.lower() for name, text in params["sha256"].items()}
+        self.params = params
+        self.write = not module.check_mode
+
+    def stage(self) -> dict[str, Any]:
+        """Say what is needed and make a place for it."""
+        needed, renewed = [], False
+        for part in self.parts:
+            wanted, noted = claim(part, self.sha256.get(part.name), self.origin, write=self.write)
+            needed += [part.name] if wanted else []
+            renewed = renewed or noted
+        result = {"changed": bool(needed) or renewed, "needed": needed}
+        if needed and self.write:
+            # What a killed run left takes room that this one needs.
+            shutil.rmtree(str(self.staging), ignore_errors=True)
+        if needed:
+            require_space(self.path, self.params["space_bytes"], f"{self.path}")
+        if needed and self.write:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.staging.mkdir(mode=0o700)
+            if self.params["owner"] and pwd.getpwnam(self.params["owner"]).pw_uid != os.geteuid():
+                shutil.chown(str(self.staging), self.params["owner"])
+        return result
+
+    def put(self) -> dict[str, Any]:
+        """Verify what is in the folder and give it its names, the first part last."""
+        staged = [part for part in self.parts if (self.staging / part.name).exists()]
+        if not staged:
+            claims = [claim(part, self.sha256.get(part.name), self.origin, write=False)[0] for part in self.parts]
+            if any(claims):
+                raise FileError(f"{self.path} cannot be put in place: {self.staging} does not hold it.")
+            return {"changed": False, "needed": []}
+        result = {"changed": True, "needed": [part.name for part in staged]}
+        if not self.write:
+            return result
+        for part in staged:
+            self.verify(self.staging / part.name, self.sha256.get(part.name))
+        if len(staged) == len(self.parts):
+            read_model(self.staging / self.path.name)
+        for part in reversed(staged):
+            brought = self.staging / part.name
+            os.chown(str(brought), os.geteuid(), os.getegid())
+            brought.chmod(0o644)
+            put(brought, part, self.sha256.get(part.name), self.origin)
+        shutil.rmtree(str(self.staging), ignore_errors=True)
+        return result
+
+    def remove(self) -> dict[str, Any]:
+        """Remove records, what a killed run has left and, if that is wanted, the files that were put there."""
+        gone = [part.with_name(part.name + ".part") for part in self.parts]
+        for path, record in records_in(self.path.parent).items():
+            gone += [record_path(path)] + ([path] if self.params["remove_files"] and not record.adopted else [])
+        gone = [path for path in [*gone, self.staging] if path.exists() or path.is_symlink()]
+        for path in gone if self.write else []:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(str(path))
+            else:
+                path.unlink()
+        return {"changed": bool(gone), "needed": [], "removed": [str(path) for path in gone]}
+
+    def verify(self, path: Path, sha256: str | None) -> None:
+        """Refuse a file with another digest."""
+        found = digest(path) if sha256 else None
+        if found != sha256:
+            raise FileError(
+                f"{path.name} arrived with the SHA-256 digest {found}, but {sha256} was expected; nothing was kept: "
+                "run this again, and check the disk if it happens again."
+            )
+
+    def drop(self) -> None:
+        """Leave nothing half done."""
+        if self.write:
+            shutil.rmtree(str(self.staging), ignore_errors=True)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": ["staged", "present", "absent"], "required": True},
+            "origin": {"type": "dict", "default": {}},
+            "sha256": {"type": "dict", "default": {}},
+            "space_bytes": {"type": "int", "default": 0},
+            "owner": {"type": "str"},
+            "remove_files": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    wrong = [name for name, text in params["sha256"].items() if not re.fullmatch(r"[0-9a-fA-F]{64}", str(text))]
+    if wrong:
+        module.fail_json(msg=f"sha256 of {wrong[0]} is not a SHA-256 digest: it needs 64 hexadecimal digits.")
+    try:
+        model = Model(module)
+    except GgufError as error:
+        module.fail_json(msg=str(error))
+    try:
+        result = {"staged": model.stage, "present": model.put, "absent": model.remove}[params["state"]]()
+    except (FileError, GgufError) as error:
+        model.drop()
+        module.fail_json(msg=str(error))
+    except KeyError:
+        model.drop()
+        module.fail_json(msg=f"owner is {params['owner']!r}, and there is no such user on this host.")
+    except OSError as error:
+        model.drop()
+        module.fail_json(msg=reason(error, model.path))
+    module.exit_json(staging=str(model.staging), **result)
+
+
+if __name__ == "__main__":
+    main()
