@@ -60,7 +60,6 @@ TOOLS = {
     "setpriv": "util-linux",
     "ssh-keygen": "openssh-client",
     "systemd-nspawn": "systemd-container",
-    "tar": "tar",
 }
 
 # What every image of a cloud has, and no more: the roles install what they need.
@@ -68,7 +67,8 @@ PACKAGES = "ca-certificates,dbus,iproute2,openssh-server,python3,sudo,systemd,sy
 # Part of the image, as it is the same for every host. Masked is what needs a device, or waits for another network.
 HOOKS = (
     'chroot "$1" systemctl -q enable systemd-networkd ssh',
-    'chroot "$1" systemctl -q mask systemd-networkd-wait-online systemd-resolved systemd-timesyncd systemd-udev-trigger',
+    'chroot "$1" systemctl -q mask systemd-networkd-wait-online systemd-resolved systemd-timesyncd',
+    'chroot "$1" systemctl -q mask systemd-udev-trigger',
     f'chroot "$1" useradd --create-home --shell /bin/bash {USER}',
     f'chroot "$1" install -d -m 0700 -o {USER} -g {USER} /home/{USER}/.ssh',
     f'echo "{USER} ALL=(ALL) NOPASSWD: ALL" >"$1/etc/sudoers.d/lab" && chmod 0440 "$1/etc/sudoers.d/lab"',
@@ -88,15 +88,16 @@ fi
 KEEPER = (
     UNIFIED
     + r"""
-root=$1 name=$2 bridge=$3 machine=$4 scope=$5
-shift 5
+folder=$1 name=$2 bridge=$3 image=$4 machine=$5 scope=$6
+shift 6
+mount -t overlay -o "lowerdir=$image,upperdir=$folder/changes,workdir=$folder/work" overlay "$folder/root" || exit 1
 if [ "$scope" = none ]; then
     mkdir -p "/sys/fs/cgroup/$machine" && echo 0 >"/sys/fs/cgroup/$machine/cgroup.procs" || exit 1
 fi
 while :; do
     systemd-nspawn --quiet --boot --register=no --keep-unit --kill-signal=SIGKILL --link-journal=no --resolv-conf=off \
         --timezone=off --network-bridge="$bridge" --capability=all --system-call-filter=bpf --hostname="$name" \
-        --machine="$machine" --directory="$root" "$@"
+        --machine="$machine" --directory="$folder/root" "$@"
     [ $? = 133 ] || break
 done
 """
@@ -140,6 +141,18 @@ def locked(name: str, busy: str = "") -> Iterator[None]:
         yield
 
 
+def keepers() -> dict[int, list[str]]:
+    """The processes that keep hosts of any lab, known by the arguments they were given, from "keeper" on."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            argv = (process / "cmdline").read_bytes().decode().split("\0")
+            given = argv[argv.index("keeper") :]
+            if argv[0] == "unshare" and len(given) > 5:
+                found[int(process.name)] = given
+    return found
+
+
 class Lab:
     def __init__(self, number: int, cache: Path) -> None:
         self.number = number
@@ -174,10 +187,10 @@ class Lab:
                 image = dict(zip(suites, threads.map(self.image, suites)))
                 self.make_key()
                 self.make_network()
-                list(threads.map(lambda host: self.unpack(host, image[host.suite]), hosts))
+                list(threads.map(lambda host: self.furnish(host, image[host.suite]), hosts))
                 self.write_known_hosts(hosts)
                 for host in hosts:
-                    self.start(host, share)
+                    self.start(host, image[host.suite], share)
                 list(threads.map(self.wait_for, hosts))
         except BaseException:
             self.down()
@@ -189,28 +202,28 @@ class Lab:
         say(f"log in with: ssh -F {self.folder}/ssh_config {hosts[0].name}")
 
     def image(self, suite: str) -> Path:
-        """The archive of a minimal system; made once, named by the digest of its recipe."""
+        """The folder of a minimal system; made once, named by the digest of its recipe, and only read from then on."""
         recipe = ["--variant=minbase", f"--include={PACKAGES}", '--aptopt=Acquire::Languages "none"']
         recipe += [f"--customize-hook={hook}" for hook in HOOKS]
-        archive = self.images / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]}.tar"
+        image = self.images / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]}"
         self.images.mkdir(parents=True, exist_ok=True)
         with (self.images / f"{suite}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for leftover in self.images.glob(f"{suite}-*"):
-                if leftover.is_dir():
-                    shutil.rmtree(leftover)
-                elif leftover != archive:
-                    leftover.unlink()
-            if not archive.exists():
+            used = {argv[4] for argv in keepers().values()}
+            for other in self.images.glob(f"{suite}-*"):
+                if other != image and str(other) not in used:
+                    shutil.rmtree(other)
+            if not image.exists():
                 say(f"making a minimal {suite} system (once)")
                 work = self.images / f"{suite}-work"
-                work.mkdir()
-                part = work / "image.tar"
+                root = work / "root"
+                root.mkdir(parents=True, mode=0o755)
                 # In namespaces of its own: what it mounts, and what it starts, goes with it.
-                run(*WITH_THIS, *IN_PROCESS_NAMESPACE, "env", f"TMPDIR={work}", "mmdebstrap", *recipe, suite, str(part))
-                part.rename(archive)
+                command = ["env", f"TMPDIR={work}", "mmdebstrap", "--format=directory", *recipe, suite, str(root)]
+                run(*WITH_THIS, *IN_PROCESS_NAMESPACE, *command)
+                root.rename(image)
                 shutil.rmtree(work)
-        return archive
+        return image
 
     def make_key(self) -> None:
         key = self.folder / "key"
@@ -247,10 +260,18 @@ class Lab:
             }}"""
         run("nft", "-f", "-", text_in=rules)
 
-    def unpack(self, host: Host, image: Path) -> None:
-        root = self.folder / host.name
-        root.mkdir(mode=0o755)
-        run(*WITH_THIS, "tar", "-x", "-p", "--numeric-owner", "--xattrs", "-f", str(image), "-C", str(root))
+    def furnish(self, host: Host, image: Path) -> None:
+        """Write what makes a host of an image: only that is stored for each, on top of the image."""
+        for part in ("root", "work", "changes"):
+            (self.folder / host.name / part).mkdir(mode=0o755, parents=True)
+        root = self.folder / host.name / "changes"
+        for place in ("etc/ssh", "etc/ssl/certs", "etc/systemd/network", f"home/{USER}/.ssh"):
+            for folder in reversed([root / place, *(root / place).parents]):
+                if root in folder.parents and not folder.exists():
+                    owner = (image / folder.relative_to(root)).stat()
+                    folder.mkdir()
+                    folder.chmod(owner.st_mode & 0o7777)
+                    os.chown(folder, owner.st_uid, owner.st_gid)
         (root / "etc/hostname").write_text(f"{host.name}\n")
         names = "".join(f"{self.address(other)} {other.name}\n" for other in HOSTS)
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
@@ -274,11 +295,11 @@ class Lab:
     def write_known_hosts(self, hosts: list[Host]) -> None:
         lines = []
         for host in hosts:
-            public = (self.folder / host.name / "etc/ssh/ssh_host_ed25519_key.pub").read_text().split()
+            public = (self.folder / host.name / "changes/etc/ssh/ssh_host_ed25519_key.pub").read_text().split()
             lines.append(f"{host.name},{self.address(host)} {public[0]} {public[1]}\n")
         (self.folder / "known_hosts").write_text("".join(lines))
 
-    def start(self, host: Host, share: Path | None) -> None:
+    def start(self, host: Host, image: Path, share: Path | None) -> None:
         machine = self.machine(host)
         # systemd gives what it is not asked to look after no control group of its own.
         systemd = Path("/proc/1/comm").read_text() == "systemd\n"
@@ -296,7 +317,8 @@ class Lab:
             subprocess.Popen(
                 [
                     *(scope if systemd else []), *IN_PROCESS_NAMESPACE, "/bin/sh", "-c", KEEPER, "keeper",
-                    str(self.folder / host.name), host.name, self.bridge, machine, "own" if systemd else "none",
+                    str(self.folder / host.name), host.name, self.bridge, str(image), machine,
+                    "own" if systemd else "none",
                     *([f"--bind={share}:/mnt/shared"] if share else []),
                 ],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
@@ -321,15 +343,12 @@ class Lab:
     # --- down -------------------------------------------------------------------------------------------------------
 
     def keepers(self, host: Host | None = None) -> dict[int, Path]:
-        """The processes that keep hosts of this lab, with the folder of each: known by the arguments it was given."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError, ValueError):
-                argv = (process / "cmdline").read_bytes().decode().split("\0")
-                root, name, bridge = argv[argv.index("keeper") + 1 :][:3]
-                if argv[0] == "unshare" and bridge == self.bridge and (host is None or host.name == name):
-                    found[int(process.name)] = Path(root)
-        return found
+        """The processes that keep hosts of this lab, with the lab's folder of each."""
+        return {
+            pid: Path(argv[1]).parent
+            for pid, argv in keepers().items()
+            if argv[3] == self.bridge and (host is None or argv[2] == host.name)
+        }
 
     def end(self, pid: int) -> None:
         """End a host through the first process of its namespace; the keeper, its parent, goes once all has ended."""
@@ -346,9 +365,9 @@ class Lab:
     def down(self) -> bool:
         """Remove the lab, or what is left of it; tell whether a host was running."""
         running = self.keepers()
-        for root in running.values():
-            if root.parent != self.folder:
-                raise LabError(f"lab {self.number} is in use from {root.parent}: end it there, or set LAB_NUMBER.")
+        for folder in running.values():
+            if folder != self.folder:
+                raise LabError(f"lab {self.number} is in use from {folder}: end it there, or set LAB_NUMBER.")
         limit = time.monotonic() + STOP_LIMIT_S
         while left := self.keepers():
             if time.monotonic() > limit:
@@ -442,7 +461,7 @@ def main() -> int:
                 lab.up(options.hosts, options.share and options.share.resolve())
             else:
                 say("down; nothing of it is left." if lab.down() else "there was none.")
-    except LabError as error:
+    except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     return 0
