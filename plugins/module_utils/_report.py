@@ -100,7 +100,7 @@ def _cell(value: object) -> str:
     return safe_text(re.sub(r"[\s\x00-\x1f]+", " ", str(value)))
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> str:
+def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> str:
     """Align columns: the first `left` ones to the left, numbers to the right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
@@ -158,7 +158,7 @@ def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) ->
         layers, layers_total = (_cell(_get(offload, key, "the offload")) for key in ("layers", "layers_total"))
         title += f"; {layers} of {layers_total} layers offloaded"
     header = ("endpoint", "state", "protocol", "free", "total", "model", "KV", "compute", "share", "layers")
-    return f"{title})\n" + _table(header, rows, left=3)
+    return f"{title})\n" + render_table(header, rows, left=3)
 
 
 def _is_host(name: object) -> bool:
@@ -191,7 +191,7 @@ def _performance(result: Mapping[str, Any]) -> str:
         rows.append([name, _float(time_ms), None if tokens is None else int(tokens), _float(speed)])
     wall = _number(_get(result, "wall_time_ms", "the result"), "wall_time_ms")
     rows.append(["wall time", _float(wall), None, None])
-    return "Performance\n" + _table(("", "ms", "tokens", "tokens/s"), rows, left=1)
+    return "Performance\n" + render_table(("", "ms", "tokens", "tokens/s"), rows, left=1)
 
 
 def _float(value: float | None) -> float | None:

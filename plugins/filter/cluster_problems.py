@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what is wrong with the shape of a cluster."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: cluster_problems
+short_description: What is wrong with the shape of a cluster
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Says in one sentence for each violation why hosts of the inventory make no cluster, or nothing if they do.
+  - A cluster has a master and 1 to 15 workers, no host and no endpoint twice, sound addresses and ports, and the same
+    llama.cpp everywhere.
+  - It only compares variables. No host is asked.
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of the inventory hosts that are workers.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  masters:
+    description: Names of the inventory hosts that are masters.
+    type: list
+    elements: str
+    required: true
+  endpoints:
+    description:
+      - The workers as C(host:port), where they are not those that the inventory describes.
+      - Without it they are derived from the variables of the hosts, see P(llama_cpp.cluster.rpc_endpoints#filter).
+    type: list
+    elements: str
+  releases:
+    description:
+      - The manifest of the llama.cpp release of each host by its name, the first master's among them.
+      - The one key C(unknown) in place of a manifest says why it could not be read.
+      - Without it releases are not compared.
+    type: dict
+    default: {}
+  worker_group:
+    description: The name of the group of workers, for messages.
+    type: str
+    default: llama_workers
+  master_group:
+    description: The name of the group of masters, for messages.
+    type: str
+    default: llama_masters
+seealso:
+  - plugin: llama_cpp.cluster.rpc_endpoints
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: The hosts of the inventory make a cluster
+  ansible.builtin.assert:
+    that: problems | length == 0
+    fail_msg: "{{ problems | join(' ') }}"
+  vars:
+    problems: "{{ groups['llama_workers'] | llama_cpp.cluster.cluster_problems(hostvars, masters=['localhost']) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: One sentence for each violation.
+  type: list
+  elements: str
+  sample:
+    - "There is no master: put a host into the group llama_masters of the inventory."
+"""
+
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from ansible.errors import AnsibleError, AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _cluster
+from jinja2 import UndefinedError
+
+
+def cluster_problems(
+    workers: Sequence[str],
+    hostvars: Mapping[str, Any],
+    masters: Sequence[str],
+    endpoints: Sequence[str] | None = None,
+    releases: Mapping[str, Mapping[str, Any]] | None = None,
+    worker_group: str = "llama_workers",
+    master_group: str = "llama_masters",
+) -> list[str]:
+    """Return one sentence for each violation."""
+    if any(isinstance(hosts, str) or not isinstance(hosts, Sequence) for hosts in (workers, masters)):
+        raise AnsibleFilterError("cluster_problems needs lists of hosts, such as groups['llama_workers']")
+    if not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("cluster_problems needs the variables of the hosts: write cluster_problems(hostvars)")
+    named = workers if endpoints is None else endpoints
+    problems = _cluster.group_problems(masters, named, master_group, worker_group)
+    twins = _cluster.twin_problems(_places(workers, hostvars))
+    problems += twins.values()
+    if endpoints is not None:
+        problems += _cluster.endpoint_problems(("", endpoint) for endpoint in endpoints)
+    else:
+        found: list[tuple[str, str]] = []
+        for host in workers:
+            try:
+                found += [(host, endpoint) for endpoint in rpc_endpoints([host], hostvars) if host not in twins]
+            except AnsibleFilterError as error:
+                problems.append(f"{str(error).strip().rstrip('.')}.")
+        problems += _cluster.endpoint_problems(found)
+    if releases and masters:
+        problems += _cluster.release_problems(releases, masters[0])
+    return problems
+
+
+def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for host in hosts:
+        variables = hostvars.get(host) or {}
+        try:
+            address, port = variables.get("ansible_host") or host, variables.get("ansible_port")
+            yield host, str(address) if port in (None, 22, "22") else f"{address}, port {port}"
+        except (AnsibleError, UndefinedError):
+            continue  # rpc_endpoints says so
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"cluster_problems": cluster_problems}
