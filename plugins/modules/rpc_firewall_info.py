@@ -1,0 +1,326 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What has to change in firewalld so that only trusted addresses reach the RPC ports."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: rpc_firewall_info
+short_description: What has to change in firewalld so that only trusted addresses reach the RPC ports
+version_added: 0.1.0
+description:
+  - Reads firewalld's permanent and runtime configuration, or the permanent one alone where the daemon does not run, and
+    compares it with a zone of its own whose sources are the trusted addresses and whose only opening is the RPC ports.
+  - Says what has to change, in an order in which the SSH session that the module runs over is open at every moment, and
+    what stands in the way. Nothing is changed; that is left to the role P(llama_cpp.cluster.rpc_firewall#role).
+  - Of a host without firewalld it says what would have to change in firewalld's own defaults.
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  zone:
+    description: The name of the zone.
+    type: str
+    required: true
+  state:
+    description: Whether the zone shall be there. If not, O(sources) and O(ports) do not matter.
+    type: str
+    choices: [present, absent]
+    default: present
+  sources:
+    description: The trusted addresses as CIDRs.
+    type: list
+    elements: str
+    default: []
+  ports:
+    description: The RPC ports (TCP).
+    type: list
+    elements: int
+    default: []
+attributes:
+  check_mode:
+    description: Reads only, in check mode too.
+    support: full
+  diff_mode:
+    description: There is nothing that could differ.
+    support: N/A
+  idempotent:
+    description: Changes nothing.
+    support: full
+notes:
+  - Needs root, as firewalld does.
+  - Direct rules and the entries of ipsets are not looked into.
+seealso:
+  - module: ansible.posix.firewalld
+"""
+
+EXAMPLES = r"""
+- name: It is known what has to change
+  llama_cpp.cluster.rpc_firewall_info:
+    zone: llama-rpc
+    sources: [10.0.0.10/32]
+    ports: [50052]
+  become: true
+  register: firewall
+
+- name: It is shown
+  ansible.builtin.debug:
+    msg: "{{ firewall.changes | map(attribute='text') }}"
+"""
+
+RETURN = r"""
+firewalld:
+  description: V(running), V(stopped), or V(absent) if it is not installed.
+  returned: success
+  type: str
+  sample: running
+managers:
+  description: Other programs that manage the firewall of this host right now.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+problems:
+  description: Why the ports cannot be closed to others, one sentence each with its remedy.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+reload:
+  description:
+    - Whether firewalld has to be reloaded, so that the permanent configuration becomes the one in force.
+    - If so, RV(changes) are to be made to the permanent one alone.
+  returned: success
+  type: bool
+  sample: false
+changes:
+  description: What has to change, in this order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    zone:
+      description: The zone.
+      type: str
+      sample: llama-rpc
+    kind:
+      description: V(zone), V(source), V(port) or V(rich_rule).
+      type: str
+      sample: source
+    value:
+      description: The source, port or rule; empty for a zone.
+      type: str
+      sample: 10.0.0.10/32
+    state:
+      description: V(enabled) or V(disabled); of a zone V(present) or V(absent).
+      type: str
+      sample: enabled
+    text:
+      description: The same for a reader.
+      type: str
+      sample: source 10.0.0.10/32 added to zone llama-rpc
+session:
+  description: The SSH session that is kept open; V(null) if the module does not run over one.
+  returned: success
+  type: dict
+  contains:
+    client:
+      description: Where it comes from, as this host sees it.
+      type: str
+      sample: 10.0.0.2
+    port:
+      description: The port of this host that it uses.
+      type: int
+      sample: 22
+    interface:
+      description: The interface that it uses; empty if that is not known.
+      type: str
+      sample: eth0
+"""
+
+import ipaddress
+import json
+import os
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._firewalld import (
+    Service,
+    Session,
+    State,
+    View,
+    Zone,
+    parse_service,
+    parse_zones,
+    plan_removal,
+    plan_zone,
+    used_services,
+)
+
+# What they do is seen by whether their unit is active. ufw's and nftables' are active without doing anything.
+_UNITS = ("iptables", "ip6tables", "netfilter-persistent")
+# As firewalld brings it, for a host that does not have it yet.
+_STOCK = View("public", {"public": Zone("public", services=("dhcpv6-client", "ssh"))}, {})
+_STOCK_SERVICES = {"ssh": Service(ports=("22/tcp",)), "dhcpv6-client": Service(ports=("546/udp",))}
+
+
+class Host:
+    """What is asked of the host; everything reads only."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self._module = module
+
+    def run(self, *command: str) -> str | None:
+        """Return what a program prints, None if it fails or is not there."""
+        path = self._module.get_bin_path(command[0])
+        if path is None:
+            return None
+        # firewalld translates what it prints.
+        status, out, _err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
+        return out if status == 0 else None
+
+    def firewalld(self) -> str:
+        """Return whether firewalld is running, stopped or absent."""
+        if self._module.get_bin_path("firewall-cmd") is None:
+            return "absent"
+        return "stopped" if self.run("firewall-cmd", "--state") is None else "running"
+
+    def state(self, firewalld: str) -> State:
+        """Read the configurations and the services that matter in them."""
+        if firewalld == "absent":
+            return State(_STOCK, None, _STOCK_SERVICES)
+        running = firewalld == "running"
+        permanently = ("firewall-cmd", "--permanent") if running else ("firewall-offline-cmd",)
+        # The default zone has no permanent and other form.
+        default = self.read("firewall-cmd" if running else "firewall-offline-cmd", "--get-default-zone").strip()
+        permanent = self._view(permanently, default)
+        runtime = self._view(("firewall-cmd",), default) if running else None
+        asked = [zone for view in (permanent, runtime) if view for zone in (*view.in_use(), *view.into_host())]
+        services: dict[str, Service] = {}
+        waiting = used_services(asked)
+        while waiting:
+            name = waiting.pop()
+            # One that is spoken of but not there opens nothing.
+            services[name] = parse_service(self.run(*permanently, f"--info-service={name}") or "")
+            waiting |= set(services[name].includes) - set(services)
+        return State(permanent, runtime, services)
+
+    def _view(self, command: tuple[str, ...], default: str) -> View:
+        zones = parse_zones(self.read(*command, "--list-all-zones"))
+        # firewalld has policies since 0.9.
+        policies = parse_zones(self.run(*command, "--list-all-policies") or "")
+        return View(default, zones, policies)
+
+    def read(self, *command: str) -> str:
+        """Return what a program prints, which must not fail."""
+        path = self._module.get_bin_path(command[0], required=True)
+        status, out, err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
+        if status != 0:
+            problem = " ".join((err or out).split())
+            self._module.fail_json(
+                msg=f"`{' '.join(command)}` fails ({problem}): mend firewalld's configuration; "
+                "`firewall-offline-cmd --check-config` says more."
+            )
+        return str(out)
+
+    def managers(self) -> list[str]:
+        """Return the other programs that manage the firewall."""
+        found = [unit for unit in _UNITS if self.run("systemctl", "is-active", unit)]
+        try:
+            settings = Path("/etc/ufw/ufw.conf").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            settings = ""
+        if any(line.replace(" ", "").lower().startswith("enabled=yes") for line in settings.splitlines()):
+            found.append("ufw")
+        if self.run("systemctl", "is-active", "nftables") and self._has_own_rules():
+            found.append("nftables")
+        return sorted(found)
+
+    def _has_own_rules(self) -> bool:
+        """Say whether there are rules, or chains that drop, in tables that are not firewalld's."""
+        for entry in json.loads(self.run("nft", "-j", "list", "ruleset") or "{}").get("nftables", []):
+            rule = entry.get("rule") or entry.get("chain") or {}
+            counts = "rule" in entry or rule.get("policy") == "drop"
+            if counts and not str(rule.get("table", "")).startswith("firewalld"):
+                return True
+        return False
+
+    def is_masked(self) -> bool:
+        """Say whether somebody has decided that firewalld must not run; a mask until the reboot is the role's."""
+        path = self._module.get_bin_path("systemctl")
+        return path is not None and self._module.run_command([path, "is-enabled", "firewalld"])[1].strip() == "masked"
+
+    def session(self) -> Session | None:
+        """Return the SSH session that this process descends from; a change of user drops it from the environment."""
+        pid = os.getpid()
+        while pid > 1:
+            connection = _environment(pid).get("SSH_CONNECTION", "").split()
+            if len(connection) == 4:
+                client = ipaddress.ip_address(connection[0].partition("%")[0])
+                if client.is_loopback:
+                    return None
+                return Session(client, int(connection[3]), self._interface(connection[2].partition("%")[0]))
+            pid = _parent(pid)
+        return None
+
+    def _interface(self, address: str) -> str:
+        shown = (self.run("ip", "-o", "address", "show", "to", address) or "").split()
+        return shown[1] if len(shown) > 1 else ""
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return dict(entry.partition("=")[::2] for entry in text.split("\0"))
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+        )
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "zone": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "sources": {"type": "list", "elements": "str", "default": []},
+            "ports": {"type": "list", "elements": "int", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    host = Host(module)
+    firewalld = host.firewalld()
+    session = host.session()
+    state = host.state(firewalld)
+    if params["state"] == "present":
+        plan = plan_zone(params["zone"], params["sources"], params["ports"], state, session)
+    else:
+        plan = plan_removal(params["zone"], state, session)
+    problems = plan.problems
+    if params["state"] == "present" and host.is_masked():
+        problems = [*problems, "firewalld.service is masked: unmask it with `systemctl unmask firewalld`."]
+    module.exit_json(
+        changed=False,
+        firewalld=firewalld,
+        managers=host.managers(),
+        problems=problems,
+        reload=plan.reload,
+        changes=[{**change._asdict(), "text": change.text()} for change in plan.changes],
+        session=None
+        if session is None
+        else {"client": str(session.client), "port": session.port, "interface": session.interface},
+    )
+
+
+if __name__ == "__main__":
+    main()
