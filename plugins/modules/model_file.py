@@ -17,7 +17,7 @@ description:
     there whole or not at all.
   - Beside each file a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). As long as size,
     inode and time of change are those of the record, the file is not digested again.
-  - With O(state=absent) the records in the folder of the model are removed and what a killed run has left there, and, if
+  - With O(state=absent) the records in the folder of the model go, and what a killed run has left there, and, if
     O(remove_files) is true, the files that have a record, unless they were there before.
   - A file that is there without a record is never overwritten. It is taken over if its digest is the wanted one, and
     refused otherwise.

@@ -1,0 +1,250 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Look up files of a Hugging Face repository: their addresses, sizes and digests."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: hub_files
+short_description: Look up files of a Hugging Face repository
+version_added: 0.1.0
+description:
+  - Asks the hub for addresses, sizes and digests of files of a repository, all of the same commit, in the shape that
+    M(llama_cpp.cluster.verified_download) takes.
+  - A part of a split GGUF file (C(...-00001-of-00003.gguf)) brings all the others with it.
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  repo:
+    description: The repository, owner and name.
+    type: str
+    required: true
+  files:
+    description: The names of files. One of O(files) and O(patterns) is required.
+    type: list
+    elements: str
+  patterns:
+    description: Shell patterns. Of the repository's files, but not those in folders, all are taken that fit one.
+    type: list
+    elements: str
+  excludes:
+    description: Shell patterns of names that are not taken after all.
+    type: list
+    elements: str
+    default: []
+  revision:
+    description: A branch, tag or commit.
+    type: str
+    default: main
+  endpoint:
+    description: The hub, or a mirror of it.
+    type: str
+    default: https://huggingface.co
+  token:
+    description: An access token. It is sent to O(endpoint) alone, and is in no message.
+    type: str
+  timeout:
+    description: After so many seconds it is given up.
+    type: int
+    default: 300
+  stall_timeout:
+    description: How long to wait for an answer, in seconds, before it is tried again.
+    type: int
+    default: 60
+  retries:
+    description: How often it is tried again.
+    type: int
+    default: 5
+attributes:
+  check_mode:
+    description: Reads only, so it does the same in check mode.
+    support: full
+  diff_mode:
+    description: There is nothing to show a difference of.
+    support: none
+  idempotent:
+    description: Changes nothing.
+    support: full
+notes:
+  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
+"""
+
+EXAMPLES = r"""
+- name: The model is looked up
+  llama_cpp.cluster.hub_files:
+    repo: ggml-org/gemma-3-1b-it-GGUF
+    files: [gemma-3-1b-it-Q4_K_M.gguf]
+  register: model
+"""
+
+RETURN = r"""
+commit:
+  description: The commit of all files.
+  returned: success
+  type: str
+  sample: f9c28bcd85737ffc5aef028638d3341d49869c27
+files:
+  description: The files.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The file's name in the repository.
+      type: str
+    url:
+      description: The file's address, of this very commit.
+      type: str
+    sha256:
+      description: The SHA-256 digest of a large file, else V(null).
+      type: str
+    git_blob:
+      description: The name in git of a small file's content, else V(null).
+      type: str
+    size_bytes:
+      description: The file's size; V(null) if the hub does not say.
+      type: int
+  sample:
+    - name: gemma-3-1b-it-Q4_K_M.gguf
+      url: https://huggingface.co/ggml-org/gemma-3-1b-it-GGUF/resolve/f9c28bcd85737ffc5aef028638d3341d49869c27/gemma-3-1b-it-Q4_K_M.gguf
+      sha256: f1ef0da719559b876a1d95011dc1a36c7474e701b3bcbb0ab9d9b5d2e2243577
+      git_blob: null
+      size_bytes: 806058240
+size_bytes:
+  description: The size of all files.
+  returned: success
+  type: int
+  sample: 806058240
+"""
+
+import re
+import time
+from fnmatch import fnmatchcase
+from posixpath import basename, dirname, join
+from typing import Any, cast
+from urllib.parse import quote
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._download import DownloadError, Limits, get_json, head
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, part_names
+
+
+class Hub:
+    """A repository on a hub, in one revision."""
+
+    def __init__(self, params: dict[str, Any]) -> None:
+        self.endpoint = params["endpoint"].rstrip("/")
+        self.repo = params["repo"]
+        self.revision = params["revision"]
+        self.token = params["token"] or None
+        self.limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
+
+    def explain(self, error: DownloadError, name: str = "") -> DownloadError:
+        """Say what a refusal means on a hub, which names the reason in a header."""
+        code = error.headers.get("X-Error-Code", "") if error.headers else ""
+        if error.status not in (401, 403, 404):
+            return error
+        if code == "EntryNotFound":
+            return DownloadError(
+                f"{self.repo} at {self.revision} has no file {name}: correct the name, or the revision."
+            )
+        if code == "RevisionNotFound":
+            return DownloadError(
+                f"{self.repo} has no revision {self.revision}: give a branch, a tag or a commit of it."
+            )
+        if code == "GatedRepo" or error.status == 403:
+            whose = "the token lacks access to it" if self.token else "no token was given"
+            return DownloadError(
+                f"{self.repo} is gated, and {whose}: accept its terms on its page, "
+                "and give a token of that account that may read it."
+            )
+        if error.status == 401:
+            whose = (
+                "the token is not accepted, or lacks access to it" if self.token else "it is private and needs a token"
+            )
+            return DownloadError(f"{self.repo} is refused: it does not exist at {self.endpoint}, or {whose}.")
+        return DownloadError(f"{self.repo} at {self.revision} or its file {name} does not exist at {self.endpoint}.")
+
+    def names(self, patterns: list[str], excludes: list[str]) -> list[str]:
+        """Return the names that fit, of files that lie in no folder."""
+        url = f"{self.endpoint}/api/models/{self.repo}/revision/{quote(self.revision, safe='')}"
+        try:
+            answer = cast("dict[str, Any]", get_json(url, self.limits, self.token))
+        except DownloadError as error:
+            raise self.explain(error) from None
+        listed = [entry["rfilename"] for entry in answer["siblings"]]
+
+        def fits(name: str, among: list[str]) -> bool:
+            return any(fnmatchcase(name, pattern) for pattern in among)
+
+        names = [name for name in listed if "/" not in name and fits(name, patterns) and not fits(name, excludes)]
+        if not names:
+            raise DownloadError(f"{self.repo} at {self.revision} has no file that fits {', '.join(patterns)}.")
+        return names
+
+    def look(self, name: str) -> dict[str, Any]:
+        """Return what is known of one file; later ones are looked for in the commit of the first."""
+
+        def url() -> str:
+            return f"{self.endpoint}/{self.repo}/resolve/{quote(self.revision, safe='')}/{quote(name)}"
+
+        try:
+            headers = head(url(), self.limits, self.token)
+        except DownloadError as error:
+            raise self.explain(error, name) from None
+        self.revision = headers.get("X-Repo-Commit") or self.revision
+        etag = (headers.get("X-Linked-Etag") or headers.get("ETag") or "").replace("W/", "").strip('"').lower()
+        size = headers.get("X-Linked-Size") or ("" if headers.get("Location") else headers.get("Content-Length")) or ""
+        if not re.fullmatch(r"[0-9a-f]{64}|[0-9a-f]{40}", etag):
+            raise DownloadError(
+                f"{self.endpoint} names no digest of {name} in {self.repo}: it does not answer as a hub does."
+            )
+        return {
+            "name": name,
+            "url": url(),
+            "sha256": etag if len(etag) == 64 else None,
+            "git_blob": etag if len(etag) == 40 else None,
+            "size_bytes": int(size) if size.isdigit() else None,
+        }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "repo": {"type": "str", "required": True},
+            "files": {"type": "list", "elements": "str"},
+            "patterns": {"type": "list", "elements": "str"},
+            "excludes": {"type": "list", "elements": "str", "default": []},
+            "revision": {"type": "str", "default": "main"},
+            "endpoint": {"type": "str", "default": "https://huggingface.co"},
+            "token": {"type": "str", "no_log": True},
+            "timeout": {"type": "int", "default": 300},
+            "stall_timeout": {"type": "int", "default": 60},
+            "retries": {"type": "int", "default": 5},
+        },
+        required_one_of=[("files", "patterns")],
+        mutually_exclusive=[("files", "patterns")],
+        supports_check_mode=True,
+    )
+    params = module.params
+    hub = Hub(params)
+    try:
+        if params["patterns"]:
+            names = hub.names(params["patterns"], params["excludes"])
+        else:
+            names = [join(dirname(name), part) for name in params["files"] for part in part_names(basename(name))]
+        files = [hub.look(name) for name in names]
+    except (DownloadError, GgufError) as error:
+        module.fail_json(msg=str(error))
+    except (KeyError, TypeError):
+        module.fail_json(msg=f"{hub.endpoint} does not list the files of {hub.repo}: it does not answer as a hub does.")
+    module.exit_json(
+        changed=False, commit=hub.revision, files=files, size_bytes=sum(file["size_bytes"] or 0 for file in files)
+    )
+
+
+if __name__ == "__main__":
+    main()

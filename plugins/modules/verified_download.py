@@ -1,0 +1,190 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Download large files of known digest, and go on where an earlier run broke off."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: verified_download
+short_description: Download large files of known digest, and go on where an earlier run broke off
+version_added: 0.1.0
+description:
+  - Downloads each file to C(<name>.part) beside its place, digests it on the way, and renames it only when it is whole
+    and has the digest that is wanted. A file with the ending C(.gguf) must be a whole GGUF file too.
+  - What an earlier run has left is taken up with an HTTP range request. If the server cannot do that, or has another
+    version meanwhile, the download begins anew. What turned out to have another digest is not kept.
+  - Room on the disk is checked for all files together before anything is written.
+  - Beside each file a record says what it is (C(.model.gguf.llama_cpp.json)). As long as size, inode and time of change
+    are those of the record, the file is neither fetched nor digested again.
+  - A file that is there without a record is never overwritten. It is taken over if its digest is the wanted one, and
+    refused otherwise.
+  - Two runs that fetch the same file at the same time wait for each other.
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  files:
+    description: The files. The first one takes its place last, so that it stands for all of them.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      url:
+        description: Where it is fetched from, with C(http) or C(https).
+        type: str
+        required: true
+      dest:
+        description: Where it is put. Its folder is made if need be.
+        type: path
+        required: true
+      sha256:
+        description: Its SHA-256 digest.
+        type: str
+      git_blob:
+        description: The name of its content in git, instead of O(files[].sha256).
+        type: str
+      size_bytes:
+        description: Its size, if it is known before; else the server is asked.
+        type: int
+  origin:
+    description: Where the files come from, in any words; kept in their records, and compared as a whole.
+    type: dict
+    default: {}
+  token:
+    description:
+      - Is sent as C(Authorization) header (C(Bearer)) to the host of each URL.
+      - It is not sent on when that redirects to another host, and is in no message.
+    type: str
+  timeout:
+    description: After so many seconds all is given up; what has arrived is kept for the next run.
+    type: int
+    default: 21600
+  stall_timeout:
+    description: How long to wait for the next byte, in seconds, before it is tried again.
+    type: int
+    default: 60
+  retries:
+    description:
+      - How often it is tried again in a row without a byte having arrived, with growing pauses of up to 30 seconds.
+    type: int
+    default: 5
+attributes:
+  check_mode:
+    description: Says what would be fetched, and whether there is room for it. Servers are asked for sizes.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+  idempotent:
+    description: Nothing is fetched while the file is there and its record fits.
+    support: full
+notes:
+  - Run it with C(async) and C(poll), so that no connection is silent for long. C(async) and check mode exclude each
+    other; an C(async) of 0 in check mode helps.
+  - Proxies are taken from the environment (E(https_proxy), E(no_proxy)).
+  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
+"""
+
+EXAMPLES = r"""
+- name: The model is there
+  llama_cpp.cluster.verified_download:
+    files:
+      - url: https://models.example.com/model.gguf
+        dest: /srv/models/model.gguf
+        sha256: f1ef0da719559b876a1d95011dc1a36c7474e701b3bcbb0ab9d9b5d2e2243577
+  async: "{{ ansible_check_mode | ternary(0, 21600) }}"
+  poll: 10
+"""
+
+RETURN = r"""
+fetched:
+  description: The files that were fetched, or in check mode would be.
+  returned: success
+  type: list
+  elements: str
+  sample: [/srv/models/model.gguf]
+"""
+
+import re
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._download import (
+    DownloadError,
+    Limits,
+    Wanted,
+    check_url,
+    fetch,
+    plan,
+    sentence,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import FileError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
+
+
+def wanted_files(module: AnsibleModule) -> list[Wanted]:
+    """Return the files, or fail with a sentence."""
+    found = []
+    for entry in module.params["files"]:
+        try:
+            check_url(entry["url"])
+        except DownloadError as error:
+            module.fail_json(msg=str(error))
+        for name, digits in (("sha256", 64), ("git_blob", 40)):
+            if entry[name] is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", entry[name]):
+                module.fail_json(
+                    msg=f"{name} of {entry['dest']} is no such digest: it needs {digits} hexadecimal digits."
+                )
+        digest = (entry["sha256"] or entry["git_blob"]).lower()
+        found.append(Wanted(entry["url"], Path(entry["dest"]), digest, entry["size_bytes"]))
+    return found
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "required": True,
+                "options": {
+                    "url": {"type": "str", "required": True},
+                    "dest": {"type": "path", "required": True},
+                    "sha256": {"type": "str"},
+                    "git_blob": {"type": "str"},
+                    "size_bytes": {"type": "int"},
+                },
+                "required_one_of": [("sha256", "git_blob")],
+                "mutually_exclusive": [("sha256", "git_blob")],
+            },
+            "origin": {"type": "dict", "default": {}},
+            "token": {"type": "str", "no_log": True},
+            "timeout": {"type": "int", "default": 21600},
+            "stall_timeout": {"type": "int", "default": 60},
+            "retries": {"type": "int", "default": 5},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    files = wanted_files(module)
+    limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
+    token, origin = params["token"] or None, params["origin"]
+    changed, path = False, files[0].path if files else Path()
+    try:
+        needed = plan(files, origin, limits, token, write=False)
+        if module.check_mode:
+            changed = bool(needed)
+        else:
+            for wanted in reversed(files):
+                path = wanted.path
+                changed = fetch(wanted, origin, limits, token) or changed
+    except (DownloadError, FileError, GgufError, OSError) as error:
+        module.fail_json(msg=sentence(error, path))
+    module.exit_json(changed=changed, fetched=[str(wanted.path) for wanted in needed])
+
+
+if __name__ == "__main__":
+    main()

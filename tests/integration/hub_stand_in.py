@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A stand-in for the Hugging Face hub, on loopback: two servers that answer as the hub and its storage do.
+
+What the hub answers was taken from its documented protocol, as its own client uses it: a file's address redirects to
+storage at another host, and carries `X-Linked-Etag` (the SHA-256 of a large file), `X-Linked-Size` and `X-Repo-Commit`;
+reasons for a refusal are in `X-Error-Code`. It is not the hub: that cannot be reached from where these tests run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+SIGNATURE = "X-Amz-Signature=0a1b2c3d"
+
+
+@dataclass
+class Seen:
+    """One request."""
+
+    server: str
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass
+class Hub:
+    """What the servers have, how they behave, and what they were asked."""
+
+    files: dict[str, bytes]
+    repo: str = "someone/model-GGUF"
+    small: set[str] = field(default_factory=set)  # kept in git itself, without a redirect
+    token: str | None = None
+    gated: bool = False
+    ranges: bool = True
+    etag_suffix: str = ""
+    statuses: list[int] = field(default_factory=list)  # of the next answers of the storage
+    cut_after: list[int | None] = field(default_factory=list)  # bytes, in the next answers of the storage
+    stall_s: float = 0
+    chunked: bool = False
+    seen: list[Seen] = field(default_factory=list)
+    endpoint: str = ""
+    storage: str = ""
+
+    def url(self, name: str) -> str:
+        return f"{self.endpoint}/{self.repo}/resolve/main/{name}"
+
+    def direct(self, name: str) -> str:
+        return f"{self.storage}/{name}?{SIGNATURE}"
+
+    def downloads(self) -> list[Seen]:
+        return [seen for seen in self.seen if seen.server == "store" and seen.method == "GET"]
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def git_blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: Hub
+    server_name = ""
+
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def answer(self) -> None:
+        self.hub.seen.append(Seen(self.server_name, self.command, self.path, dict(self.headers.items())))
+        getattr(self, self.server_name)()
+
+    def reply(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def front(self) -> None:
+        hub, path = self.hub, unquote(urlsplit(self.path).path)
+        given = self.headers.get("Authorization")
+        if hub.token and given != f"Bearer {hub.token}":
+            self.reply(401, {"X-Error-Code": "GatedRepo" if hub.gated else "RepoNotFound"})
+        elif hub.gated and not hub.token:
+            self.reply(403, {"X-Error-Code": "GatedRepo"})
+        elif path.startswith("/renamed/"):
+            self.reply(307, {"Location": path.replace("/renamed/model-GGUF", f"/{hub.repo}")})
+        elif path.startswith(f"/api/models/{hub.repo}/revision/"):
+            listing = {"sha": COMMIT, "siblings": [{"rfilename": name} for name in hub.files]}
+            self.reply(200, {"Content-Type": "application/json"}, json.dumps(listing).encode())
+        elif path.startswith(f"/{hub.repo}/resolve/"):
+            revision, _slash, name = path[len(f"/{hub.repo}/resolve/") :].partition("/")
+            self.resolve(revision, name)
+        else:
+            self.reply(404, {"X-Error-Code": "RepoNotFound"})
+
+    def resolve(self, revision: str, name: str) -> None:
+        hub = self.hub
+        if revision not in ("main", COMMIT):
+            self.reply(404, {"X-Error-Code": "RevisionNotFound"})
+        elif name not in hub.files:
+            self.reply(404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+        elif name in hub.small:
+            content = hub.files[name]
+            self.reply(200, {"ETag": f'"{git_blob(content)}"', "X-Repo-Commit": COMMIT}, content)
+        else:
+            content = hub.files[name]
+            headers = {
+                "Location": hub.direct(name),
+                "X-Linked-Etag": f'"{sha256(content)}"',
+                "X-Linked-Size": str(len(content)),
+                "X-Repo-Commit": COMMIT,
+            }
+            self.reply(302, headers)
+
+    def store(self) -> None:
+        hub, name = self.hub, unquote(urlsplit(self.path).path)[1:]
+        if hub.statuses and self.command == "GET":
+            status = hub.statuses.pop(0)
+            if status != 200:
+                self.reply(status)
+                return
+        content = hub.files.get(name)
+        if content is None:
+            self.reply(404)
+            return
+        etag = f'"{sha256(content)[:16]}{hub.etag_suffix}"'
+        headers = {"ETag": etag, "Accept-Ranges": "bytes" if hub.ranges else "none"}
+        wanted = self.headers.get("Range")
+        fresh = self.headers.get("If-Range", etag) == etag
+        start, status = 0, 200
+        if wanted and fresh and hub.ranges:
+            start, status = int(wanted[len("bytes=") : -1]), 206
+            if start >= len(content):
+                self.reply(416, {"Content-Range": f"bytes */{len(content)}"})
+                return
+            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+        self.send_body(status, headers, content[start:])
+
+    def send_body(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        hub = self.hub
+        cut = hub.cut_after.pop(0) if hub.cut_after and self.command == "GET" else None
+        sent = body if cut is None else body[:cut]
+        self.send_response(status)
+        headers |= {"Transfer-Encoding": "chunked"} if hub.chunked else {"Content-Length": str(len(body))}
+        for key, value in headers.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if hub.chunked:
+            self.wfile.write(b"%x\r\n%s" % (len(body), sent) + (b"\r\n0\r\n\r\n" if cut is None else b""))
+        else:
+            self.wfile.write(sent)
+        self.wfile.flush()
+        if hub.stall_s and cut is not None:
+            time.sleep(hub.stall_s)
+        if cut is not None:
+            self.close_connection = True
+
+
+@contextmanager
+def running_hub(files: dict[str, bytes], **behaviour: Any) -> Iterator[Hub]:
+    """Start both servers, under two names of this host, and end them."""
+    hub = Hub(files, **behaviour)
+    servers = []
+    for name in ("front", "store"):
+        handler = type(name, (_Handler,), {"hub": hub, "server_name": name})
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.daemon_threads = True
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    hub.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
+    hub.storage = f"http://localhost:{servers[1].server_port}"
+    try:
+        yield hub
+    finally:
+        for server in servers:
+            server.shutdown()
+            server.server_close()
