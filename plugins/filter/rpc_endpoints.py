@@ -30,9 +30,8 @@ description:
   - The address of a host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address) unless
     it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
   - Its port is C(rpc_server_port), by default 50052.
-  - A host that runs several RPC servers has C(rpc_server_instances) as well, a list of further instances, each with
-    its C(port) and, if it differs from that of the host, its C(address). An instance that repeats the host's own
-    endpoint is the same worker.
+  - A host that runs several RPC servers has C(rpc_server_instances) instead, a list of instances, each with its C(port)
+    and, if it differs from that of the host, its C(address). It replaces the one of C(rpc_server_port).
   - A wrong address or port, and two workers at the same endpoint, are errors that name the host and the variable.
 positional: _input, hostvars
 options:
@@ -115,19 +114,20 @@ class _Host:
 def _endpoints(host: _Host) -> Iterator[tuple[str, str]]:
     """Give each endpoint of a host, and the variable that is to blame for it."""
     address, source = _address(host)
-    own_port = host.get("rpc_server_port")
-    own = _endpoint(host, address, DEFAULT_PORT if own_port is None else own_port, source, "rpc_server_port")
-    yield own, source if own_port is None else "rpc_server_port"
     instances = host.get("rpc_server_instances") or []
     if not isinstance(instances, (list, tuple)):
         raise host.error("rpc_server_instances", "must be a list of dictionaries, each with a port")
+    if not instances:
+        port = host.get("rpc_server_port")
+        wanted = _endpoint(host, address, DEFAULT_PORT if port is None else port, source, "rpc_server_port")
+        yield wanted, source if port is None else "rpc_server_port"
     for index, instance in enumerate(instances):
         variable = f"rpc_server_instances[{index}]"
         if not isinstance(instance, Mapping) or "port" not in instance:
             raise host.error(variable, "must be a dictionary with a port")
-        endpoint = _endpoint(host, instance.get("address") or address, instance["port"], variable, variable)
-        if endpoint.lower() != own.lower():
-            yield endpoint, variable
+        own = instance.get("address")
+        chosen = address if own is None or own == "" or own in _WILDCARDS else own
+        yield _endpoint(host, chosen, instance["port"], variable, variable), variable
 
 
 def _address(host: _Host) -> tuple[object, str]:

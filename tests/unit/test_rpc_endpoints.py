@@ -34,11 +34,15 @@ GOOD = {
     "empty-values-are-unset": ({"rpc_server_address": "", "rpc_server_bind_address": None}, ["w:50052"]),
     "port-as-number": ({"rpc_server_port": 50060}, ["w:50060"]),
     "port-as-text": ({"rpc_server_port": "50060"}, ["w:50060"]),
-    "instances": (
-        {"rpc_server_instances": [{"port": 50053}, {"port": "50054", "address": "10.0.1.1"}]},
-        ["w:50052", "w:50053", "10.0.1.1:50054"],
+    "instances-replace-the-one-of-the-port": (
+        {"rpc_server_port": 50060, "rpc_server_instances": [{"port": 50053}, {"port": "50054", "address": "10.0.1.1"}]},
+        ["w:50053", "10.0.1.1:50054"],
     ),
-    "an-instance-that-is-the-host's-own": ({"rpc_server_instances": [{"port": 50052}]}, ["w:50052"]),
+    "instance-on-every-address-is-reached-at-the-host's": (
+        {"rpc_server_address": "10.0.0.1", "rpc_server_instances": [{"port": 50053, "address": "0.0.0.0"}]},
+        ["10.0.0.1:50053"],
+    ),
+    "instance-with-an-empty-address": ({"rpc_server_instances": [{"port": 50053, "address": ""}]}, ["w:50053"]),
     "no-instances": ({"rpc_server_instances": []}, ["w:50052"]),
 }
 

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Which cores a service of this host may really use. Private to this collection; may change at any time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class CpuSetError(ValueError):
+    """A CPU list, or a part of the host, that does not exist; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """What the kernel says of the CPUs that a service of this host may run on."""
+
+    cpus: frozenset[int]
+    """CPUs that are online and in the CPU set of services."""
+    cores: tuple[frozenset[int], ...]
+    """The CPUs of each physical core, of those cores that have any in `cpus`."""
+    nodes: dict[int, frozenset[int]]
+    """The CPUs of each NUMA node, those outside of `cpus` left out; empty where the kernel knows no nodes."""
+    quota: float | None
+    """CPU time per time that services may use together, in CPUs; None if unlimited."""
+
+    def select(self, numa_node: int | None = None, cpu_affinity: str | None = None) -> frozenset[int]:
+        """Return the usable CPUs of a node, of a CPU list, or of both."""
+        chosen = self.cpus
+        if numa_node is not None:
+            if numa_node not in self.nodes:
+                known = ", ".join(str(node) for node in sorted(self.nodes)) or "none"
+                raise CpuSetError(f"there is no NUMA node {numa_node} on this host; there are: {known}")
+            chosen &= self.nodes[numa_node]
+        if cpu_affinity is not None:
+            listed = parse_cpu_list(cpu_affinity)
+            if not listed <= self.cpus:
+                raise CpuSetError(
+                    f"CPU {format_cpu_list(listed - self.cpus)} of the list {cpu_affinity!r} cannot be used on this "
+                    f"host; usable are {format_cpu_list(self.cpus)}"
+                )
+            chosen &= listed
+        if not chosen:
+            raise CpuSetError("no usable CPU is left: the NUMA node and the CPU list have none in common")
+        return chosen
+
+    def count_cores(self, cpus: Iterable[int]) -> int:
+        """Return how many threads these CPUs can run at full speed: physical cores, at most the quota, at least 1."""
+        wanted = frozenset(cpus)
+        cores = sum(1 for core in self.cores if core & wanted)
+        return max(1, cores if self.quota is None else min(cores, int(self.quota)))
+
+
+def read_topology(root: Path = Path("/")) -> Topology:
+    """Read the topology from /proc and /sys below `root`."""
+    groups = _control_groups(root)
+    cpus = _allowed(root, groups)
+    siblings = {_siblings(root, cpu) for cpu in cpus}
+    nodes = {}
+    for path in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
+        usable = parse_cpu_list(_read(path / "cpulist")) & cpus
+        if usable:  # a node may be memory alone
+            nodes[int(path.name[4:])] = usable
+    quotas = list(_quotas(groups))
+    return Topology(
+        cpus=cpus,
+        cores=tuple(sorted(siblings, key=min)),
+        nodes=nodes,
+        quota=min(quotas) if quotas else None,
+    )
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Return the CPUs of a list such as `0-3,8`; blanks separate as commas do, as in systemd's CPUAffinity."""
+    cpus: set[int] = set()
+    for part in re.split(r"[,\s]+", text.strip()):
+        if not part:
+            continue
+        found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
+        if found is None or int(found.group(2) or found.group(1)) < int(found.group(1)):
+            raise CpuSetError(f"{text!r} is no CPU list: write it like 0-3,8")
+        cpus.update(range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1))
+    return frozenset(cpus)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Return the shortest list of these CPUs, such as `0-3,8`."""
+    parts: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if parts and cpu == parts[-1][1] + 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file of the kernel, empty if there is none."""
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _siblings(root: Path, cpu: int) -> frozenset[int]:
+    """Return the CPUs of the physical core of this one."""
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    # The second is the name up to Linux 5.2. Without either the CPU counts as a core: some Arm and virtual machines.
+    listed = parse_cpu_list(_read(folder / "core_cpus_list") or _read(folder / "thread_siblings_list"))
+    return listed | {cpu}
+
+
+def _control_groups(root: Path) -> dict[str, list[Path]]:
+    """Return the folders of the control groups that services of systemd are in, by controller ("" is the unified tree).
+
+    Services live beside the first process' own group (init.scope), below system.slice. What is above is looked at too:
+    in a container, that is where the limit of the whole container stands.
+    """
+    mount = root / "sys/fs/cgroup"
+    found = {}
+    for line in _read(root / "proc/1/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
+        elif "=" in controllers:
+            continue
+        else:
+            base = next(
+                (mount / name for name in (controllers, *controllers.split(",")) if (mount / name).is_dir()), mount
+            )
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        if parts and parts[-1] == "init.scope":
+            parts.pop()
+        folders = [base.joinpath(*parts[:length]) for length in range(len(parts) + 1)]
+        folders.append(folders[-1] / "system.slice")
+        for controller in controllers.split(","):
+            found[controller] = folders
+    return found
+
+
+def _allowed(root: Path, groups: dict[str, list[Path]]) -> frozenset[int]:
+    """Return the CPUs that are online and that services may be scheduled on."""
+    # Services inherit the affinity of the first process, set by isolcpus= or systemd's own settings.
+    affinity = re.search(r"^Cpus_allowed_list:\s*(\S+)", _read(root / "proc/1/status"), re.MULTILINE)
+    sets = [parse_cpu_list(affinity.group(1))] if affinity else []
+    sets.append(parse_cpu_list(_read(root / "sys/devices/system/cpu/online")))
+    for controller, name in (("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus")):
+        sets.extend(parse_cpu_list(_read(folder / name)) for folder in groups.get(controller, []))
+    known = [cpus for cpus in sets if cpus]  # an empty one is a file that is not there
+    if not known:
+        raise CpuSetError("the kernel does not say which CPUs this host has; is /proc mounted?")
+    cpus = frozenset.intersection(*known)
+    if not cpus:
+        raise CpuSetError("this host's services may run on no CPU that is online; see AllowedCPUs= of system.slice")
+    return cpus
+
+
+def _quotas(groups: dict[str, list[Path]]) -> Iterator[float]:
+    """Give each limit of CPU time on the way to the services, in CPUs."""
+    for folder in groups.get("", []):
+        limit, _, period = _read(folder / "cpu.max").partition(" ")
+        if limit.isdigit() and period.isdigit() and int(period):
+            yield int(limit) / int(period)
+    for folder in groups.get("cpu", []):
+        limit, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+        if limit.isdigit() and period.isdigit() and int(period):  # -1 is no limit
+            yield int(limit) / int(period)

@@ -1,0 +1,158 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: which cores a service of this host may really use."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cpu_topology_info
+short_description: Which CPU cores a service may really use
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Counts physical cores, not the threads that share one (SMT, Hyper-Threading), of those CPUs that systemd's services
+    may run on, and no more than their limit of CPU time allows.
+  - The CPU set is what the first process of the host and the control group C(system.slice) are allowed; the limit is
+    the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service, such as that of a container.
+  - It reads C(/proc) and C(/sys) only, and needs no privileges.
+options:
+  sets:
+    description:
+      - Parts of the host to count the cores of, each the CPUs of a NUMA node, of a list, or those that are in both.
+      - An empty dictionary stands for the whole host.
+    type: list
+    elements: dict
+    default: [{}]
+    suboptions:
+      numa_node:
+        description: The number of a NUMA node.
+        type: int
+      cpu_affinity:
+        description: A list of CPUs as systemd's C(CPUAffinity) takes it, such as V(0-15,32-47).
+        type: str
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it does the same in check mode.
+  diff_mode:
+    support: none
+    description: There is nothing to show a difference of.
+  idempotent:
+    support: full
+    description: Changes nothing.
+notes:
+  - A set that does not exist is no failure of the module; RV(sets[].problem) says what is wrong with it.
+"""
+
+EXAMPLES = r"""
+- name: The cores of the host and of its first NUMA node are known
+  llama_cpp.cluster.cpu_topology_info:
+    sets: [{}, {numa_node: 0}]
+  register: topology
+
+- name: They are shown
+  ansible.builtin.debug:
+    msg: "{{ topology.sets | map(attribute='usable_cores') }}"
+"""
+
+RETURN = r"""
+cpus:
+  description: The CPUs that services may run on.
+  returned: success
+  type: str
+  sample: 0-15
+physical_cores:
+  description: How many physical cores these CPUs are.
+  returned: success
+  type: int
+  sample: 8
+quota_cpus:
+  description: The limit of CPU time, in CPUs; V(null) if there is none.
+  returned: success
+  type: float
+  sample: 1.5
+numa_nodes:
+  description: The CPUs of each NUMA node that has usable ones; empty where the kernel knows no nodes.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    node:
+      description: The number of the node.
+      type: int
+      sample: 0
+    cpus:
+      description: Its usable CPUs.
+      type: str
+      sample: 0-15
+sets:
+  description: What was found for each of O(sets), in their order.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    cpus:
+      description: The usable CPUs of the set.
+      type: str
+      sample: 0-15
+    usable_cores:
+      description: How many threads they run at full speed, physical cores within the limit of CPU time; 0 if there is a
+        problem.
+      type: int
+      sample: 8
+    problem:
+      description: One sentence about what is wrong with the set; V(null) if nothing is.
+      type: str
+      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
+    CpuSetError,
+    Topology,
+    format_cpu_list,
+    read_topology,
+)
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "sets": {
+                "type": "list",
+                "elements": "dict",
+                "default": [{}],
+                "options": {"numa_node": {"type": "int"}, "cpu_affinity": {"type": "str"}},
+            }
+        },
+        supports_check_mode=True,
+    )
+    try:
+        topology = read_topology()
+    except CpuSetError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(
+        changed=False,
+        cpus=format_cpu_list(topology.cpus),
+        physical_cores=len(topology.cores),
+        quota_cpus=topology.quota,
+        numa_nodes=[{"node": node, "cpus": format_cpu_list(cpus)} for node, cpus in sorted(topology.nodes.items())],
+        sets=[_describe(topology, **wanted) for wanted in module.params["sets"]],
+    )
+
+
+def _describe(topology: Topology, numa_node: int | None, cpu_affinity: str | None) -> dict[str, Any]:
+    try:
+        cpus = topology.select(numa_node, cpu_affinity)
+    except CpuSetError as error:
+        return {"cpus": "", "usable_cores": 0, "problem": str(error)}
+    return {"cpus": format_cpu_list(cpus), "usable_cores": topology.count_cores(cpus), "problem": None}
+
+
+if __name__ == "__main__":
+    main()
