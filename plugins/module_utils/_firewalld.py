@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, NamedTuple, Union
 
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
@@ -387,19 +387,20 @@ def _ssh_rule(session: Session) -> str:
 
 def _session_opened(own: str, state: State, views: Sequence[View], session: Session) -> list[Change]:
     """Return what keeps a session open that comes through another zone than ours."""
-    found = []
-    for view in views:
-        zone = _zone_of_session(own, state, view, session)
-        plain = any(covers(entry, session.port) for entry in zone.ports)
-        others = [
-            what
-            for what, _remedy in _openings(zone, state.services, session.port)
-            # What hangs on a source is not enough to be sure.
-            if not what.startswith("the rich rule") or "source" not in parse_rule(what[len("the rich rule ") :])
-        ]
-        if not plain and not others:
-            found.append(Change(zone.name, "port", f"{session.port}/tcp", "enabled"))
-    return found
+    zones = [_zone_of_session(own, state, view, session) for view in views]
+    return [
+        Change(zone.name, "port", f"{session.port}/tcp", "enabled")
+        for zone in zones
+        if not _surely_open(zone, state.services, session.port)
+    ]
+
+
+def _surely_open(zone: Zone, services: Mapping[str, Service], port: int) -> bool:
+    """Say whether everyone in a zone reaches a port, not just who comes from some address, or by another port."""
+    narrow = {"source", "forward-port", "source-port"}
+    rules = tuple(rule for rule in zone.rich_rules if not narrow & set(parse_rule(rule)))
+    whole = replace(zone, rich_rules=rules, forward_ports=(), source_ports=())
+    return any(covers(entry, port) for entry in zone.ports) or bool(list(_openings(whole, services, port)))
 
 
 def _zone_of_session(own: str, state: State, view: View, session: Session) -> Zone:

@@ -142,6 +142,7 @@ session:
 import ipaddress
 import json
 import os
+import re
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
@@ -231,7 +232,8 @@ class Host:
             settings = Path("/etc/ufw/ufw.conf").read_text(encoding="utf-8", errors="replace")
         except OSError:
             settings = ""
-        if any(line.replace(" ", "").lower().startswith("enabled=yes") for line in settings.splitlines()):
+        # A package that was removed may leave its settings.
+        if self._module.get_bin_path("ufw") and re.search(r"^\s*ENABLED\s*=\s*['\"]?yes", settings, re.I | re.M):
             found.append("ufw")
         if self.run("systemctl", "is-active", "nftables") and self._has_own_rules():
             found.append("nftables")
