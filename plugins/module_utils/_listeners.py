@@ -7,6 +7,7 @@ All of it is read from /proc, because a connection to a worker that is held by a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -106,13 +107,13 @@ def _owners(root: Path, inodes: set[int]) -> Iterator[tuple[int, int]]:
     """Give each process that has one of these sockets, with the socket's inode."""
     names = {f"socket:[{inode}]": inode for inode in inodes}
     for folder in sorted((root / "proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        try:
-            files = [os.readlink(path) for path in (folder / "fd").iterdir()]
-        except OSError:  # it has ended, or is another user's
-            continue
-        for name in files:
-            if name in names:
-                yield int(folder.name), names[name]
+        # A process may end, or close a file, while it is looked at; and it may be another user's.
+        with contextlib.suppress(OSError):
+            for path in (folder / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inode = names.get(os.readlink(path))
+                    if inode is not None:
+                        yield int(folder.name), inode
 
 
 def _describe(listener: Listener, folder: Path) -> None:
