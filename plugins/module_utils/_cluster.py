@@ -78,15 +78,111 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
     return found
 
 
+def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what workers say of themselves with what masters see of them.
+
+    A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
+    `firewall` (rpc_firewall_info, or None if it is left alone) and `manifest` (of the release, or None). What a master has
+    seen has `workers` (rpc_worker_info) and `manifest`.
+    """
+    own = next((master["manifest"] for master in seen.values() if master.get("manifest")), None)
+    rows = []
+    for host, look in looks.items():
+        for endpoint in look["endpoints"]:
+            views = {
+                name: view
+                for name, master in seen.items()
+                for view in master["workers"]
+                if view["endpoint"].lower() == endpoint.lower()
+            }
+            rows.append(_row(host, look, endpoint, views, own))
+    problems = [problem for row in rows for problem in row["problems"]]
+    return {"all_well": bool(rows) and not problems, "workers": rows, "problems": list(dict.fromkeys(problems))}
+
+
 def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the workers of a verification."""
-    header = ("worker", "endpoint", "service", "state", "protocol", "llama.cpp", "client", "well")
+    header = ("worker", "endpoint", "service", "firewall", "state", "protocol", "llama.cpp", "client", "well")
     rows = [
-        [*(worker.get(key) for key in ("host", "endpoint", "service", "state", "protocol", "release")),
-         ", ".join(worker.get("clients") or []) or None, "yes" if worker.get("well") else "NO"]
+        [*(worker.get(key) for key in ("host", "endpoint", "service", "firewall", "state", "protocol", "release")),
+         # The port of a client is another one each time.
+         ", ".join(client.rpartition(":")[0] for client in worker.get("clients") or []) or None,
+         "no" if worker["problems"] else "yes"]
         for worker in workers
     ]  # fmt: skip
     return "Workers\n" + render_table(header, rows, left=len(header))
+
+
+def _row(
+    host: str,
+    look: Mapping[str, Any],
+    endpoint: str,
+    views: Mapping[str, Mapping[str, Any]],
+    own: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what is known of one worker, with a sentence for each thing that is not well."""
+    problems = []
+    port = int(endpoint.rpartition(":")[2])
+    server = next((server for server in look.get("servers") or [] if server["port"] == port), None)
+    clients = server["clients"] if server else []
+    manifest, out = look.get("manifest"), look.get("out")
+    service = firewall = None
+    if out:
+        problems.append(f"{host} could not be asked. {out}")
+    elif "servers" in look:
+        service, wrong = _service(host, port, server, manifest)
+        problems += wrong
+        firewall, wrong = _firewall(host, look.get("firewall"))
+        problems += wrong
+        releases = {} if own is None else {"": own, host: manifest or {"unknown": "it has no release"}}
+        problems += [text.replace("the master  has", "the master has") for text in release_problems(releases, "")]
+    for master, view in views.items():
+        # A worker that serves is well, if one knows whom it serves.
+        if view["state"] != "ready" and not (view["state"] == "busy" and clients):
+            problems.append(f"As {master} sees it: {view['message']}")
+    if not views:
+        problems.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
+    view = next(iter(views.values()), {})
+    return {
+        "host": host,
+        "endpoint": endpoint,
+        "service": service,
+        "firewall": firewall,
+        "state": view.get("state"),
+        "protocol": (view.get("protocol") or {}).get("version"),
+        "release": _shown(manifest) if manifest else None,
+        "clients": clients,
+        "well": not problems,
+        "problems": problems,
+    }
+
+
+def _service(
+    host: str, port: int, server: Mapping[str, Any] | None, manifest: Mapping[str, Any] | None
+) -> tuple[str, list[str]]:
+    unit = f"llama-rpc-server@{port}.service"
+    listeners = server["listeners"] if server else []
+    if not listeners:
+        return "stopped", [f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."]
+    listener = listeners[0]
+    program = str(listener.get("program") or "")
+    if listener.get("unit") != unit:
+        other = listener.get("unit") or program or f"process {listener.get('pid')}"
+        return "other", [f"Port {port} of {host} belongs to {other}, not to {unit}: end that, or take another rpc_server_port."]
+    if manifest and "/releases/" in program and f"/releases/{manifest.get('id')}/" not in program:
+        return "old", [f"The worker on port {port} of {host} still runs the release before: run the playbook site, which restarts it."]
+    return "running", []
+
+
+def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+    if firewall is None:
+        return "left alone", []
+    if firewall["firewalld"] != "running":
+        return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
+    differing = [*firewall["problems"], *(str(change["text"]) for change in firewall["changes"])]
+    if differing:
+        return "differs", [f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."]
+    return "closed", []
 
 
 def _source(manifest: Mapping[str, Any]) -> str:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: whether a cluster is well, from what workers say of themselves and what masters see of them."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: cluster_status
+short_description: Whether a cluster is well
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Joins what workers say of themselves with what masters see of them, and says in a sentence what is not well.
+  - A worker that serves a client is well.
+  - The playbook C(llama_cpp.cluster.verify) is made of it.
+positional: _input, seen
+options:
+  _input:
+    description:
+      - What each worker says of itself, by the name of its host.
+      - Its C(endpoints), C(out) (why it could not be asked, or empty), C(servers) of
+        M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as C(firewall)
+        (V(null) if it is left alone), and the C(manifest) of its llama.cpp release.
+    type: dict
+    required: true
+  seen:
+    description:
+      - What each master sees, by the name of its host.
+      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), and the C(manifest) of its own llama.cpp release.
+    type: dict
+    required: true
+"""
+
+EXAMPLES = r"""
+- name: Whether the worker is well
+  ansible.builtin.debug:
+    msg: "{{ (looks | llama_cpp.cluster.cluster_status(seen)).table }}"
+  vars:
+    looks:
+      worker1:
+        endpoints: ["10.0.0.11:50052"]
+        out: It cannot be reached over SSH.
+    seen:
+      master:
+        workers:
+          - {endpoint: "10.0.0.11:50052", state: refused, protocol: null, message: Nothing listens there.}
+"""
+
+RETURN = r"""
+_value:
+  description: What is known.
+  type: dict
+  contains:
+    all_well:
+      description: Whether there is nothing to mend.
+      type: bool
+    problems:
+      description: One sentence for each thing to mend.
+      type: list
+      elements: str
+    workers:
+      description: The workers, each with its C(problems). It does not change as long as the cluster does not.
+      type: list
+      elements: dict
+    table:
+      description: The same for people, as lines.
+      type: list
+      elements: str
+"""
+
+from typing import Any, Callable, Mapping
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _cluster
+
+
+def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is known of the cluster."""
+    if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
+        raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
+    status = _cluster.verify(looks, seen)
+    return {**status, "table": [*_cluster.render_cluster(status["workers"]).split("\n"), *status["problems"]]}
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"cluster_status": cluster_status}

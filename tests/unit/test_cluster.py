@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Whether hosts make a cluster: one sentence for each violation, all of them at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cluster import render_cluster
+
+cluster_problems = FilterModule().filters()["cluster_problems"]
+
+NEW = {"id": "a", "version": "0.3.36-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": "83"}}
+# Another build of the same source, fetched in another way.
+SAME = {"id": "b", "version": "git-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": None}}
+OLD = {"id": "c", "version": "0.3.16-4227c9be4", "source": {"commit": "4227c9be4268", "sha256": "34"}}
+ARCHIVE = {"id": "d", "version": "archive-12ab", "source": {"commit": None, "sha256": "12ab"}}
+OTHER_ARCHIVE = {"id": "e", "version": "archive-34cd", "source": {"commit": None, "sha256": "34cd"}}
+
+
+def hosts(count: int, **variables: Any) -> dict[str, dict[str, Any]]:
+    return {f"w{i}": {"ansible_host": f"10.0.0.{i}", **variables} for i in range(1, count + 1)}
+
+
+SOUND = {
+    "one-worker": (hosts(1), {}),
+    "fifteen-workers": (hosts(15), {}),
+    "one-host-both": ({"this": {}}, {"masters": ["this"]}),
+    "two-instances": ({"w1": {"rpc_server_instances": [{"port": 1}, {"port": 2}]}}, {}),
+    "endpoints-without-hosts": ({}, {"endpoints": ["127.0.0.1:1", "127.0.0.1:2"]}),
+    "behind-one-gateway": (
+        {"w1": {"ansible_host": "gw", "ansible_port": 2201, "rpc_server_address": "10.0.0.1"},
+         "w2": {"ansible_host": "gw", "ansible_port": 2202, "rpc_server_address": "10.0.0.2"}},
+        {},
+    ),
+    "releases-alike": (hosts(2), {"releases": {"m": NEW, "w1": NEW, "w2": SAME}}),
+    "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hostvars", "given"), SOUND.values(), ids=SOUND.keys())
+def test_a_sound_cluster_has_no_problem(hostvars: dict[str, Any], given: dict[str, Any]) -> None:
+    assert cluster_problems(list(hostvars), hostvars, **{"masters": ["m"], **given}) == []
+
+
+WRONG = {
+    "no-master": (hosts(1), {"masters": []}, ["There is no master: put a host into the group llama_masters"]),
+    "no-workers": ({}, {}, ["There are no workers: put at least one host into the group llama_workers"]),
+    "nothing-in-groups-of-other-names": (
+        {},
+        {"masters": [], "worker_group": "gpus", "master_group": "head"},
+        ["into the group head", "into the group gpus"],
+    ),
+    "sixteen-workers": (hosts(17), {}, ["There are 17 workers and llama.cpp takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
+    "sixteen-instances": (
+        {"w1": {"rpc_server_instances": [{"port": port} for port in range(1, 17)]}},
+        {},
+        ["There are 16 workers"],
+    ),
+    "same-host-twice": (
+        {"w1": {"ansible_host": "Node.lan"}, "w2": {"ansible_host": "node.lan"}},
+        {},
+        ["w1 and w2 are the same host (node.lan): keep one of the names"],
+    ),
+    "same-host-twice-on-two-ports": (
+        {"w1": {"ansible_host": "10.0.0.1"}, "w2": {"ansible_host": "10.0.0.1", "rpc_server_port": 50053}},
+        {},
+        ["w1 and w2 are the same host (10.0.0.1)"],
+    ),
+    "host-named-by-its-address": ({"10.0.0.1": {}, "w2": {"ansible_host": "10.0.0.1"}}, {}, ["are the same host"]),
+    "same-endpoint-of-two-hosts": (
+        {"w1": {"rpc_server_address": "10.0.0.1"}, "w2": {"rpc_server_address": "10.0.0.1"}},
+        {},
+        ["10.0.0.1:50052 is named twice as a worker, of w1 and of w2: give each an address or a port of its own."],
+    ),
+    "same-endpoint-in-a-list": ({}, {"endpoints": ["a:1", "A:1"]}, ["A:1 is named twice as a worker: give"]),
+    "port": (hosts(1, rpc_server_port=70000), {}, ["host w1, rpc_server_port: port 70000 is not a number from 1 to 65535"]),
+    "other-release": (
+        hosts(2),
+        {"releases": {"m": NEW, "w1": NEW, "w2": OLD}},
+        ["w2 has llama.cpp 0.3.16-4227c9be4 and the master m has 0.3.36-0c1e57098: install the same on both"],
+    ),
+    "other-archive": (hosts(1), {"releases": {"m": ARCHIVE, "w1": OTHER_ARCHIVE}}, ["w1 has llama.cpp archive-34cd"]),
+    "worker-that-cannot-be-asked": (
+        hosts(2),
+        {"releases": {"m": NEW, "w1": {"unknown": "no route to host."}, "w2": OLD}},
+        ["Which llama.cpp w1 has is not known (no route to host): install it there", "w2 has llama.cpp 0.3.16"],
+    ),
+    "all-at-once": (
+        {"w1": {"ansible_host": "a", "rpc_server_port": 0}, "w2": {"ansible_host": "a"}},
+        {"masters": []},
+        ["There is no master", "w1 and w2 are the same host", "host w1, rpc_server_port: port 0"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("hostvars", "given", "said"), WRONG.values(), ids=WRONG.keys())
+def test_each_violation_is_one_sentence(hostvars: dict[str, Any], given: dict[str, Any], said: list[str]) -> None:
+    found = cluster_problems(list(hostvars), hostvars, **{"masters": ["m"], **given})
+    assert len(found) == len(said), found
+    for sentence, part in zip(found, said):
+        assert part in sentence
+        assert sentence.endswith(".")
+        assert "\n" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("workers", "hostvars", "said"),
+    [
+        pytest.param("w", {}, "needs lists of hosts", id="text-for-hosts"),
+        pytest.param(["w"], None, r"write cluster_problems\(hostvars\)", id="no-hostvars"),
+    ],
+)
+def test_wrong_use_is_explained(workers: Any, hostvars: Any, said: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=said):
+        cluster_problems(workers, hostvars, masters=["m"])
+
+
+def test_the_table_of_a_verification_names_who_is_not_well() -> None:
+    rows = [
+        {"host": "w1", "endpoint": "10.0.0.1:50052", "state": "ready", "protocol": "7.0.0", "well": True},
+        {"host": "w2", "endpoint": "10.0.0.2:50052", "state": "busy", "clients": ["10.0.0.9:4000"], "well": False},
+    ]
+    lines = render_cluster(rows).splitlines()
+    assert [line.split()[-1] for line in lines[2:]] == ["yes", "NO"]
+    assert lines[3].split() == ["w2", "10.0.0.2:50052", "-", "busy", "-", "-", "10.0.0.9:4000", "NO"]
