@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo lab lab-down test test-cluster check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -18,7 +18,7 @@ override export WORKERS := $(value WORKERS)
 override export PROMPT := $(value PROMPT)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 demo: ## Distributed inference on this machine; MODEL=/path/model.gguf WORKERS=3 PROMPT="..." change it
 	@scripts/demo.sh
@@ -27,9 +27,20 @@ check: ## Lint and unit tests, after every change
 	@scripts/bootstrap.sh dev
 	@scripts/check.sh
 
-test: ## Everything: check, sanity, documentation, the built collection, real llama.cpp processes
+test: ## Everything: check, sanity, the built collection, real llama.cpp processes, a cluster on test hosts (root)
 	@scripts/bootstrap.sh dev
 	@scripts/test.sh
+
+test-cluster: ## A cluster on test hosts, from minimal systems and back (root); part of test
+	@scripts/bootstrap.sh dev
+	@scripts/cluster.sh
+
+lab: ## Test hosts to try things on, with inventories/lab: master, worker1, worker2, outsider (root)
+	@scripts/bootstrap.sh dev
+	@scripts/lab.sh up
+
+lab-down: ## Remove them
+	@scripts/lab.sh down
 
 clean: ## Remove .venv; the cache of downloads and builds is kept
 	rm -rf .venv

@@ -182,7 +182,19 @@ class Lab:
         install_tools()
         self.folder.mkdir(parents=True, mode=0o755)
         try:
-            with ThreadPoolExecutor(len(hosts)) as threads:
+            self.make(hosts, share)
+        except BaseException:
+            self.down()
+            raise
+        say(
+            f"{len(hosts)} hosts are up after {time.monotonic() - began:.0f} s: "
+            + ", ".join(f"{host.name} {self.address(host)} ({host.suite})" for host in hosts)
+        )
+        say(f"log in with: ssh -F {self.folder}/ssh_config {hosts[0].name}")
+
+    def make(self, hosts: list[Host], share: Path | None) -> None:
+        with ThreadPoolExecutor(len(hosts)) as threads:
+            try:
                 suites = sorted({host.suite for host in hosts})
                 image = dict(zip(suites, threads.map(self.image, suites)))
                 self.make_key()
@@ -192,14 +204,10 @@ class Lab:
                 for host in hosts:
                     self.start(host, image[host.suite], share)
                 list(threads.map(self.wait_for, hosts))
-        except BaseException:
-            self.down()
-            raise
-        say(
-            f"{len(hosts)} hosts are up after {time.monotonic() - began:.0f} s: "
-            + ", ".join(f"{host.name} {self.address(host)} ({host.suite})" for host in hosts)
-        )
-        say(f"log in with: ssh -F {self.folder}/ssh_config {hosts[0].name}")
+            except BaseException:
+                # Nobody waits for them any longer.
+                self.end_hosts()
+                raise
 
     def image(self, suite: str) -> Path:
         """The folder of a minimal system; made once, named by the digest of its recipe, and only read from then on."""
@@ -362,8 +370,8 @@ class Lab:
             finally:
                 os.close(handle)
 
-    def down(self) -> bool:
-        """Remove the lab, or what is left of it; tell whether a host was running."""
+    def end_hosts(self) -> bool:
+        """End all hosts of this lab; tell whether there was one."""
         running = self.keepers()
         for folder in running.values():
             if folder != self.folder:
@@ -375,6 +383,11 @@ class Lab:
             for pid in left:
                 self.end(pid)
             time.sleep(0.05)
+        return bool(running)
+
+    def down(self) -> bool:
+        """Remove the lab, or what is left of it; tell whether a host was running."""
+        running = self.end_hosts()
         for host in HOSTS:
             run(*IN_NAMESPACE, "/bin/sh", "-c", FORGET_GROUP, "forget", self.machine(host), check=False)
         with locked("network"):
@@ -390,7 +403,7 @@ class Lab:
                 FORWARDING.write_text("0")
                 remembered.unlink()
         self.remove_folder()
-        return bool(running)
+        return running
 
     def remove_folder(self) -> None:
         for attempt in range(50):

@@ -1,0 +1,30 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-cluster`: the molecule scenario "cluster" on hosts that it makes, tests and removes. Arguments go to molecule,
+# as in `scripts/cluster.sh converge`; without any it is the whole test. Exit status 77: could not run here, and says why.
+set -eu
+
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+    echo "Not run: the cluster on test hosts (molecule scenario \"cluster\"); it makes containers, which needs root: sudo make test-cluster" >&2
+    exit 77
+fi
+
+# A lab of its own, beside that of `make lab`.
+export LAB_NUMBER="${LAB_NUMBER:-100}"
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+export LLAMA_CPP_CLUSTER_CACHE="$cache" MOLECULE_PROJECT_DIRECTORY="$PWD"
+PATH=$PWD/.venv/bin:$PATH
+export PATH PYTHONUNBUFFERED=1 MOLECULE_EPHEMERAL_DIRECTORY="$cache/molecule/$LAB_NUMBER"
+
+# Two at a time would take each other's hosts away.
+mkdir -p "$cache/molecule"
+exec 9>"$cache/molecule/$LAB_NUMBER.lock"
+flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait for it, or set LAB_NUMBER." >&2; exit 1; }
+
+# What a killed run believed to be there.
+[ "$#" != 0 ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
+action=${1:-test}
+[ "$#" = 0 ] || shift
+# Plain lines, however wide, for a log as for a terminal.
+NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name cluster --no-command-borders "$@"

@@ -1,0 +1,39 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run molecule, show what it says as it is said, and in the end what each step took; exit as it did."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+
+# As in "INFO     cluster ➜ converge: Executing" and "INFO     cluster ➜ converge: Executed: Successful".
+STEP = re.compile(r"^\w+ +(\S+) \S+ (\w+): (Executing|Executed: (.+))$")
+
+
+def main() -> int:
+    """Pass on the exit status of the program that the arguments name."""
+    took: list[tuple[float, str, str]] = []
+    began = time.monotonic()
+    with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                found = STEP.match(line.strip())
+                if found and found[3] == "Executing":
+                    began = time.monotonic()
+                elif found:
+                    took.append((time.monotonic() - began, f"{found[1]} {found[2]}", found[4]))
+        except KeyboardInterrupt:
+            # Molecule had it too, and ends.
+            process.wait()
+    print("\nWhat each step took:")
+    for seconds, name, outcome in took:
+        print(f"  {seconds:6.1f} s  {name:22}  {outcome}")
+    return process.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
