@@ -92,7 +92,7 @@ class Session:
 
 
 class Change(NamedTuple):
-    """One setting of one zone: what the module `ansible.posix.firewalld` is to do."""
+    """One setting of one zone."""
 
     zone: str
     kind: str  # zone, source, port, rich_rule
@@ -106,6 +106,13 @@ class Change(NamedTuple):
         verb = "added to" if self.state == "enabled" else "removed from"
         return f"{self.kind.replace('_', ' ')} {self.value} {verb} zone {self.zone}"
 
+    def options(self) -> list[str]:
+        """Return what to give to firewalld's programs. What is the case already, they take with a warning."""
+        if self.kind == "zone":
+            return [f"--{'new' if self.state == 'present' else 'delete'}-zone={self.zone}"]
+        verb = "add" if self.state == "enabled" else "remove"
+        return [f"--zone={self.zone}", f"--{verb}-{self.kind.replace('_', '-')}={self.value}"]
+
 
 class Plan(NamedTuple):
     """What has to change, in an order in which the session is open at every moment."""
@@ -115,6 +122,21 @@ class Plan(NamedTuple):
     reload: bool
     # Why nothing may be changed; one sentence each.
     problems: list[str]
+
+    def texts(self) -> list[str]:
+        """Return what to show to a person."""
+        return [change.text() for change in self.changes] + (["firewalld reloaded"] if self.reload else [])
+
+    def commands(self, running: bool) -> list[tuple[str, list[str]]]:
+        """Return the commands that do it, each with what it does."""
+        if not running:
+            return [(change.text(), ["firewall-offline-cmd", *change.options()]) for change in self.changes]
+        found = []
+        for change in self.changes:
+            found.append((f"{change.text()} (permanent)", ["firewall-cmd", "--permanent", *change.options()]))
+            if not self.reload:
+                found.append((f"{change.text()} (runtime)", ["firewall-cmd", *change.options()]))
+        return found + ([("firewalld reloaded", ["firewall-cmd", "--reload"])] if self.reload else [])
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

@@ -51,8 +51,6 @@ attributes:
 notes:
   - Needs root, as firewalld does.
   - Direct rules and the entries of ipsets are not looked into.
-seealso:
-  - module: ansible.posix.firewalld
 """
 
 EXAMPLES = r"""
@@ -66,7 +64,7 @@ EXAMPLES = r"""
 
 - name: It is shown
   ansible.builtin.debug:
-    msg: "{{ firewall.changes | map(attribute='text') }}"
+    msg: "{{ firewall.changes }}"
 """
 
 RETURN = r"""
@@ -87,39 +85,27 @@ problems:
   type: list
   elements: str
   sample: []
-reload:
-  description:
-    - Whether firewalld has to be reloaded, so that the permanent configuration becomes the one in force.
-    - If so, RV(changes) are to be made to the permanent one alone.
-  returned: success
-  type: bool
-  sample: false
 changes:
-  description: What has to change, in this order.
+  description: What has to change, for a reader; empty if nothing has to.
+  returned: success
+  type: list
+  elements: str
+  sample: [source 10.0.0.10/32 added to zone llama-rpc]
+commands:
+  description: What does it, in this order. On a host without firewalld they take for granted that it is as it comes.
   returned: success
   type: list
   elements: dict
   contains:
-    zone:
-      description: The zone.
-      type: str
-      sample: llama-rpc
-    kind:
-      description: V(zone), V(source), V(port) or V(rich_rule).
-      type: str
-      sample: source
-    value:
-      description: The source, port or rule; empty for a zone.
-      type: str
-      sample: 10.0.0.10/32
-    state:
-      description: V(enabled) or V(disabled); of a zone V(present) or V(absent).
-      type: str
-      sample: enabled
+    argv:
+      description: The command and its arguments.
+      type: list
+      elements: str
+      sample: [firewall-cmd, --permanent, --zone=llama-rpc, --add-source=10.0.0.10/32]
     text:
-      description: The same for a reader.
+      description: What it does, for a reader.
       type: str
-      sample: source 10.0.0.10/32 added to zone llama-rpc
+      sample: source 10.0.0.10/32 added to zone llama-rpc (permanent)
 session:
   description: The SSH session that is kept open; V(null) if the module does not run over one.
   returned: success
@@ -316,8 +302,8 @@ def main() -> None:
         firewalld=firewalld,
         managers=host.managers(),
         problems=problems,
-        reload=plan.reload,
-        changes=[{**change._asdict(), "text": change.text()} for change in plan.changes],
+        changes=plan.texts(),
+        commands=[{"argv": argv, "text": text} for text, argv in plan.commands(running=firewalld == "running")],
         session=None
         if session is None
         else {"client": str(session.client), "port": session.port, "interface": session.interface},

@@ -237,6 +237,28 @@ def test_range_is_split_around_the_ports_in_one_step() -> None:
     assert planned(running(view(OWN, PUBLIC), view(OWN, public))) == Plan([], True, [])
 
 
+def test_commands_do_what_the_plan_says() -> None:
+    add, new = Change("llama-rpc", "source", "10.0.0.10/32", "enabled"), Change("llama-rpc", "zone", "", "present")
+    rule = Change("llama-rpc", "rich_rule", RULE, "disabled")
+    # Both configurations, one after the other.
+    assert [argv for _text, argv in Plan([add, rule], False, []).commands(running=True)] == [
+        ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
+        ["firewall-cmd", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
+        ["firewall-cmd", "--permanent", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
+        ["firewall-cmd", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
+    ]
+    # The permanent one, which then comes into force.
+    assert [argv for _text, argv in Plan([new, add], True, []).commands(running=True)] == [
+        ["firewall-cmd", "--permanent", "--new-zone=llama-rpc"],
+        ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
+        ["firewall-cmd", "--reload"],
+    ]
+    # The only one that there is.
+    assert Plan([new], False, []).commands(running=False) == [
+        ("zone llama-rpc made", ["firewall-offline-cmd", "--new-zone=llama-rpc"])
+    ]
+
+
 # --- the SSH session ------------------------------------------------------------------------------------------------
 
 DROP = Zone("drop", target="DROP", sources=("10.0.0.0/30",))
