@@ -38,6 +38,8 @@ class Record:
     origin: dict[str, Any]
     # It was there already, and found to be what was wanted: it is not ours to remove.
     adopted: bool = False
+    # What made it, for who reads the record.
+    made_with: str | None = None
 
 
 def record_path(path: Path) -> Path:
@@ -77,22 +79,24 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     return found.hexdigest()
 
 
-def _write_record(path: Path, of: Path, sha256: str | None, origin: dict[str, Any], adopted: bool) -> None:
+def _write_record(
+    path: Path, of: Path, sha256: str | None, origin: dict[str, Any], adopted: bool, made_with: str | None
+) -> None:
     """Write the record of what is at `of` and is, or is about to be, at `path`."""
     found = of.stat()
-    record = Record(found.st_size, found.st_mtime_ns, found.st_ino, sha256, origin, adopted)
+    record = Record(found.st_size, found.st_mtime_ns, found.st_ino, sha256, origin, adopted, made_with)
     place = record_path(path)
     temporary = place.with_name(place.name + ".new")
     temporary.write_text(json.dumps(asdict(record), sort_keys=True) + "\n", encoding="utf-8")
     temporary.replace(place)
 
 
-def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any]) -> None:
+def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any], made_with: str | None = None) -> None:
     """Give a whole and verified file on the same file system its name."""
     with staged.open("rb") as stream:
         os.fsync(stream.fileno())
     # The record first: it fits only once the file is there, and a file without one would be taken for somebody else's.
-    _write_record(path, staged, sha256, origin, adopted=False)
+    _write_record(path, staged, sha256, origin, adopted=False, made_with=made_with)
     staged.replace(path)
     folder = os.open(str(path.parent), os.O_RDONLY)
     try:
@@ -114,12 +118,12 @@ def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool
     ours, fits = recorded(path), known(path)
     if fits and (fits.sha256 == sha256 if sha256 else fits.origin == origin):
         if fits.origin != origin and write:
-            _write_record(path, path, fits.sha256, origin, fits.adopted)
+            _write_record(path, path, fits.sha256, origin, fits.adopted, fits.made_with)
         return False, fits.origin != origin
     found = digest(path) if sha256 and not fits else None
     if found is not None and found == sha256:
         if write:
-            _write_record(path, path, found, origin, ours.adopted if ours else True)
+            _write_record(path, path, found, origin, ours.adopted if ours else True, None)
         return False, True
     if ours and not ours.adopted:
         return True, False

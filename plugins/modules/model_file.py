@@ -52,6 +52,16 @@ options:
       - The name of the user who may write into the folder, by default the one who runs the module.
       - For O(state=staged).
     type: str
+  others:
+    description:
+      - Names of further files in the folder that are put beside the model, with a record of their own.
+      - For O(state=present).
+    type: list
+    elements: str
+    default: []
+  made_with:
+    description: What made the model, for who reads the record; it is not compared. For O(state=present).
+    type: str
   remove_files:
     description: Whether model files are removed too. For O(state=absent).
     type: bool
@@ -144,6 +154,7 @@ class Model:
         self.path = Path(params["path"])
         self.parts = model_parts(self.path)
         self.staging = self.path.with_name(f".{self.path.name}.staging")
+        self.source = self.path.with_name(f".{self.path.name}.source")  # what a conversion fetches
         self.origin: dict[str, Any] = params["origin"]
         self.sha256: dict[str, str] = {name: text.lower() for name, text in params["sha256"].items()}
         self.params = params
@@ -184,20 +195,26 @@ class Model:
             self.verify(self.staging / part.name, self.sha256.get(part.name))
         if len(staged) == len(self.parts):
             read_model(self.staging / self.path.name)
+        for name in self.params["others"]:
+            self.place(self.path.with_name(Path(name).name))
         for part in reversed(staged):
-            brought = self.staging / part.name
-            os.chown(str(brought), os.geteuid(), os.getegid())
-            brought.chmod(0o644)
-            put(brought, part, self.sha256.get(part.name), self.origin)
+            self.place(part)
         shutil.rmtree(str(self.staging), ignore_errors=True)
         return result
+
+    def place(self, path: Path) -> None:
+        """Give one file its name."""
+        brought = self.staging / path.name
+        os.chown(str(brought), os.geteuid(), os.getegid())
+        brought.chmod(0o644)
+        put(brought, path, self.sha256.get(path.name), self.origin, self.params["made_with"])
 
     def remove(self) -> dict[str, Any]:
         """Remove records, what a killed run has left and, if that is wanted, the files that were put there."""
         gone = [part.with_name(part.name + ".part") for part in self.parts]
         for path, record in records_in(self.path.parent).items():
             gone += [record_path(path)] + ([path] if self.params["remove_files"] and not record.adopted else [])
-        gone = [path for path in [*gone, self.staging] if path.exists() or path.is_symlink()]
+        gone = [path for path in [*gone, self.staging, self.source] if path.exists() or path.is_symlink()]
         for path in gone if self.write else []:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(str(path))
@@ -230,6 +247,8 @@ def main() -> None:
             "sha256": {"type": "dict", "default": {}},
             "space_bytes": {"type": "int", "default": 0},
             "owner": {"type": "str"},
+            "others": {"type": "list", "elements": "str", "default": []},
+            "made_with": {"type": "str"},
             "remove_files": {"type": "bool", "default": False},
         },
         supports_check_mode=True,

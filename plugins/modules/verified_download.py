@@ -132,6 +132,9 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
             check_url(entry["url"])
         except DownloadError as error:
             module.fail_json(msg=str(error))
+        # Not left to the argument spec, which counts what is given as null too.
+        if not entry["sha256"] and not entry["git_blob"]:
+            module.fail_json(msg=f"{entry['dest']} has neither sha256 nor git_blob: give one, to verify it with.")
         for name, digits in (("sha256", 64), ("git_blob", 40)):
             if entry[name] is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", entry[name]):
                 module.fail_json(
@@ -157,8 +160,6 @@ def main() -> None:
                     "git_blob": {"type": "str"},
                     "size_bytes": {"type": "int"},
                 },
-                "required_one_of": [("sha256", "git_blob")],
-                "mutually_exclusive": [("sha256", "git_blob")],
             },
             "origin": {"type": "dict", "default": {}},
             "token": {"type": "str", "no_log": True},

@@ -188,6 +188,11 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
         [site.current / "bin/llama-cli", "--version"], capture_output=True, text=True, timeout=10, check=False
     )
     assert "abcdef012" in version.stderr, "a build names the commit that it was pinned to"
+    share = site.current / "share/llama.cpp"
+    assert sorted(str(path.relative_to(share)) for path in share.rglob("*.py")) == [
+        "convert_hf_to_gguf.py",
+        "gguf-py/gguf/__init__.py",
+    ], "what converts models is there with llama-quantize"
     assert not (site.prefix / "build").exists(), "what was only needed to build is gone"
     before = site.tree()
     second = site.ok(llama_cpp_roles=["worker", "master"])
@@ -201,6 +206,7 @@ def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
     inventory.write_text("[boxes]\nnode\n[llama_masters]\n")
     site.ok("-i", str(inventory), llama_cpp_worker_group="boxes")
     assert site.programs == ["rpc-server"], "a worker gets the RPC server alone"
+    assert list((site.current / "share/llama.cpp").iterdir()) == []
     lost = site.run("-i", str(inventory))
     assert lost.code != 0
     assert lost.holds("node is neither in the group llama_workers nor in llama_masters")

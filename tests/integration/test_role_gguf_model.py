@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role `gguf_model`, run by a real ansible-playbook on this machine.
+
+The hub and the web server are a stand-in on loopback (hub_stand_in.py); the model is a small one of random weights.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import CACHE, ROOT, Release
+from hub_stand_in import SIGNATURE, Hub, running_hub, sha256
+
+LIMIT_S = 180
+TOKEN = "hf_neverseenanywhere"
+PARTS = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_role:
+        name: llama_cpp.cluster.gguf_model
+        tasks_from: "{{ entry | default('main') }}"
+"""
+
+
+@dataclass
+class Run:
+    """What an ansible-playbook run left."""
+
+    code: int
+    text: str
+
+    @property
+    def changed(self) -> int:
+        return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
+
+    def holds(self, *words: str) -> bool:
+        """Whether the output has these words, however its lines were wrapped."""
+        flat = " ".join(self.text.split())
+        return all(word in flat for word in words)
+
+
+@dataclass
+class Site:
+    """A master whose models are in a folder of this machine."""
+
+    folder: Path
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.models = self.folder / "srv" / "models"
+        self.path = self.models / "model.gguf"
+        (self.folder / "play.yml").write_text(PLAY)
+
+    def run(self, *options: str, **variables: Any) -> Run:
+        merged = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "gguf_model_path": str(self.path),
+            "gguf_model_retries": 0,
+            "gguf_model_manage_packages": False,
+            "gguf_model_convert_venv": str(self.folder / "venv"),
+            "__gguf_model_poll": 1,
+            **self.variables,
+            **variables,
+        }
+        merged = {name: value for name, value in merged.items() if value is not None}
+        (self.folder / "vars.json").write_text(json.dumps(merged))
+        done = subprocess.run(
+            [
+                Path(sys.executable).with_name("ansible-playbook"), "-i", "node,",
+                "-e", f"@{self.folder}/vars.json", *options, self.folder / "play.yml",
+            ],
+            env={
+                **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+                "ANSIBLE_ASYNC_DIR": str(self.folder / "async"),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )  # fmt: skip
+        return Run(done.returncode, done.stdout)
+
+    def ok(self, *options: str, **variables: Any) -> Run:
+        run = self.run(*options, **variables)
+        assert run.code == 0, run.text
+        return run
+
+    def refused(self, *words: str, **variables: Any) -> Run:
+        run = self.run(**variables)
+        assert run.code != 0
+        assert run.holds(*words), run.text
+        return run
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.models.iterdir()) if self.models.exists() else []
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A split model of three parts."""
+    folder = tmp_path_factory.mktemp("split")
+    splitter = [sys.executable, Path(__file__).with_name("split_gguf.py"), model, folder / "model", "3"]
+    subprocess.run([str(word) for word in splitter], check=True, timeout=60)
+    return [folder / name for name in PARTS]
+
+
+@contextmanager
+def hub_of(model: Path, **behaviour: Any) -> Iterator[Hub]:
+    with running_hub({"model.gguf": model.read_bytes()}, **behaviour) as hub:
+        yield hub
+
+
+def hub_variables(hub: Hub, **more: Any) -> dict[str, Any]:
+    return {
+        "gguf_model_hf_repo": hub.repo,
+        "gguf_model_hf_file": "model.gguf",
+        "gguf_model_hf_endpoint": hub.endpoint,
+        **more,
+    }
+
+
+def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(site: Site, model: Path) -> None:
+    mine = site.folder / "mine.gguf"
+    shutil.copy2(model, mine)
+    site.variables["gguf_model_controller_path"] = str(mine)
+    checked = site.ok("--check")
+    assert checked.changed > 0
+    assert not site.models.exists()
+    site.ok()
+    assert site.path.read_bytes() == model.read_bytes()
+    assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
+    assert site.ok().changed == 0
+    with mine.open("ab") as stream:
+        stream.write(b"\0" * 32)
+    site.ok()
+    assert site.path.read_bytes() == mine.read_bytes()
+    site.path.write_bytes(b"damaged")
+    site.ok()
+    assert site.path.read_bytes() == mine.read_bytes(), "what was changed on the master is noticed"
+
+
+def test_a_url_is_fetched_once_and_a_broken_download_goes_on(site: Site, model: Path) -> None:
+    with hub_of(model, cut_after=[1 << 20]) as hub:
+        site.variables.update(gguf_model_url=hub.direct("model.gguf"), gguf_model_sha256=sha256(model.read_bytes()))
+        checked = site.ok("--check")
+        assert checked.changed > 0
+        assert not site.models.exists()
+        site.refused("the connection ended after 1048576 of")
+        assert site.names() == [".model.gguf.part.json", "model.gguf.part"]
+        site.ok()
+        assert [seen.headers.get("Range") for seen in hub.downloads()] == [None, "bytes=1048576-"]
+        before = len(hub.seen)
+        assert site.ok().changed == 0
+        assert len(hub.seen) == before
+    assert site.path.read_bytes() == model.read_bytes()
+
+
+def test_a_file_of_a_hub_is_fetched_with_a_token_that_is_never_shown(site: Site, model: Path) -> None:
+    with hub_of(model, token=TOKEN, gated=True) as hub:
+        site.variables.update(hub_variables(hub))
+        site.refused("someone/model-GGUF is gated, and no token was given")
+        wrong = site.refused("is gated, and the token lacks access to it", gguf_model_hf_token=f"{TOKEN}x")
+        assert TOKEN not in wrong.text
+        site.variables["gguf_model_hf_token"] = TOKEN
+        site.refused("gguf_model_sha256 is", "0" * 64, gguf_model_sha256="0" * 64)
+        assert not site.models.exists()
+        run = site.ok("-vvv", "--diff")
+        assert TOKEN not in run.text
+        assert SIGNATURE not in run.text
+        assert all("Authorization" not in seen.headers for seen in hub.seen if seen.server == "store")
+        record = json.loads((site.models / ".model.gguf.llama_cpp.json").read_text())
+        assert record["origin"]["repo"] == "someone/model-GGUF"
+        assert TOKEN not in json.dumps(record)
+    # The hub is gone: what is there needs nobody.
+    assert site.ok().changed == 0
+    assert not [path for path in (site.folder / "async").rglob("*") if path.is_file() and TOKEN in path.read_text()]
+
+
+@pytest.mark.parametrize("source", ["controller", "url", "hub"])
+def test_all_parts_of_a_split_model_come_together(site: Site, parts: list[Path], source: str) -> None:
+    site.path = site.models / PARTS[0]
+    with running_hub({path.name: path.read_bytes() for path in parts}) as hub:
+        site.variables.update(
+            {
+                "controller": {"gguf_model_controller_path": str(parts[0])},
+                "url": {
+                    "gguf_model_files": [
+                        {"url": hub.direct(path.name), "sha256": sha256(path.read_bytes())} for path in parts
+                    ]
+                },
+                "hub": hub_variables(hub, gguf_model_hf_file=PARTS[0]),
+            }[source]
+        )
+        site.refused("stands for 1", gguf_model_path=str(site.models / "model.gguf"))
+        assert not site.models.exists()
+        site.ok()
+        assert [name for name in site.names() if not name.startswith(".")] == PARTS
+        assert site.ok().changed == 0
+        (site.models / PARTS[1]).unlink()
+        if source == "controller":
+            site.refused(f"{PARTS[1]} is missing beside it", gguf_model_controller_path="")
+        site.ok()
+        assert [(site.models / name).read_bytes() for name in PARTS] == [path.read_bytes() for path in parts]
+
+
+def test_a_model_that_is_there_is_only_looked_at(site: Site, model: Path) -> None:
+    site.models.mkdir(parents=True)
+    shutil.copy(model, site.path)
+    assert site.ok().changed == 0
+    assert site.names() == ["model.gguf"]
+    with site.path.open("r+b") as stream:
+        stream.truncate(10 << 20)
+    site.refused("it has 10485760 bytes and should have", "it was not copied to its end")
+
+
+BAD = {
+    "folder": ({}, "it is a folder: name the GGUF file in it"),
+    "missing": ({}, "there is no such file. Put it there, or say where it comes from in gguf_model_controller_path"),
+    "empty": ({}, "it is empty"),
+    "page": ({}, "it is a web page"),
+    "relative": ({"gguf_model_path": "model.gguf"}, "give the absolute path of the GGUF file on the master"),
+    "two-sources": (
+        {"gguf_model_url": "http://127.0.0.1/x", "gguf_model_hf_repo": "a/b"},
+        "gguf_model_url and gguf_model_hf_repo are both given: give one source",
+    ),
+    "no-digest": ({"gguf_model_url": "http://127.0.0.1/x"}, "give the SHA-256 digest of http://127.0.0.1/x"),
+    "quantisation": (
+        {"gguf_model_convert_from": "/srv/model", "gguf_model_quantization": "Q4_9"},
+        'gguf_model_quantization is "Q4_9": give one of F32, F16',
+    ),
+    "no-source-folder": ({"gguf_model_convert_from": "/nonexistent"}, "is no folder with config.json and safetensors"),
+    "unreachable": (
+        {"gguf_model_url": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
+        "http://127.0.0.1:1/model.gguf could not be fetched: 127.0.0.1 refuses connections",
+    ),
+    "unknown-host": (
+        {"gguf_model_hf_repo": "a/b", "gguf_model_hf_file": "c.gguf", "gguf_model_hf_endpoint": "http://no.invalid"},
+        "the name no.invalid cannot be resolved",
+    ),
+    "controller-missing": ({"gguf_model_controller_path": "/nonexistent.gguf"}, "On the controller: /nonexistent.gguf"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
+    """All of it in one play, each as a host of its own."""
+    site = Site(tmp_path_factory.mktemp("bad"))
+    site.models.mkdir(parents=True)
+    hosts = {}
+    for case, (variables, _words) in BAD.items():
+        hosts[case] = {"gguf_model_path": str(site.models / f"{case}.gguf"), **variables}
+    (site.models / "folder.gguf").mkdir()
+    (site.models / "empty.gguf").touch()
+    (site.models / "page.gguf").write_text("<html><body>Please log in</body></html>")
+    (site.folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    site.variables["gguf_model_path"] = None
+    return site.models, site.run("-i", str(site.folder / "hosts.json"), "--forks", "4", "--limit", "!node")
+
+
+@pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_variables, words) in BAD.items()], ids=BAD)
+def test_bad_input_is_a_sentence(bad_input: tuple[Path, Run], case: str, words: str) -> None:
+    # A rule of a list fails as an item first.
+    told = [part for part in re.split(r"(?:fatal|failed): ", bad_input[1].text)[1:] if part.startswith(f"[{case}]")]
+    assert told, bad_input[1].text
+    assert Run(1, told[0].partition("TASK [")[0]).holds(words), told[0]
+
+
+def test_bad_input_changes_nothing(bad_input: tuple[Path, Run]) -> None:
+    models, run = bad_input
+    assert sorted(path.name for path in models.iterdir()) == ["empty.gguf", "folder.gguf", "page.gguf"]
+    assert run.changed == 0
+
+
+def test_a_wrong_digest_names_both_and_leaves_nothing(site: Site, model: Path) -> None:
+    found = sha256(model.read_bytes())
+    with hub_of(model) as hub:
+        site.refused(
+            f"has the SHA-256 digest {found}, but {'0' * 64} was expected",
+            gguf_model_url=hub.direct("model.gguf"),
+            gguf_model_sha256="0" * 64,
+        )
+    assert site.names() == []
+    site.refused(found, "0" * 64, gguf_model_controller_path=str(model), gguf_model_sha256="0" * 64)
+    assert site.names() == []
+
+
+def test_a_file_of_somebody_else_is_not_overwritten(site: Site, model: Path) -> None:
+    site.models.mkdir(parents=True)
+    site.path.write_bytes(b"GGUF, but mine")
+    site.refused("is there already and was not put there", gguf_model_controller_path=str(model))
+    assert site.path.read_bytes() == b"GGUF, but mine"
+
+
+@pytest.fixture
+def small_disk(site: Site) -> Iterator[Site]:
+    """The models' folder is on a file system of 8 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    site.models.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", site.models], check=True, timeout=10)
+    try:
+        yield site
+    finally:
+        subprocess.run(["umount", site.models], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("source", ["controller", "url", "hub"])
+def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
+    small_disk: Site, model: Path, source: str
+) -> None:
+    site = small_disk
+    with hub_of(model) as hub:
+        variables = {
+            "controller": {"gguf_model_controller_path": str(model)},
+            "url": {"gguf_model_url": hub.direct("model.gguf"), "gguf_model_sha256": sha256(model.read_bytes())},
+            "hub": hub_variables(hub),
+        }[source]
+        words = (f"needs 0.02 GiB on {site.models}, where 0.01 GiB are free: 0.02 GiB are missing",)
+        site.refused(*words, **variables)
+        assert hub.downloads() == []
+    assert site.names() == []
+
+
+def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model: Path) -> None:
+    site.variables["gguf_model_controller_path"] = str(model)
+    site.ok()
+    shutil.copy(model, site.models / "mine.gguf")
+    site.ok("--check", entry="remove", gguf_model_remove_files=True)
+    assert site.path.exists()
+    site.ok(entry="remove")
+    assert site.names() == ["mine.gguf", "model.gguf"]
+    assert site.ok(entry="remove").changed == 0
+    site.ok()
+    site.ok(entry="remove", gguf_model_remove_files=True)
+    assert site.names() == ["mine.gguf", "model.gguf"], "without a record it was found there, so it stays"
+    site.path.unlink()
+    site.ok()
+    site.ok(entry="remove", gguf_model_remove_files=True)
+    assert site.names() == ["mine.gguf"]
+
+
+def text_of(release: Release, model: Path) -> str:
+    done = subprocess.run(
+        [release.bin / "llama-completion", "-no-cnv", "-m", model, "-p", "the river", "-n", "8", "--temp", "0"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.decode("utf-8", "replace")
+
+
+@pytest.mark.llama
+def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: Release) -> None:
+    venv = CACHE / "converter"
+    variables = {
+        "gguf_model_convert_from": str(site.folder / "source"),
+        "gguf_model_bin_dir": str(release_7.bin),
+        "gguf_model_convert_venv": str(venv),
+        "gguf_model_convert_base_python": sys.executable,
+    }
+    site.variables.update(variables)
+    # The first run fails, having made the environment with which the source can be written.
+    (site.folder / "source").mkdir()
+    (site.folder / "source/config.json").write_text("{}")
+    (site.folder / "source/model.safetensors").write_bytes(b"")
+    site.refused("could not be made into", "(The model is converted to GGUF)")
+    assert [name for name in site.names() if name.endswith(".gguf")] == []
+    shutil.rmtree(site.folder / "source")
+    write = [venv / "venv/bin/python", Path(__file__).with_name("tiny_safetensors.py"), site.folder / "source"]
+    subprocess.run(write, check=True, timeout=60)
+
+    checked = site.ok("--check")
+    assert checked.holds("would be converted and quantised to Q4_0")
+    site.ok()
+    assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"], "what was only needed on the way is gone"
+    assert text_of(release_7, site.path)
+    record = json.loads((site.models / ".model.gguf.llama_cpp.json").read_text())
+    assert record["made_with"] == release_7.prefix.joinpath("current").resolve().name
+    size = site.path.stat().st_size
+    assert site.ok().changed == 0
+
+    site.ok(gguf_model_quantization="q8_0", gguf_model_keep_intermediate=True)
+    assert site.path.stat().st_size > size
+    assert [name for name in site.names() if not name.startswith(".")] == ["model.F16.gguf", "model.gguf"]
+    files = {path.name: path.read_bytes() for path in (site.folder / "source").iterdir()}
+    (site.folder / "hub").mkdir()
+    other = Site(site.folder / "hub", site.variables)
+    with running_hub({**files, "evil.py": b"raise SystemExit(1)"}, small={"config.json"}) as hub:
+        other.ok(gguf_model_convert_from=hub.repo, gguf_model_hf_endpoint=hub.endpoint, gguf_model_quantization="BF16")
+        assert not [seen for seen in hub.seen if seen.path.endswith(".py")]
+    assert other.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
+    assert text_of(release_7, other.path)
