@@ -191,6 +191,19 @@ def test_yaml_of_a_page_is_accepted(block: Block, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["_meta"]["hostvars"] or "hosts" in result.stdout
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "inventories" / "example").rglob("*.yml")), ids=lambda path: path.stem)
+def test_variables_of_the_example_are_those_of_roles(path: Path) -> None:
+    """Those that are commented out too: uncommented, each is one that a role knows, of its type."""
+    text = path.read_text(encoding="utf-8")
+    named = {} if path.stem == "hosts" else yaml.safe_load(text)
+    shown = [yaml.safe_load(line) for line in re.findall(r"^ *# ([a-z_]+: .+)$", text, re.MULTILINE)]
+    variables = {name: value for name, value in named.items() if "{{" not in str(value)}
+    assert variables or shown
+    for given in [variables, *shown]:
+        ours = {name: value for name, value in given.items() if not name.startswith("ansible_")}
+        assert unknown_variables(ours) == []
+
+
 @pytest.mark.parametrize("block", blocks("bash", "sh", "shell", "console"), ids=str)
 def test_commands_of_a_page_name_what_exists(block: Block) -> None:
     for line in block.text.splitlines():
