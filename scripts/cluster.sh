@@ -22,9 +22,9 @@ mkdir -p "$cache/molecule"
 exec 9>"$cache/molecule/$LAB_NUMBER.lock"
 flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait for it, or set LAB_NUMBER." >&2; exit 1; }
 
-# What a killed run believed to be there.
-[ "$#" != 0 ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
 action=${1:-test}
 [ "$#" = 0 ] || shift
+# What a killed run believed to be there.
+[ "$action" != test ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
 # Plain lines, however wide, for a log as for a terminal.
 NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name cluster --no-command-borders "$@"

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import time
 
-# As in "INFO     cluster ➜ converge: Executing" and "INFO     cluster ➜ converge: Executed: Successful".
-STEP = re.compile(r"^\w+ +(\S+) \S+ (\w+): (Executing|Executed: (.+))$")
+# As in "INFO     [cluster > converge] Executing" and "INFO     [cluster > converge] Executed: Successful".
+STEP = re.compile(r"^\w+ +\[(\S+) > (\w+)\] (Executing|Executed: (.+))$")
+COLOUR = re.compile(r"\x1b\[\d*m")
 
 
 def main() -> int:
@@ -21,7 +22,7 @@ def main() -> int:
         try:
             for line in process.stdout or ():
                 print(line, end="", flush=True)
-                found = STEP.match(line.strip())
+                found = STEP.match(COLOUR.sub("", line).strip())
                 if found and found[3] == "Executing":
                     began = time.monotonic()
                 elif found:
