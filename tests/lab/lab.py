@@ -148,7 +148,8 @@ def keepers() -> dict[int, list[str]]:
         with contextlib.suppress(OSError, ValueError):
             argv = (process / "cmdline").read_bytes().decode().split("\0")
             given = argv[argv.index("keeper") :]
-            if argv[0] == "unshare" and len(given) > 5:
+            # systemd-run looks up the program and puts its path there.
+            if Path(argv[0]).name == "unshare" and len(given) > 5:
                 found[int(process.name)] = given
     return found
 
