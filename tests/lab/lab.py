@@ -310,18 +310,10 @@ class Lab:
 
     def start(self, host: Host, image: Path, share: Path | None) -> None:
         machine = self.machine(host)
-        # systemd gives what it is not asked to look after no control group of its own.
+        # A control group of its own comes from systemd where that has them all.
         systemd = Path("/proc/1/comm").read_text() == "systemd\n"
-        scope = [
-            "systemd-run",
-            "--quiet",
-            "--scope",
-            "--collect",
-            f"--unit=llama-{machine}",
-            "-p",
-            "Delegate=yes",
-            "--",
-        ]
+        scope = ["systemd-run", "--quiet", "--scope", "--collect", "--property=Delegate=yes", f"--unit=llama-{machine}"]
+        scope += [f"--description=Test host {host.name}", "--"]
         with (self.folder / f"{host.name}.log").open("w") as out:
             subprocess.Popen(
                 [
