@@ -140,9 +140,10 @@ def _row(
         # A worker that serves is well, if one knows whom it serves.
         if view["state"] != "ready" and not (view["state"] == "busy" and clients):
             problems.append(f"As {master} sees it: {view['message']}")
-    if not views:
+    if not views and not clients:
         problems.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
-    view = next(iter(views.values()), {})
+    # A worker that serves is not asked: each connection would wait in its queue.
+    view = next(iter(views.values()), {"state": "busy"} if clients else {})
     return {
         "host": host,
         "endpoint": endpoint,

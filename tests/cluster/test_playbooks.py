@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbooks over a running cluster: bad input is named and changes nothing, a bad worker stops no other."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import ADDRESS, LAB, NUMBER, PORT, UNIT, WORKERS, play, ssh
+
+NOBODY = f"10.87.{NUMBER}.99"
+MANIFEST = "/opt/llama_cpp/current/manifest.json"
+TYPED = """Say "{{ 1 + 1 }}", it's $HOME \\n # é"""
+
+# Holds a worker as a client does, until it is told to leave.
+CLIENT = """
+import socket, sys
+worker = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+worker.sendall(bytes([14]) + (24).to_bytes(8, "little") + bytes(24))
+assert worker.recv(4096)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+Inventory = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Inventory:
+    """Options that give hosts further variables."""
+
+    def options(**variables: dict[str, Any]) -> tuple[str, str]:
+        path = tmp_path / "further.json"
+        path.write_text(json.dumps({"all": {"hosts": variables}}))
+        return "-i", str(path)
+
+    return options
+
+
+def recap(output: str) -> dict[str, dict[str, int]]:
+    """Return the numbers of the recap, by host."""
+    lines = re.findall(r"^(\S+) +: (ok=.*)$", output.partition("PLAY RECAP")[2], re.MULTILINE)
+    return {host: {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", numbers)} for host, numbers in lines}
+
+
+def changed(output: str) -> dict[str, int]:
+    return {host: numbers["changed"] for host, numbers in recap(output).items() if numbers["changed"]}
+
+
+def said(output: str) -> str:
+    """Return the output with its lines joined: Ansible folds long sentences."""
+    return re.sub(r"\s+", " ", output)
+
+
+def footprint() -> dict[str, str]:
+    """What a change would show in: the process that serves, its unit, the release, the zones, the model."""
+    look = (
+        f"systemctl show --property=MainPID --value {UNIT} 2>&1; sha256sum /etc/systemd/system/llama-rpc-server@*; "
+        "readlink /opt/llama_cpp/current; cat /etc/firewalld/zones/*.xml; stat --format '%n %Y %s' /srv/models/*; "
+        "dpkg-query --show | sha256sum"
+    )
+    return {host: ssh(host, "sh", "-c", look, check=False).stdout for host in ("master", *WORKERS)}
+
+
+@pytest.fixture(scope="module")
+def before() -> dict[str, str]:
+    return footprint()
+
+
+BAD = {
+    "threads-0": ({"worker1": {"rpc_server_threads": 0}}, [], ["threads 0: give auto"]),
+    "threads-999": ({"worker1": {"rpc_server_threads": 999}}, [], ["rpc_server_threads 999: worker1 has"]),
+    "sources": (
+        {
+            "worker1": {"rpc_firewall_trusted_sources": ["10.0.0.300"]},
+            "worker2": {"rpc_firewall_trusted_sources": ["0.0.0.0/0"]},
+        },
+        [],
+        [
+            "worker1, rpc_firewall_trusted_sources: 10.0.0.300",
+            "worker2, rpc_firewall_trusted_sources: 0.0.0.0/0",
+            "rpc_firewall_allow_any_source",
+        ],
+    ),
+    "another-llama.cpp": (
+        {"worker2": {"llama_cpp_version": "0.3.16"}},
+        [],
+        ["worker2 is to have llama.cpp 0.3.16-4227c9be4 and the master master 0.3.36-0c1e57098"],
+    ),
+    "a-model-that-is-a-folder": (
+        {"master": {"gguf_model_path": "/srv/models", "gguf_model_controller_path": ""}},
+        ["--tags", "gguf_model"],
+        ["/srv/models", "folder"],
+    ),
+    "another-digest": (
+        {"master": {"gguf_model_path": "/srv/models/another.gguf", "gguf_model_sha256": "0" * 64}},
+        ["--tags", "gguf_model"],
+        ["but gguf_model_sha256 is 0000", "nothing was sent"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("variables", "options", "sentences"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_and_changes_nothing(
+    hosts: Inventory, before: dict[str, str], variables: dict[str, Any], options: list[str], sentences: list[str]
+) -> None:
+    run = play("site", *hosts(**variables), *options, check=False)
+    assert run.returncode != 0
+    for sentence in sentences:
+        assert sentence in said(run.stdout)
+    assert changed(run.stdout) == {}
+    assert footprint() == before
+
+
+def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: dict[str, str]) -> None:
+    """Batches of one: by itself Ansible would end with the first batch that failed."""
+    run = play(
+        "site",
+        *hosts(worker1={"rpc_server_port": 22}),
+        "-e",
+        "llama_cpp_serial=1",
+        "--tags",
+        "rpc_server,inference",
+        check=False,
+    )
+    assert run.returncode != 0
+    assert "worker1 is out." in said(run.stdout)
+    assert "Inference was not started, because of worker1:" in said(run.stdout)
+    numbers = recap(run.stdout)
+    assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 1, "worker2": 0}
+    assert numbers["worker2"]["ok"] > numbers["worker1"]["ok"], "worker2 was not gone through"
+    assert changed(run.stdout) == {}
+    assert footprint() == before
+
+
+def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
+    hosts: Inventory, before: dict[str, str]
+) -> None:
+    run = play("site", *hosts(worker2={"ansible_host": NOBODY}), "--tags", "rpc_server,inference", check=False)
+    assert run.returncode != 0
+    assert "worker2 is out. It cannot be reached over SSH" in said(run.stdout)
+    assert "Inference was not started, because of worker2:" in said(run.stdout)
+    numbers = recap(run.stdout)
+    assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 0, "worker2": 1}
+    assert numbers["worker1"]["ok"] > 20
+    assert changed(run.stdout) == {}
+    assert footprint() == before
+
+
+def test_check_and_diff_in_batches_find_nothing_to_change(before: dict[str, str]) -> None:
+    run = play("site", "--check", "--diff", "-e", "llama_cpp_serial=1")
+    assert changed(run.stdout) == {}
+    assert footprint() == before
+
+
+def test_tags_and_limit_leave_the_rest_alone() -> None:
+    run = play("site", "--tags", "rpc_firewall", "--limit", "worker1")
+    assert set(recap(run.stdout)) == {"worker1"}
+    assert changed(run.stdout) == {}
+    # Arguments are validated whatever the tags.
+    entered = set(re.findall(r"TASK \[llama_cpp\.cluster\.(\w+ : (?!Validating)[^]]+)", run.stdout))
+    assert "rpc_firewall : Firewalld is looked at" in entered
+    assert {"llama_cpp : The host is looked at", "rpc_server : The worker answers"} & entered == set()
+
+
+@contextmanager
+def client(host: str, worker: str) -> Iterator[None]:
+    """Hold a worker from a host, as a run does."""
+    command = f"python3 -c {shlex.quote(CLIENT)} {worker} {PORT}"
+    process = subprocess.Popen(
+        ["ssh", "-F", str(LAB / "ssh_config"), host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield
+    finally:
+        process.communicate(timeout=20)
+
+
+@pytest.fixture
+def other_release() -> Iterator[str]:
+    """Worker2 has a release of another commit, as its manifest says."""
+    kept = ssh("worker2", "cat", MANIFEST).stdout
+    manifest = json.loads(kept)
+    other = {**manifest, "version": "0.3.16-4227c9be4", "source": {**manifest["source"], "commit": "4227c9be4268"}}
+    ssh("worker2", "tee", MANIFEST, text_in=json.dumps(other))
+    try:
+        yield "worker2 has llama.cpp 0.3.16-4227c9be4 and the master"
+    finally:
+        ssh("worker2", "tee", MANIFEST, text_in=kept)
+
+
+def verify(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
+    """Return exit status, what is printed, and what is written."""
+    report = tmp_path / "status.json"
+    run = play("verify", "-e", f"verify_report_path={report}", *options, check=False)
+    assert changed(run.stdout) == {}
+    return run.returncode, run.stdout, json.loads(report.read_text())
+
+
+def table(printed: str) -> str:
+    """Return what is for people: other lines come in the order in which hosts answer."""
+    return printed.partition("what is to mend]")[2].partition("TASK")[0]
+
+
+def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Path, before: dict[str, str]) -> None:
+    code, printed, status = verify(tmp_path)
+    assert (code, status["all_well"], status["problems"]) == (0, True, [])
+    keys = ("host", "state", "service", "firewall")
+    assert [tuple(worker[key] for key in keys) for worker in status["workers"]] == [
+        (worker, "ready", "running", "closed") for worker in WORKERS
+    ]
+    again = verify(tmp_path)
+    assert (table(again[1]), again[2]) == (table(printed), status)
+
+    with client("master", ADDRESS["worker1"]):
+        code, printed, status = verify(tmp_path)
+    assert (code, status["all_well"]) == (0, True), printed
+    assert [worker["state"] for worker in status["workers"]] == ["busy", "ready"]
+    assert [name.rpartition(":")[0] for name in status["workers"][0]["clients"]] == [ADDRESS["master"]]
+    assert footprint() == before, "the worker did not survive being looked at"
+
+
+def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPT", TYPED)
+    report = tmp_path / "report.json"
+    play("infer", "-e", f"inference_report_path={report}", "-e", "inference_n_predict=2")
+    assert json.loads(report.read_text())["prompt"] == TYPED
+
+
+def test_a_look_at_a_reset_changes_nothing_and_names_who_is_down(hosts: Inventory, before: dict[str, str]) -> None:
+    run = play("reset", "--check", *hosts(worker2={"ansible_host": NOBODY}), check=False)
+    assert run.returncode != 0
+    assert "worker2 is out. It cannot be reached" in said(run.stdout)
+    numbers = recap(run.stdout)
+    assert (numbers["worker1"]["failed"], numbers["master"]["failed"]) == (0, 0)
+    assert min(numbers["worker1"]["changed"], numbers["master"]["changed"]) >= 2
+    assert footprint() == before
+
+
+def test_verify_and_infer_name_each_thing_that_is_wrong(tmp_path: Path, other_release: str) -> None:
+    ssh("worker1", "systemctl", "stop", UNIT)
+    try:
+        code, printed, status = verify(tmp_path)
+        inference = said(play("infer", check=False).stdout)
+    finally:
+        ssh("worker1", "systemctl", "start", UNIT)
+    assert (code, status["all_well"]) == (2, False)
+    first, second = (" ".join(worker["problems"]) for worker in status["workers"])
+    assert f"Nothing listens on port {PORT} of worker1" in first
+    assert f"As master sees it: {ADDRESS['worker1']}:{PORT}" in first
+    assert other_release in second
+    for problem in status["problems"]:
+        assert problem in said(printed)
+    assert other_release in inference
+    assert "The prompt is continued" not in inference
