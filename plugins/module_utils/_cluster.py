@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Whether hosts make a cluster, and how it is shown. Private to this collection; knows neither Ansible nor the network."""
+"""Whether hosts make a cluster, and whether it is well. Private to this collection; asks nobody."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
-    """Say which workers llama.cpp could not tell apart, and whether they are too many; `endpoints` are (host, host:port)."""
+    """Say which workers llama.cpp cannot tell apart, and whether they are too many; given are (host, host:port)."""
     found: list[str] = []
     owners: dict[str, str] = {}
     for host, endpoint in endpoints:
@@ -82,8 +82,8 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     """Join what workers say of themselves with what masters see of them.
 
     A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
-    `firewall` (rpc_firewall_info, or None if it is left alone) and `manifest` (of the release, or None). What a master has
-    seen has `workers` (rpc_worker_info) and `manifest`.
+    `firewall` (rpc_firewall_info, or None if it is left alone) and `manifest` (of the release, or None); a host without
+    `servers` was not asked. What a master has seen has `workers` (rpc_worker_info) and `manifest`.
     """
     own = next((master["manifest"] for master in seen.values() if master.get("manifest")), None)
     rows = []
@@ -164,14 +164,20 @@ def _service(
     unit = f"llama-rpc-server@{port}.service"
     listeners = server["listeners"] if server else []
     if not listeners:
-        return "stopped", [f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."]
+        return "stopped", [
+            f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."
+        ]
     listener = listeners[0]
     program = str(listener.get("program") or "")
     if listener.get("unit") != unit:
         other = listener.get("unit") or program or f"process {listener.get('pid')}"
-        return "other", [f"Port {port} of {host} belongs to {other}, not to {unit}: end that, or take another rpc_server_port."]
+        return "other", [
+            f"Port {port} of {host} belongs to {other}, not to {unit}: end that, or take another rpc_server_port."
+        ]
     if manifest and "/releases/" in program and f"/releases/{manifest.get('id')}/" not in program:
-        return "old", [f"The worker on port {port} of {host} still runs the release before: run the playbook site, which restarts it."]
+        return "old", [
+            f"The worker on port {port} of {host} still runs the release before: the playbook site restarts it."
+        ]
     return "running", []
 
 
@@ -182,7 +188,9 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
         return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
     differing = [*firewall["problems"], *(str(change["text"]) for change in firewall["changes"])]
     if differing:
-        return "differs", [f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."]
+        return "differs", [
+            f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."
+        ]
     return "closed", []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cluster import render_cluster
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cluster import render_cluster, verify
 
 cluster_problems = FilterModule().filters()["cluster_problems"]
 
@@ -53,7 +53,7 @@ WRONG = {
         {"masters": [], "worker_group": "gpus", "master_group": "head"},
         ["into the group head", "into the group gpus"],
     ),
-    "sixteen-workers": (hosts(17), {}, ["There are 17 workers and llama.cpp takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
+    "sixteen-workers": (hosts(17), {}, ["takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
     "sixteen-instances": (
         {"w1": {"rpc_server_instances": [{"port": port} for port in range(1, 17)]}},
         {},
@@ -76,7 +76,7 @@ WRONG = {
         ["10.0.0.1:50052 is named twice as a worker, of w1 and of w2: give each an address or a port of its own."],
     ),
     "same-endpoint-in-a-list": ({}, {"endpoints": ["a:1", "A:1"]}, ["A:1 is named twice as a worker: give"]),
-    "port": (hosts(1, rpc_server_port=70000), {}, ["host w1, rpc_server_port: port 70000 is not a number from 1 to 65535"]),
+    "port": (hosts(1, rpc_server_port=70000), {}, ["host w1, rpc_server_port: port 70000 is not a number"]),
     "other-release": (
         hosts(2),
         {"releases": {"m": NEW, "w1": NEW, "w2": OLD}},
@@ -118,11 +118,108 @@ def test_wrong_use_is_explained(workers: Any, hostvars: Any, said: str) -> None:
         cluster_problems(workers, hostvars, masters=["m"])
 
 
-def test_the_table_of_a_verification_names_who_is_not_well() -> None:
-    rows = [
-        {"host": "w1", "endpoint": "10.0.0.1:50052", "state": "ready", "protocol": "7.0.0", "well": True},
-        {"host": "w2", "endpoint": "10.0.0.2:50052", "state": "busy", "clients": ["10.0.0.9:4000"], "well": False},
-    ]
-    lines = render_cluster(rows).splitlines()
-    assert [line.split()[-1] for line in lines[2:]] == ["yes", "NO"]
-    assert lines[3].split() == ["w2", "10.0.0.2:50052", "-", "busy", "-", "-", "10.0.0.9:4000", "NO"]
+UNIT = "llama-rpc-server@50052.service"
+LISTENER = {"address": "10.0.0.1", "pid": 7, "program": "/opt/llama_cpp/releases/a/bin/rpc-server", "unit": UNIT}
+OTHER = {**LISTENER, "unit": None, "program": "/usr/bin/nc"}
+OLDER = {**LISTENER, "program": "/opt/llama_cpp/releases/z/bin/rpc-server"}
+CLOSED = {"firewalld": "running", "problems": [], "changes": []}
+WELL = {
+    "endpoints": ["10.0.0.1:50052"],
+    "out": "",
+    "servers": [{"port": 50052, "listeners": [LISTENER], "clients": []}],
+    "firewall": CLOSED,
+    "manifest": NEW,
+}
+READY = {"endpoint": "10.0.0.1:50052", "state": "ready", "protocol": {"version": "7.0.0"}, "message": "It is ready."}
+REFUSED = {**READY, "state": "refused", "protocol": None, "message": "10.0.0.1:50052 refuses connections: start it."}
+BUSY = {
+    **READY,
+    "state": "busy",
+    "protocol": None,
+    "message": "10.0.0.1:50052 does not answer: another client holds it.",
+}
+SERVING = [{"port": 50052, "listeners": [LISTENER], "clients": ["10.0.0.9:4000"]}]
+
+
+def look(*views: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Verify one worker that is well but for these changes, as a master sees it."""
+    return verify({"w1": {**WELL, **changes}}, {"m": {"manifest": NEW, "workers": list(views)}})
+
+
+FINE = {
+    "ready": ([READY], {}, ("running", "closed", "ready")),
+    "serving-and-so-not-asked": ([], {"servers": SERVING}, ("running", "closed", "busy")),
+    "a-client-came-in-between": ([BUSY], {"servers": SERVING}, ("running", "closed", "busy")),
+    "firewall-left-alone": ([READY], {"firewall": None}, ("running", "left alone", "ready")),
+    "same-source-built-in-another-way": ([READY], {"manifest": {**SAME, "id": "a"}}, ("running", "closed", "ready")),
+}
+
+
+@pytest.mark.parametrize(("views", "changes", "states"), FINE.values(), ids=FINE.keys())
+def test_a_worker_is_well(views: list[Any], changes: dict[str, Any], states: tuple[str, ...]) -> None:
+    status = look(*views, **changes)
+    assert (status["all_well"], status["problems"]) == (True, [])
+    (worker,) = status["workers"]
+    assert (worker["service"], worker["firewall"], worker["state"]) == states
+
+
+UNWELL = {
+    "host-down": ([REFUSED], {"out": "It cannot be reached."}, ["w1 could not be asked. It", "As m sees it: 10.0.0.1"]),
+    "service-stopped": (
+        [REFUSED],
+        {"servers": [{"port": 50052, "listeners": [], "clients": []}]},
+        [f"Nothing listens on port 50052 of w1: see `journalctl -u {UNIT}`", "As m sees it"],
+    ),
+    "somebody-elses-port": (
+        [READY],
+        {"servers": [{"port": 50052, "listeners": [OTHER], "clients": []}]},
+        [f"Port 50052 of w1 belongs to /usr/bin/nc, not to {UNIT}"],
+    ),
+    "release-of-before": (
+        [READY],
+        {"servers": [{"port": 50052, "listeners": [OLDER], "clients": []}]},
+        ["The worker on port 50052 of w1 still runs the release before"],
+    ),
+    "other-release": ([READY], {"manifest": {**OLD, "id": "a"}}, ["w1 has llama.cpp 0.3.16-4227c9be4"]),
+    "no-release": ([READY], {"manifest": None}, ["Which llama.cpp w1 has is not known (it has no release)"]),
+    "firewall-stopped": ([READY], {"firewall": {**CLOSED, "firewalld": "stopped"}}, ["The firewall of w1 does not"]),
+    "firewall-open": (
+        [READY],
+        {"firewall": {**CLOSED, "changes": [{"text": "port 50052/tcp closed in zone public."}]}},
+        ["The firewall of w1 is not as it should be (port 50052/tcp closed in zone public): run"],
+    ),
+    "held-by-nobody-known": ([BUSY], {}, ["As m sees it: 10.0.0.1:50052 does not answer"]),
+    "asked-by-nobody": ([], {}, ["10.0.0.1:50052 of w1 was asked by no master"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("views", "changes", "said"), UNWELL.values(), ids=UNWELL.keys())
+def test_what_is_not_well_is_said(views: list[Any], changes: dict[str, Any], said: list[str]) -> None:
+    status = look(*views, **changes)
+    assert status["all_well"] is False
+    assert len(status["problems"]) == len(said), status["problems"]
+    for sentence, part in zip(status["problems"], said):
+        assert part in sentence
+        assert "\n" not in sentence
+
+
+def test_no_worker_is_not_well() -> None:
+    assert verify({}, {})["all_well"] is False
+
+
+def test_every_master_has_its_say() -> None:
+    seen = {"m1": {"manifest": NEW, "workers": [READY]}, "m2": {"manifest": NEW, "workers": [REFUSED]}}
+    assert verify({"w1": WELL}, seen)["problems"] == [f"As m2 sees it: {REFUSED['message']}"]
+
+
+def test_workers_that_were_not_looked_at_are_judged_by_their_masters() -> None:
+    """With --limit."""
+    status = verify({"w1": {"endpoints": WELL["endpoints"], "out": ""}}, {"m": {"manifest": NEW, "workers": [READY]}})
+    assert status["all_well"] is True
+    assert status["workers"][0]["service"] is None
+
+
+def test_the_table_names_who_is_not_well() -> None:
+    lines = look(BUSY, servers=SERVING, firewall=None, manifest=None)
+    table = render_cluster(lines["workers"]).splitlines()
+    assert table[2].split() == ["w1", "10.0.0.1:50052", "running", "left", "alone", "busy", "-", "-", "10.0.0.9", "no"]

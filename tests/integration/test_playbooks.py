@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What playbooks say of an inventory and of their arguments before they ask any host. These hosts do not exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# TEST-NET-1: nobody has these addresses, and nobody is to be asked.
+NODES = {f"w{i}": {"ansible_host": f"192.0.2.{i}"} for i in range(1, 17)}
+
+
+def play(
+    folder: Path, playbook: str, inventory: dict[str, Any], *options: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a playbook over these hosts; what is said comes with its lines joined, since Ansible folds sentences."""
+    path = folder / "hosts.json"
+    path.write_text(json.dumps({group: {"hosts": hosts} for group, hosts in inventory.items()}))
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", path, ROOT / f"playbooks/{playbook}.yml", *options],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1", **environment},
+        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr
+    done.stdout = re.sub(r"\s+", " ", done.stdout)
+    return done
+
+
+SHAPES = {
+    "nobody": ({}, [], ["There is no master: put a host into the group llama_masters", "There are no workers"]),
+    "no-master-for-a-worker-that-is-limited-to": (
+        {"llama_workers": NODES},
+        ["--limit", "w1"],
+        ["There is no master: put a host into the group llama_masters", "llama.cpp takes at most 15 in one run"],
+    ),
+    "no-workers-in-groups-of-other-names": (
+        {"head": {"m": {}}},
+        ["-e", "llama_cpp_master_group=head", "-e", "llama_cpp_worker_group=gpus"],
+        ["There are no workers: put at least one host into the group gpus"],
+    ),
+    "one-host-twice-and-a-port-that-is-none": (
+        {
+            "llama_masters": {"m": {}},
+            "llama_workers": {
+                "w1": {"ansible_host": "192.0.2.1", "rpc_server_port": 70000},
+                "w2": {"ansible_host": "192.0.2.1"},
+            },
+        },
+        [],
+        ["w1 and w2 are the same host (192.0.2.1)", "host w1, rpc_server_port: port 70000 is not a number"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("playbook", ["site", "verify", "infer"])
+@pytest.mark.parametrize(("inventory", "options", "sentences"), SHAPES.values(), ids=SHAPES.keys())
+def test_an_inventory_that_is_no_cluster_is_explained_at_once(
+    tmp_path: Path, playbook: str, inventory: dict[str, Any], options: list[str], sentences: list[str]
+) -> None:
+    done = play(tmp_path, playbook, inventory, *options)
+    assert done.returncode == 2
+    for sentence in sentences:
+        assert sentence in done.stdout
+    assert "UNREACHABLE" not in done.stdout
+    assert done.stdout.count("TASK [") == 1
+
+
+@pytest.mark.parametrize("playbook", ["verify", "infer"])
+def test_a_limit_without_a_master_is_refused(tmp_path: Path, playbook: str) -> None:
+    """All plays of the masters would be skipped, and the exit status would say that all is well."""
+    inventory = {"llama_masters": {"m": {}}, "llama_workers": {"w1": NODES["w1"]}}
+    done = play(tmp_path, playbook, inventory, "--limit", "w1")
+    assert done.returncode == 2
+    assert "No master takes part" in done.stdout
+    assert "name it in --limit too" in done.stdout
+
+
+def test_half_a_prompt_is_refused(tmp_path: Path) -> None:
+    inventory = {"llama_masters": {"m": {}}, "llama_workers": {"w1": NODES["w1"]}}
+    done = play(tmp_path, "infer", inventory, "-e", "prompt=Tell me a joke")
+    assert done.returncode == 2
+    assert "a value ends at a blank" in done.stdout
+
+
+def test_hosts_that_cannot_be_reached_are_named_and_nothing_else_is_tried(tmp_path: Path) -> None:
+    inventory = {
+        "llama_masters": {"m": {"ansible_host": "127.0.0.1"}},
+        "llama_workers": {"w1": {"ansible_host": "127.0.0.2"}},
+    }
+    # Nothing listens on the discard port.
+    options = ("-e", "ansible_port=9", "-e", "ansible_ssh_retries=0")
+    for playbook, others in (("site", 0), ("reset", 0)):
+        done = play(tmp_path, playbook, inventory, *options)
+        assert done.returncode == 2
+        for host in ("m", "w1"):
+            assert f"{host} is out. It cannot be reached over SSH" in done.stdout
+            assert f"{host} : ok=" in done.stdout
+        assert done.stdout.count("llama_cpp.cluster.") == others, "a role was entered"
