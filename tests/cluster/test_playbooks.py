@@ -170,6 +170,13 @@ def test_tags_and_limit_leave_the_rest_alone() -> None:
     assert {"llama_cpp : The host is looked at", "rpc_server : The worker answers"} & entered == set()
 
 
+def test_without_a_model_the_cluster_is_verified_and_the_variable_is_named() -> None:
+    run = play("site", "-e", "gguf_model_path=", "--tags", "inference")
+    assert "TASK [llama_cpp.cluster.inference : Every worker is ready]" in run.stdout
+    assert "Inference was skipped, for want of a model: set gguf_model_path" in said(run.stdout)
+    assert "The prompt is continued" not in run.stdout
+
+
 @contextmanager
 def client(host: str, worker: str) -> Iterator[None]:
     """Hold a worker from a host, as a run does."""
