@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run molecule, show what it says as it is said, and in the end what each step took; exit as it did."""
 

@@ -125,7 +125,7 @@ def _control_groups(root: Path) -> dict[str, list[Path]]:
     mount = root / "sys/fs/cgroup"
     found = {}
     for line in _read(root / "proc/1/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        controllers, path = line.split(":", 2)[1:]
         if controllers == "":
             base = mount if (mount / "cgroup.controllers").exists() else mount / "unified"
         elif "=" in controllers:
@@ -164,7 +164,7 @@ def _allowed(root: Path, groups: dict[str, list[Path]]) -> frozenset[int]:
 def _quotas(groups: dict[str, list[Path]]) -> Iterator[float]:
     """Give each limit of CPU time on the way to the services, in CPUs."""
     for folder in groups.get("", []):
-        limit, _, period = _read(folder / "cpu.max").partition(" ")
+        limit, __, period = _read(folder / "cpu.max").partition(" ")
         if limit.isdigit() and period.isdigit() and int(period):
             yield int(limit) / int(period)
     for folder in groups.get("cpu", []):

@@ -96,7 +96,7 @@ def _sockets(root: Path) -> Iterator[_Socket]:
 
 def _address(text: str) -> tuple[str, int]:
     """Turn `0100007F:1F90` into an address and a port: words of 32 bits, each as the machine has it in memory."""
-    words, _, port = text.partition(":")
+    words, port = text.split(":")
     raw = b"".join(struct.pack("=I", int(words[start : start + 8], 16)) for start in range(0, len(words), 8))
     if len(raw) == 16 and raw[:12] == bytes(10) + b"\xff\xff":  # IPv4 on a socket of both families
         raw = raw[12:]
@@ -125,7 +125,7 @@ def _describe(listener: Listener, folder: Path) -> None:
     except OSError:
         return
     for variable in variables:
-        name, _, value = variable.partition(b"=")
+        name, __, value = variable.partition(b"=")
         if name == MARK.encode():
             listener.unit_digest = value.decode("utf-8", "replace")
     # 0::/system.slice/x.service, on systems with the old tree 1:name=systemd:/system.slice/x.service

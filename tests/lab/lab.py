@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
 
