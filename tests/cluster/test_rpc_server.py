@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The role rpc_server on hosts with old and new systemd. Each test leaves the workers as the defaults make them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import ADDRESS, LAB, PORT, ROOT, UNIT, WORKERS, eventually, module, play, ssh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+OTHER_PORT = PORT + 47
+
+# Is a client of the worker until its input ends.
+HOLD = """
+import socket, sys
+client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+client.sendall(bytes([14, 24] + [0] * 31))
+print(client.recv(1) and "%s:%d" % client.getsockname(), flush=True)
+sys.stdin.read()
+"""
+# A client that cannot wait: it says what it wants, and leaves in good order.
+GIVE_UP = """
+import socket, sys, time
+client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
+client.sendall(bytes([14, 24] + [0] * 31))
+time.sleep(0.5)
+client.close()
+"""
+OCCUPY = """
+import socket, sys
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("bound", flush=True)
+sys.stdin.read()
+"""
+
+
+class Role:
+    """The role, as a play applies it to one worker."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.touched: set[str] = set()
+
+    def __call__(
+        self, worker: str, *options: str, check: bool = True, entry: str = "main", **variables: Any
+    ) -> subprocess.CompletedProcess[str]:
+        self.touched.add(worker)
+        path = self.folder / "play.yml"
+        task = {"name": "llama_cpp.cluster.rpc_server", "tasks_from": entry}
+        tasks = [{"ansible.builtin.include_role": task}]
+        path.write_text(json.dumps([{"hosts": "llama_workers", "gather_facts": False, "tasks": tasks}]))
+        return play(path, "--limit", worker, "--extra-vars", json.dumps(variables), *options, check=check, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANSIBLE_PIPELINING", "1")  # a third of the time
+        yield Role(tmp_path_factory.mktemp("role"))
+
+
+@pytest.fixture
+def restored(role: Role) -> Iterator[Role]:
+    """The role, for a test that leaves another state behind."""
+    role.touched.clear()
+    try:
+        yield role
+    finally:
+        for worker in sorted(role.touched):
+            role(worker, rpc_server_restart_when_busy=True)
+
+
+def recap(done: subprocess.CompletedProcess[str]) -> int:
+    """How much a play changed."""
+    found = re.findall(r"changed=(\d+)", done.stdout)
+    assert len(found) == 1, done.stdout
+    return int(found[0])
+
+
+def show(worker: str, name: str, unit: str = UNIT) -> str:
+    return ssh(worker, "systemctl", "show", f"--property={name}", "--value", unit).stdout.strip()
+
+
+def pid(worker: str, unit: str = UNIT) -> int:
+    return int(show(worker, "MainPID", unit))
+
+
+def status(worker: str, unit: str = UNIT) -> dict[str, str]:
+    """What the kernel says of the worker's process."""
+    lines = ssh(worker, "cat", f"/proc/{pid(worker, unit)}/status").stdout.splitlines()
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def units(worker: str) -> list[str]:
+    return sorted(
+        ssh(worker, "find", "/etc/systemd/system", "-maxdepth", "1", "-name", "llama-rpc-server@*").stdout.split()
+    )
+
+
+def traces(worker: str) -> tuple[object, ...]:
+    """What is different if anything was changed or restarted."""
+    return units(worker), ssh(worker, "stat", "--format=%Y %i", UNIT_FILE).stdout, pid(worker)
+
+
+def answers(worker: str, port: int = PORT) -> str:
+    """The state of a worker as a look from its own host finds it."""
+    found = module(worker, "rpc_worker_info", endpoints=[f"{ADDRESS[worker]}:{port}"], timeout=2)
+    return str(found["workers"][0]["state"])
+
+
+@contextmanager
+def running(host: str, program: str, *arguments: object) -> Iterator[str]:
+    """Run Python on a host until its input ends; gives the line that it says first."""
+    command = shlex.join(["sudo", "python3", "-c", program, *map(str, arguments)])
+    with subprocess.Popen(
+        ["ssh", "-F", str(LAB / "ssh_config"), host, command],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_exposure_is_at_most_2(worker: str) -> None:
+    said = ssh(worker, "systemd-analyze", "security", "--no-pager", UNIT).stdout
+    assert float(said.rpartition(": ")[2].split()[0]) <= 2.0, said
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_process_has_no_privileges(worker: str) -> None:
+    has = status(worker)
+    assert {name: int(has[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {
+        "CapInh": 0, "CapPrm": 0, "CapEff": 0, "CapBnd": 0, "CapAmb": 0,
+    }  # fmt: skip
+    assert (has["NoNewPrivs"], has["Seccomp"]) == ("1", "2")
+    account = ssh(worker, "getent", "passwd", "llama-rpc").stdout.strip().split(":")
+    assert set(has["Uid"].split()) == {account[2]}
+    assert (account[5], account[6]) == ("/nonexistent", "/usr/sbin/nologin")
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_the_process_sees_a_host_that_it_cannot_write_to(worker: str) -> None:
+    def inside(*argv: str) -> subprocess.CompletedProcess[str]:
+        return ssh(worker, "nsenter", f"--target={pid(worker)}", "--mount", *argv, check=False)
+
+    for place in ("/etc", "/usr", "/opt/llama_cpp", "/var/log", "/srv"):
+        said = inside("touch", f"{place}/llama-test")
+        assert (said.returncode, "Read-only file system" in said.stderr) == (1, True), place
+    assert inside("ls", "-A", "/home/ops").returncode != 0, "home folders are hidden"
+    assert inside("test", "-e", "/dev/sda").returncode == inside("test", "-e", "/dev/kmsg").returncode == 1
+    for place in ("/var/cache/llama_cpp", "/var/lib/llama_cpp"):
+        assert inside("touch", f"{place}/llama-test").returncode == 0, place
+        assert inside("cp", "/usr/bin/true", f"{place}/llama-test").returncode == 0
+        assert inside(f"{place}/llama-test").returncode != 0, f"what is written to {place} cannot be run"
+        assert inside("rm", f"{place}/llama-test").returncode == 0
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_its_lines_are_in_the_journal_when_they_are_said(worker: str) -> None:
+    ssh(worker, "systemctl", "restart", UNIT)
+    number = pid(worker)
+
+    def banner() -> bool:
+        said = ssh(worker, "journalctl", "--no-pager", "--output=cat", f"_PID={number}").stdout
+        return f"endpoint       : {ADDRESS[worker]}:{PORT}" in said
+
+    # Not when 4 KiB have come together, which takes days.
+    eventually(banner, 5, "the banner is in the journal")
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_its_memory_is_that_of_the_host(worker: str) -> None:
+    found = module("master", "rpc_worker_info", endpoints=[f"{ADDRESS[worker]}:{PORT}"])
+    total = int(ssh(worker, "grep", "MemTotal", "/proc/meminfo").stdout.split()[1]) * 1024
+    assert found["workers"][0]["devices"][0]["memory_total_bytes"] == total
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_it_comes_back_after_it_was_killed(worker: str) -> None:
+    before = pid(worker)
+    ssh(worker, "kill", "-9", str(before))
+    eventually(lambda: pid(worker) not in (0, before), 15, "the worker runs again")
+    eventually(lambda: answers(worker) == "ready", 15, "the worker answers again")
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_second_run_changes_nothing(role: Role, worker: str) -> None:
+    before = traces(worker)
+    assert recap(role(worker)) == 0
+    assert traces(worker) == before
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_change_restarts_the_worker_once(restored: Role, worker: str) -> None:
+    before = pid(worker)
+    done = restored(worker, "--diff", rpc_server_memory_max="20G")
+    assert "+MemoryMax=20G" in done.stdout
+    # The test hosts have no memory controller: the limit is set here, but cannot be seen to bite.
+    assert (show(worker, "MemoryMax"), pid(worker) != before) == (str(20 << 30), True)
+    before = pid(worker)
+    assert recap(restored(worker, rpc_server_memory_max="20G")) == 0
+    assert (pid(worker), show(worker, "NRestarts")) == (before, "0")
+
+
+def test_check_mode_shows_a_change_and_makes_none(role: Role) -> None:
+    before = traces("worker1")
+    done = role("worker1", "--check", "--diff", rpc_server_memory_max="20G")
+    assert "+MemoryMax=20G" in done.stdout
+    assert recap(done) == 2
+    assert traces("worker1") == before
+
+
+def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
+    # As after a run that was ended between the new unit and the restart.
+    ssh("worker1", "sed", "-i", "s/^Environment=LLAMA_CPP_CLUSTER_UNIT=.*/&0/", UNIT_FILE)
+    ssh("worker1", "systemctl", "daemon-reload")
+    ssh("worker1", "systemctl", "restart", UNIT)
+    assert recap(restored("worker1")) == 2
+    assert recap(restored("worker1")) == 0
+    ssh("worker1", "systemctl", "stop", UNIT)
+    assert recap(restored("worker1")) == 1
+    assert answers("worker1") == "ready"
+
+
+@pytest.fixture
+def next_release() -> Iterator[str]:
+    """Another release in use on the first worker; of the same bytes."""
+    folder = "/opt/llama_cpp"
+    before = ssh("worker1", "readlink", f"{folder}/current").stdout.strip()
+    try:
+        ssh("worker1", "cp", "-al", f"{folder}/{before}", f"{folder}/releases/next")
+        ssh("worker1", "ln", "-sfn", "releases/next", f"{folder}/current")
+        yield f"{folder}/releases/next/bin/rpc-server"
+    finally:
+        ssh("worker1", "ln", "-sfn", before, f"{folder}/current")
+        ssh("worker1", "rm", "-rf", f"{folder}/releases/next")
+
+
+def test_a_new_release_restarts_the_worker_once(restored: Role, next_release: str) -> None:
+    assert recap(restored("worker1")) == 2
+    assert ssh("worker1", "readlink", f"/proc/{pid('worker1')}/exe").stdout.strip() == next_release
+    assert recap(restored("worker1")) == 0
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_worker_that_serves_is_not_restarted(restored: Role, worker: str) -> None:
+    before = traces(worker)
+    with running("master", HOLD, ADDRESS[worker], PORT) as client:
+        assert client.startswith(ADDRESS["master"])
+        assert recap(restored(worker)) == 0, "nothing is to be done, so the client does not matter"
+        done = restored(worker, rpc_server_memory_max="20G", check=False)
+        assert done.returncode
+        assert f"{worker}:{PORT} is serving {client}" in done.stdout + done.stderr
+        assert traces(worker) == before
+        restored(worker, rpc_server_memory_max="20G", rpc_server_restart_when_busy=True)
+        assert pid(worker) != before[-1]
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_client_that_gives_up_waiting_does_no_harm(worker: str) -> None:
+    before = pid(worker)
+    with running("master", HOLD, ADDRESS[worker], PORT):
+        ssh("master", "python3", "-c", GIVE_UP, ADDRESS[worker], str(PORT))
+    eventually(lambda: answers(worker) == "ready", 10, "the worker answers")
+    assert pid(worker) == before
+
+
+def test_an_occupied_port_is_refused_with_the_name_of_its_owner(role: Role) -> None:
+    before = traces("worker1")
+    with running("worker1", OCCUPY, ADDRESS["worker1"], OTHER_PORT) as said:
+        assert said == "bound"
+        done = role("worker1", rpc_server_port=OTHER_PORT, check=False)
+    assert re.search(
+        rf"Port {OTHER_PORT} of worker1 is taken by /usr/bin/python3\S* \(pid \d+", done.stdout + done.stderr
+    )
+    assert (done.returncode != 0, recap(done), traces("worker1")) == (True, 0, before)
+
+
+# The variables, and what is said of them.
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "port": ({"rpc_server_port": 70000}, "rpc_server_port 70000: a port is a number from 1 to 65535"),
+    "no-threads": ({"rpc_server_threads": 0}, "rpc_server_threads 0: give auto"),
+    "999-threads": (
+        {"rpc_server_threads": 999},
+        r"\d+ usable cores for it, and more threads than cores are slower",
+    ),
+    "ipv6": ({"rpc_server_bind_address": "fd00::1"}, "rpc_server_bind_address fd00::1: give an IPv4 address"),
+    "no-address": ({"rpc_server_bind_address": "10.0.0.300"}, "rpc_server_bind_address 10.0.0.300: give an IPv4"),
+    "address-of-another": (
+        {"rpc_server_bind_address": "10.9.9.9"},
+        r"10.9.9.9 is no address of worker1, which has 10\.87\.\d+\.11",
+    ),
+    "port-twice": (
+        {"rpc_server_instances": [{"port": 50052}, {"port": "50052"}]},
+        "ports 50052, 50052: each instance needs a port of its own",
+    ),
+    "unknown-key": ({"rpc_server_instances": [{"port": 50052, "adress": "x"}]}, "has adress, which is unknown"),
+    "no-port": ({"rpc_server_instances": [{"threads": 1}]}, "a list of dictionaries, each with its port"),
+    "no-such-node": ({"rpc_server_instances": [{"port": 50052, "numa_node": 9}]}, "there is no NUMA node 9"),
+    "no-release": (
+        {"rpc_server_prefix": "/opt/none"},
+        "no program /opt/none/current/bin/rpc-server: run the role",
+    ),
+    "hidden-release": ({"rpc_server_prefix": "/home/ops/x"}, "runs no program from home folders"),
+    "memory": ({"rpc_server_memory_max": "lots"}, "rpc_server_memory_max lots: give bytes"),
+}
+
+
+@pytest.mark.parametrize(("variables", "said"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_explained_and_changes_nothing(role: Role, variables: dict[str, Any], said: str) -> None:
+    before = traces("worker1")
+    done = role("worker1", check=False, **variables)
+    assert re.search(said, done.stdout + done.stderr), done.stdout + done.stderr
+    assert (done.returncode != 0, recap(done), traces("worker1")) == (True, 0, before)
+
+
+def test_a_server_that_does_not_start_is_an_error_with_its_last_words(restored: Role) -> None:
+    done = restored(
+        "worker1", rpc_server_port=OTHER_PORT, rpc_server_device="GPU7", rpc_server_ready_timeout=4, check=False
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode
+    assert f"worker1:{OTHER_PORT} did not answer within 4 s" in said
+    assert "unknown device: GPU7" in said
+    assert answers("worker1") == "ready", "the worker that is to go is there until the new one answers"
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -> None:
+    wanted = [{"port": PORT}, {"port": OTHER_PORT, "cpu_affinity": "0", "memory_max": "1G"}]
+    other = f"llama-rpc-server@{OTHER_PORT}.service"
+    restored(worker, rpc_server_instances=wanted)
+    assert (answers(worker), answers(worker, OTHER_PORT)) == ("ready", "ready")
+    assert (status(worker, other)["Cpus_allowed_list"], show(worker, "MemoryMax", other)) == ("0", str(1 << 30))
+    argv = ssh(worker, "cat", f"/proc/{pid(worker, other)}/cmdline").stdout.split("\0")
+    assert argv[argv.index("-t") + 1] == "1"
+    assert recap(restored(worker, rpc_server_instances=wanted)) == 0
+
+    before = pid(worker)
+    restored(worker, rpc_server_instances=wanted[:1])
+    assert (units(worker), pid(worker)) == ([UNIT_FILE], before)
+    assert answers(worker, OTHER_PORT) == "refused"
+
+
+def test_the_cores_of_a_node_are_those_of_the_worker_pinned_to_it(restored: Role) -> None:
+    restored("worker1", rpc_server_instances=[{"port": PORT, "numa_node": 0}])
+    node = ssh("worker1", "cat", "/sys/devices/system/node/node0/cpulist").stdout.strip()
+    assert status("worker1")["Cpus_allowed_list"] == node
+    maps = ssh("worker1", "cat", f"/proc/{pid('worker1')}/numa_maps", check=False)
+    assert maps.returncode or "bind:0" in maps.stdout  # a kernel without NUMA has no such file
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[str]:
+    """A model on the master with tensors of more than 10 MiB, which workers keep."""
+    path = tmp_path / "wide.gguf"
+    program = ROOT / "playbooks/files/random_model.py"
+    subprocess.run(
+        [sys.executable, str(program), "--layers", "1", "--width", "2048", str(path)], check=True, timeout=120
+    )
+    with path.open("rb") as data:
+        subprocess.run(
+            ["ssh", "-F", str(LAB / "ssh_config"), "master", "sudo tee /var/tmp/wide.gguf >/dev/null"],
+            stdin=data, check=True, timeout=120,
+        )  # fmt: skip
+    try:
+        yield "/var/tmp/wide.gguf"
+    finally:
+        ssh("master", "rm", "-f", "/var/tmp/wide.gguf")
+
+
+def test_inference_leaves_large_tensors_in_the_cache(model: str) -> None:
+    folder = "/var/cache/llama_cpp/rpc"
+    cached = {}
+    for worker in WORKERS:
+        cached[worker] = set(ssh(worker, "find", folder, "-type", "f").stdout.split())
+    try:
+        run = module(
+            "master", "distributed_inference", model=model, prompt="Once", n_predict=4, ctx_size=256,
+            workers=[f"{ADDRESS['worker1']}:{PORT}"], bin_dir="/opt/llama_cpp/current/bin",
+        )  # fmt: skip
+        assert run["failure"] is None, run
+        new = set(ssh("worker1", "find", folder, "-type", "f").stdout.split()) - cached["worker1"]
+        assert len(new) == 3, "the feed-forward tensors of the one layer"
+        owners = ssh("worker1", "stat", "--format=%U %a %s", *sorted(new)).stdout.split("\n")[:-1]
+        assert {line.split()[0] for line in owners} == {"llama-rpc"}
+        assert all(int(line.split()[2]) > 10 << 20 for line in owners)
+        assert all(line.split()[1] == "600" for line in owners), "nobody else reads what a client sent"
+    finally:
+        left = set(ssh("worker1", "find", folder, "-type", "f").stdout.split()) - cached["worker1"]
+        ssh("worker1", "rm", "-f", *sorted(left))
+
+
+def test_removal_leaves_nothing_and_a_clean_host_is_checked_without_a_trace(restored: Role) -> None:
+    worker = "worker2"
+
+    def left() -> str:
+        return ssh(
+            worker, "sh", "-c", "ls -d /etc/systemd/system/*llama* /etc/systemd/system/*/*llama* /var/lib/llama_cpp; "
+            "getent passwd llama-rpc; getent group llama-rpc; systemctl list-units -a --plain --no-legend 'llama-rpc*'",
+            check=False,
+        ).stdout  # fmt: skip
+
+    assert restored(worker, "--check", entry="remove").stdout.count("changed=0") == 0
+    assert answers(worker) == "ready"
+    restored(worker, entry="remove")
+    assert left() == ""
+    assert ssh(worker, "test", "-d", "/var/cache/llama_cpp").returncode == 0, "the cache stays unless it is asked for"
+    assert recap(restored(worker, entry="remove")) == 0
+
+    restored(worker, "--check", "--diff")
+    assert left() == ""
+
+    restored(worker)
+    restored(worker, entry="remove", rpc_server_remove_cache=True)
+    assert ssh(worker, "test", "-e", "/var/cache/llama_cpp", check=False).returncode == 1
