@@ -16,7 +16,7 @@ from harness import ADDRESS, INVENTORY, NUMBER, PORT, WORKERS, connect, eventual
 ROLE = "llama_cpp.cluster.rpc_firewall"
 ZONE = "llama-rpc"
 CONTROLLER = f"10.87.{NUMBER}.1"
-ADDRESS6 = {name: f"fd87:0:0:{NUMBER}::{address.rpartition('.')[2]}" for name, address in ADDRESS.items()}
+ADDRESS6 = {name: f"fd87:0:0:{NUMBER:x}::{address.rpartition('.')[2]}" for name, address in ADDRESS.items()}
 OPEN = "connected"
 
 LISTEN = """
@@ -82,7 +82,18 @@ def listener(host: str, address: str, port: int) -> Iterator[None]:
         yield
         return
     unit = f"test-listener-{port}"
-    ssh(host, "systemd-run", "--quiet", f"--unit={unit}", "python3", "-c", LISTEN, address, str(port))
+    ssh(
+        host,
+        "systemd-run",
+        "--quiet",
+        "--description=A listener",
+        f"--unit={unit}",
+        "python3",
+        "-c",
+        LISTEN,
+        address,
+        str(port),
+    )
     try:
         eventually(lambda: knock(host, host, port, address) == OPEN, 10, f"a listener on {host}")
         yield
@@ -92,11 +103,19 @@ def listener(host: str, address: str, port: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def converged(converge: Converge) -> Iterator[None]:
-    """Both workers have the role and listen; in the end they have what they had in the beginning."""
+    """Both workers have the role and listen; in the end they have what they had in the beginning.
+
+    What listens is a stand-in: the worker's unit admits trusted addresses alone, whatever the firewall lets through.
+    """
     converge(":".join(WORKERS))
     before = {host: settings(host, "--permanent") for host in WORKERS}
+    unit = f"llama-rpc-server@{PORT}.service"
+    for host in WORKERS:
+        ssh(host, "systemctl", "stop", unit, check=False)
     with listener(WORKERS[0], ADDRESS[WORKERS[0]], PORT), listener(WORKERS[1], ADDRESS[WORKERS[1]], PORT):
         yield
+    for host in WORKERS:
+        ssh(host, "systemctl", "start", unit, check=False)
     assert {host: settings(host, "--permanent") for host in WORKERS} == before
     assert {host: settings(host) for host in WORKERS} == before
 
