@@ -167,7 +167,8 @@ def _service(
         return "stopped", [
             f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."
         ]
-    listener = listeners[0]
+    # Something else may have the port on another address.
+    listener = next((found for found in listeners if found.get("unit") == unit), listeners[0])
     program = str(listener.get("program") or "")
     if listener.get("unit") != unit:
         other = listener.get("unit") or program or f"process {listener.get('pid')}"
@@ -186,7 +187,7 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
         return "left alone", []
     if firewall["firewalld"] != "running":
         return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
-    differing = [*firewall["problems"], *(str(change["text"]) for change in firewall["changes"])]
+    differing = [*firewall["problems"], *firewall["changes"]]
     if differing:
         return "differs", [
             f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."

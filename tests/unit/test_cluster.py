@@ -9,6 +9,7 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._cluster import render_cluster, verify
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._firewalld import Change, Plan
 
 cluster_problems = FilterModule().filters()["cluster_problems"]
 
@@ -123,6 +124,8 @@ LISTENER = {"address": "10.0.0.1", "pid": 7, "program": "/opt/llama_cpp/releases
 OTHER = {**LISTENER, "unit": None, "program": "/usr/bin/nc"}
 OLDER = {**LISTENER, "program": "/opt/llama_cpp/releases/z/bin/rpc-server"}
 CLOSED = {"firewalld": "running", "problems": [], "changes": []}
+# In the very words of rpc_firewall_info.
+CHANGES = Plan([Change("public", "port", "50052/tcp", "disabled")], reload=False, problems=[]).texts()
 WELL = {
     "endpoints": ["10.0.0.1:50052"],
     "out": "",
@@ -147,6 +150,11 @@ def look(*views: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 FINE = {
+    "port-used-on-another-address-too": (
+        [READY],
+        {"servers": [{"port": 50052, "listeners": [{**OTHER, "address": "127.0.0.1"}, LISTENER], "clients": []}]},
+        ("running", "closed", "ready"),
+    ),
     "ready": ([READY], {}, ("running", "closed", "ready")),
     "serving-and-so-not-asked": ([], {"servers": SERVING}, ("running", "closed", "busy")),
     "a-client-came-in-between": ([BUSY], {"servers": SERVING}, ("running", "closed", "busy")),
@@ -185,8 +193,8 @@ UNWELL = {
     "firewall-stopped": ([READY], {"firewall": {**CLOSED, "firewalld": "stopped"}}, ["The firewall of w1 does not"]),
     "firewall-open": (
         [READY],
-        {"firewall": {**CLOSED, "changes": [{"text": "port 50052/tcp closed in zone public."}]}},
-        ["The firewall of w1 is not as it should be (port 50052/tcp closed in zone public): run"],
+        {"firewall": {**CLOSED, "changes": CHANGES}},
+        ["The firewall of w1 is not as it should be (port 50052/tcp removed from zone public): run"],
     ),
     "held-by-nobody-known": ([BUSY], {}, ["As m sees it: 10.0.0.1:50052 does not answer"]),
     "asked-by-nobody": ([], {}, ["10.0.0.1:50052 of w1 was asked by no master"]),
