@@ -249,6 +249,14 @@ def test_stopped_firewalld_is_set_up_and_started(converge: Converge, changing: s
         firewall(changing, "--reload")
 
 
+def test_mask_of_a_run_that_was_killed_while_it_installed_goes(converge: Converge, changing: str) -> None:
+    ssh(changing, "systemctl", "stop", "firewalld")
+    ssh(changing, "ln", "-sf", "/dev/null", "/run/systemd/system/firewalld.service")
+    converge(changing)
+    assert ssh(changing, "systemctl", "is-enabled", "firewalld").stdout.strip() == "enabled"
+    assert knock("outsider", changing) != OPEN
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
