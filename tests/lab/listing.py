@@ -18,16 +18,20 @@ from harness import ADDRESS, LAB, ssh
 
 LISTING = r"""
 export LC_ALL=C
-# Package lists, logs of installations, random seeds, stamps of timers, byte code of Python modules.
+# Package lists, logs of installations, random seeds, stamps of timers, byte code of Python modules; what Ansible itself
+# keeps; what Debian's packages leave when they are purged: accounts, the catalogue of XML, polkit's folders.
 find /etc /home /opt ~root /srv /usr /var/cache /var/lib -xdev \( \
         -path /var/lib/apt -o -path /var/cache/apt -o -path /var/cache/debconf -o -path /var/cache/ldconfig \
         -o -path /var/lib/dpkg -o -path /var/lib/systemd -o -path '/home/*/.ansible' -o -path ~root/.ansible \
+        -o -path ~root/.ansible_async -o -path /etc/xml -o -path /usr/share/polkit-1 -o -path /var/lib/ucf \
         -o -path /etc/ld.so.cache -o -path /etc/.pwd.lock -o -name __pycache__ -o -path '/etc/*-' \
     \) -prune -o \( -type d -printf 'folder %p %M %u %g\n' -o -type l -printf 'link %p -> %l\n' \
         -o -type f -printf 'file %p %M %u %g\n' \)
-find /etc -xdev -type f ! -path /etc/ld.so.cache ! -path '/etc/*-' -exec md5sum {} + | sed 's/^/content /'
+find /etc -xdev -type f ! -path /etc/ld.so.cache ! -path '/etc/*-' ! -path '/etc/*shadow' \
+    ! -path /etc/passwd ! -path /etc/group -exec md5sum {} + | sed 's/^/content /'
+{ sed 's/^/account /' /etc/passwd; sed 's/^/group /' /etc/group; } | grep -v ' polkitd:'
 dpkg-query -W -f 'package ${Package} ${db:Status-Abbrev}\n'
-systemctl list-unit-files --no-legend --no-pager | sed 's/^/unit /; s/ *$//'
+systemctl list-unit-files --no-legend --no-pager | awk '$2 != "transient" { print "unit " $1, $2 }'
 ss -tulnH | awk '{ print "listens " $1, $5 }'
 if command -v nft >/dev/null; then nft list tables | sed 's/^/filter /'; fi
 cat /proc/[0-9]*/comm 2>/dev/null | grep -E 'rpc-server|firewalld' | sed 's/^/runs /'
