@@ -295,7 +295,8 @@ def package(host: str, name: str) -> Iterator[None]:
     try:
         yield
     finally:
-        ssh(host, *apt, "purge", "--auto-remove", name, timeout=300)
+        # What firewalld recommends came with it, and goes with it.
+        ssh(host, *apt, "-o", "APT::AutoRemove::RecommendsImportant=0", "purge", "--auto-remove", name, timeout=300)
 
 
 def refused(converge: Converge, host: str, manager: str) -> None:
