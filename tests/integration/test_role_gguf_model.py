@@ -150,7 +150,8 @@ def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(sit
     site.ok()
     assert site.path.read_bytes() == model.read_bytes()
     assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
-    assert site.ok().changed == 0
+    assert site.ok(gguf_model_sha256=sha256(mine.read_bytes())).changed == 0
+    site.refused("nothing was sent", "0" * 64, gguf_model_sha256="0" * 64)
     with mine.open("ab") as stream:
         stream.write(b"\0" * 32)
     site.ok()
