@@ -92,3 +92,14 @@ def test_what_tasks_set_is_internal_or_a_fact_that_the_role_describes(role: str)
             named.extend(task.get("vars", {}))
     public = {name for name in named if name and not name.startswith(("__", "ansible_")) and name != "cacheable"}
     assert [name for name in sorted(public) if f"the fact C({name})" not in described] == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_conditions_stand_without_braces(role: str) -> None:
+    # ansible-core 2.23 refuses them.
+    for task in tasks(role):
+        conditions = [task.get(key) for key in ("when", "until", "failed_when", "changed_when")]
+        conditions.append(task.get("ansible.builtin.assert", {}).get("that"))
+        for condition in conditions:
+            for text in condition if isinstance(condition, list) else [condition]:
+                assert not str(text).lstrip().startswith("{{"), f"{task['name']}: {text}"
