@@ -85,7 +85,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     `firewall` (rpc_firewall_info, or None if it is left alone) and `manifest` (of the release, or None); a host without
     `servers` was not asked. What a master has seen has `workers` (rpc_worker_info) and `manifest`.
     """
-    own = next((master["manifest"] for master in seen.values() if master.get("manifest")), None)
+    own = next(((name, master["manifest"]) for name, master in seen.items() if master.get("manifest")), None)
     rows = []
     for host, look in looks.items():
         for endpoint in look["endpoints"]:
@@ -96,7 +96,10 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
                 if view["endpoint"].lower() == endpoint.lower()
             }
             rows.append(_row(host, look, endpoint, views, own))
-    problems = [problem for row in rows for problem in row["problems"]]
+    problems = [
+        f"{name} has no llama.cpp release: run the playbook site." for name in seen if not seen[name].get("manifest")
+    ]
+    problems += [problem for row in rows for problem in row["problems"]]
     return {"all_well": bool(rows) and not problems, "workers": rows, "problems": list(dict.fromkeys(problems))}
 
 
@@ -118,7 +121,7 @@ def _row(
     look: Mapping[str, Any],
     endpoint: str,
     views: Mapping[str, Mapping[str, Any]],
-    own: Mapping[str, Any] | None,
+    own: tuple[str, Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
     """Return what is known of one worker, with a sentence for each thing that is not well."""
     problems = []
@@ -134,12 +137,16 @@ def _row(
         problems += wrong
         firewall, wrong = _firewall(host, look.get("firewall"))
         problems += wrong
-        releases = {} if own is None else {"": own, host: manifest or {"unknown": "it has no release"}}
-        problems += [text.replace("the master  has", "the master has") for text in release_problems(releases, "")]
+        if own is not None:
+            problems += release_problems({own[0]: own[1], host: manifest or {"unknown": "it has no release"}}, own[0])
     for master, view in views.items():
         # A worker that serves is well, if one knows whom it serves.
         if view["state"] != "ready" and not (view["state"] == "busy" and clients):
-            problems.append(f"As {master} sees it: {view['message']}")
+            problems.append(
+                f"{endpoint} of {host} answers nobody and has no client: `systemctl restart llama-rpc-server@{port}.service` there."
+                if view["state"] == "busy" and "servers" in look
+                else f"As {master} sees it: {view['message']}"
+            )
     if not views and not clients:
         problems.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
     # A worker that serves is not asked: each connection would wait in its queue.

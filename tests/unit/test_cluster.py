@@ -196,7 +196,7 @@ UNWELL = {
         {"firewall": {**CLOSED, "changes": CHANGES}},
         ["The firewall of w1 is not as it should be (port 50052/tcp removed from zone public): run"],
     ),
-    "held-by-nobody-known": ([BUSY], {}, ["As m sees it: 10.0.0.1:50052 does not answer"]),
+    "held-by-nobody": ([BUSY], {}, [f"10.0.0.1:50052 of w1 answers nobody and has no client: `systemctl restart {UNIT}`"]),
     "asked-by-nobody": ([], {}, ["10.0.0.1:50052 of w1 was asked by no master"]),
 }  # fmt: skip
 
@@ -209,6 +209,12 @@ def test_what_is_not_well_is_said(views: list[Any], changes: dict[str, Any], sai
     for sentence, part in zip(status["problems"], said):
         assert part in sentence
         assert "\n" not in sentence
+
+
+def test_a_master_without_a_release_is_named() -> None:
+    status = verify({"w1": WELL}, {"m": {"manifest": None, "workers": [READY]}})
+    assert status["problems"] == ["m has no llama.cpp release: run the playbook site."]
+    assert status["all_well"] is False
 
 
 def test_no_worker_is_not_well() -> None:
