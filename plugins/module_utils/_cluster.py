@@ -143,7 +143,8 @@ def _row(
         # A worker that serves is well, if one knows whom it serves.
         if view["state"] != "ready" and not (view["state"] == "busy" and clients):
             problems.append(
-                f"{endpoint} of {host} answers nobody and has no client: `systemctl restart llama-rpc-server@{port}.service` there."
+                f"{endpoint} of {host} answers nobody and has no client: "
+                f"`systemctl restart llama-rpc-server@{port}.service` there."
                 if view["state"] == "busy" and "servers" in look
                 else f"As {master} sees it: {view['message']}"
             )

@@ -196,7 +196,9 @@ UNWELL = {
         {"firewall": {**CLOSED, "changes": CHANGES}},
         ["The firewall of w1 is not as it should be (port 50052/tcp removed from zone public): run"],
     ),
-    "held-by-nobody": ([BUSY], {}, [f"10.0.0.1:50052 of w1 answers nobody and has no client: `systemctl restart {UNIT}`"]),
+    "held-by-nobody": (
+        [BUSY], {}, [f"10.0.0.1:50052 of w1 answers nobody and has no client: `systemctl restart {UNIT}`"],
+    ),
     "asked-by-nobody": ([], {}, ["10.0.0.1:50052 of w1 was asked by no master"]),
 }  # fmt: skip
 
