@@ -29,6 +29,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import (
     FileError,
     claim,
+    open_no_link,
     put,
     reason,
     require_space,
@@ -316,8 +317,7 @@ def git_blob(path: Path) -> str:
 def _locked(part: Path, limits: Limits) -> Iterator[BinaryIO]:
     """Open a part for this run alone."""
     while True:
-        stream = part.open("a+b")
-        try:
+        with open(str(part), "a+b", opener=open_no_link) as stream:
             while True:
                 try:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -332,8 +332,6 @@ def _locked(part: Path, limits: Limits) -> Iterator[BinaryIO]:
             if mine:  # else the other run has finished it meanwhile
                 yield stream
                 return
-        finally:
-            stream.close()
 
 
 class _Download:
@@ -377,7 +375,8 @@ class _Download:
 
     def _write_note(self) -> None:
         note = {"digest": self.wanted.digest, "validator": self.validator, "total": self.total}
-        self.wanted.note.write_text(json.dumps(note) + "\n", encoding="utf-8")
+        with open(str(self.wanted.note), "w", encoding="utf-8", opener=open_no_link) as stream:
+            stream.write(json.dumps(note) + "\n")
 
     def attempt(self, progress: Progress) -> None:
         """Fetch what is missing."""
@@ -491,7 +490,7 @@ def fetch(wanted: Wanted, origin: dict[str, Any], limits: Limits, token: str | N
                 return renewed
             download = _Download(wanted, stream, limits, token)
             download.run()
-            wanted.part.chmod(0o644)
+            os.fchmod(stream.fileno(), 0o644)
             put(wanted.part, wanted.path, wanted.sha256, origin)
             done = True
         except (FileError, GgufError):

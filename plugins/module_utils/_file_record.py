@@ -79,6 +79,11 @@ def digest(path: Path, algorithm: str = "sha256") -> str:
     return found.hexdigest()
 
 
+def open_no_link(path: str, flags: int) -> int:
+    """Open a file as `open` does, but none that a link stands for: others may write to the folder of a model."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+
 def _write_record(
     path: Path, of: Path, sha256: str | None, origin: dict[str, Any], adopted: bool, made_with: str | None
 ) -> None:
@@ -87,7 +92,8 @@ def _write_record(
     record = Record(found.st_size, found.st_mtime_ns, found.st_ino, sha256, origin, adopted, made_with)
     place = record_path(path)
     temporary = place.with_name(place.name + ".new")
-    temporary.write_text(json.dumps(asdict(record), sort_keys=True) + "\n", encoding="utf-8")
+    with open(str(temporary), "w", encoding="utf-8", opener=open_no_link) as stream:
+        stream.write(json.dumps(asdict(record), sort_keys=True) + "\n")
     temporary.replace(place)
 
 

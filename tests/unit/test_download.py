@@ -190,6 +190,18 @@ def test_a_wrong_digest_names_both_and_leaves_nothing(hub: Hub, tmp_path: Path) 
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", [f"{NAME}.part", f".{NAME}.part.json", f".{NAME}.llama_cpp.json.new"])
+def test_a_link_that_somebody_has_laid_is_not_followed(hub: Hub, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        fetch(wanted(hub, folder), {}, limits())
+    assert victim.read_text() == "mine"
+
+
 def test_a_web_page_is_no_model_whatever_its_digest(tmp_path: Path) -> None:
     page = b"<!DOCTYPE html><title>Sign in</title>"
     with running_hub({"model.gguf": page}) as hub:
