@@ -493,7 +493,13 @@ def _opens(who: str, option: str, zone: Zone, state: State, ports: Sequence[int]
 
 
 def _opening(who: str, what: str, port: int, option: str, remedy: str) -> str:
+    # Docker and libvirt have zones that accept all, and need them so.
+    otherwise = (
+        "keep the firewall yourself with rpc_firewall_enabled: false, where other software needs the zone as it is"
+        if remedy.startswith("--set-target")
+        else "choose another RPC port"
+    )
     return (
         f"{who} lets others reach port {port} by {what}: take that away with `firewall-cmd --permanent {option} "
-        f"{shlex.quote(remedy)}` and `firewall-cmd --reload`, or choose another RPC port."
+        f"{shlex.quote(remedy)}` and `firewall-cmd --reload`, or {otherwise}."
     )
