@@ -5,7 +5,8 @@ Needs root, and Debian's package archive; what it needs on this machine (systemd
 installs where apt-get can. Several labs can stand side by side, told apart by LAB_NUMBER: lab N has the bridge
 `llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and fd87:0:0:<N>::/64, and the
 folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it was started with, so that
-whatever a killed run left behind is found and ended: by its process id, held fast, and never by a program's name.
+whatever a killed run left behind is found and ended: by its process, held fast, and never by a program's name.
+The hosts are for tests, not for strangers: who is root in one has all capabilities of this machine.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import fcntl
 import hashlib
+import ipaddress
 import os
 import shutil
 import signal
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 BOOT_LIMIT_S = 120
 STOP_LIMIT_S = 40
+PROGRAM_LIMIT_S = 900
 USER = "ops"
 # Gone after a restart of the machine, as the bridges are.
 STATE = Path("/run/llama_cpp_cluster_lab")
@@ -115,9 +118,13 @@ class LabError(Exception):
 
 def run(*argv: str, check: bool = True, text_in: str | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(argv, input=text_in or "", capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            argv, input=text_in or "", capture_output=True, text=True, check=False, timeout=PROGRAM_LIMIT_S
+        )
     except FileNotFoundError as error:
         raise LabError(f"there is no program {argv[0]} on this machine; install it.") from error
+    except subprocess.TimeoutExpired as error:
+        raise LabError(f"{' '.join(argv[:5])} did not end within {PROGRAM_LIMIT_S} s.") from error
     if check and done.returncode:
         said = (done.stderr or done.stdout).strip()[-800:]
         raise LabError(f"{' '.join(argv[:5])} failed ({done.returncode}): {said}")
@@ -243,6 +250,14 @@ class Lab:
         )
 
     def make_network(self) -> None:
+        network = ipaddress.ip_network(f"10.87.{self.number}.0/24")
+        for line in run("ip", "-4", "-o", "route", "show").stdout.splitlines():
+            # Words that are no network: default, blackhole, ...
+            with contextlib.suppress(ValueError):
+                if ipaddress.IPv4Network(line.split()[0]).subnet_of(network):
+                    raise LabError(
+                        f"this machine has a way to {line.strip()}, which lab {self.number} would hide: set LAB_NUMBER."
+                    )
         with locked("network"):
             run("ip", "link", "add", self.bridge, "type", "bridge")
             run("ip", "address", "add", f"{self.address(1)}/24", "dev", self.bridge)
@@ -353,14 +368,16 @@ class Lab:
     def end(self, pid: int) -> None:
         """End a host through the first process of its namespace; the keeper, its parent, goes once all has ended."""
         with contextlib.suppress(OSError):
-            handle = os.pidfd_open(pid)
-            try:
-                # Still the same: since it is held, its number is nobody else's now.
-                if pid in self.keepers():
-                    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-                        os.kill(int(child), signal.SIGKILL)
-            finally:
-                os.close(handle)
+            for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+                handle = os.pidfd_open(int(child))
+                try:
+                    # The handle is of the process that is meant, if that is still the child of what is still a keeper:
+                    # a number may have gone to somebody else's process before it was opened, a handle cannot.
+                    parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]
+                    if int(parent) == pid and pid in self.keepers():
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                finally:
+                    os.close(handle)
 
     def end_hosts(self) -> bool:
         """End all hosts of this lab; tell whether there was one."""
@@ -451,6 +468,9 @@ def main() -> int:
             "lab: test hosts need root (containers, a bridge, packet filter rules); run this with sudo.",
             file=sys.stderr,
         )
+        return 2
+    if options.hosts and options.action != "up":
+        print(f"lab: {options.action} is for the whole lab; leave out {' '.join(options.hosts)}.", file=sys.stderr)
         return 2
     lab = Lab(int(text), cache)
     if options.action == "status":
