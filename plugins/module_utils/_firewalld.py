@@ -329,9 +329,12 @@ def holds(sources: Iterable[str], address: Address) -> bool:
 def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: State, session: Session | None) -> Plan:
     """Return what has to change so that these sources alone reach these ports; `sources` are normalised."""
     in_own_zone = session is not None and holds(sources, session.client)
-    rules = [_ssh_rule(session)] if session is not None and in_own_zone else []
-    wanted = Zone(name, sources=tuple(sources), ports=tuple(f"{port}/tcp" for port in ports), rich_rules=tuple(rules))
     own = state.permanent.zones.get(name)
+    # Those of other controllers stay while these are trusted: what is right must not depend on who looks.
+    rules = [rule for rule in (own.rich_rules if own else ()) if _is_ssh_rule(rule, sources)]
+    if session is not None and in_own_zone and _ssh_rule(session) not in rules:
+        rules.append(_ssh_rule(session))
+    wanted = Zone(name, sources=tuple(sources), ports=tuple(f"{port}/tcp" for port in ports), rich_rules=tuple(rules))
     in_force = state.runtime.zones.get(name) if state.runtime else None
     anew = own is None or not _is_ours(own)
     closing = list(_closings(name, ports, state.permanent))
@@ -405,6 +408,17 @@ def _ssh_rule(session: Session) -> str:
         f'rule family="ipv{session.client.version}" source address="{session.client}" '
         f'port port="{session.port}" protocol="tcp" accept'
     )
+
+
+def _is_ssh_rule(rule: str, sources: Sequence[str]) -> bool:
+    """Say whether a rule is as `_ssh_rule` makes it, for an address that these sources hold."""
+    elements = parse_rule(rule)
+    try:
+        client = ipaddress.ip_address(elements.get("source", {}).get("address", ""))
+        port = int(elements.get("port", {}).get("port", ""))
+    except ValueError:
+        return False
+    return rule == _ssh_rule(Session(client, port, "")) and holds(sources, client)
 
 
 def _session_opened(own: str, state: State, views: Sequence[View], session: Session) -> list[Change]:

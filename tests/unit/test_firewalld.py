@@ -343,9 +343,18 @@ def test_controller_that_is_trusted_by_ipv6_keeps_its_session() -> None:
     assert Change("llama-rpc", "rich_rule", rule, "enabled") in plan.changes
 
 
-def test_rule_for_the_controller_goes_when_it_comes_from_elsewhere() -> None:
-    plan = planned(running(view(replace(OWN, rich_rules=(SSH_FROM_MASTER,)), PUBLIC)))
-    assert plan == Plan([Change("llama-rpc", "rich_rule", SSH_FROM_MASTER, "disabled")], False, [])
+def test_rule_for_a_controller_stays_while_that_is_trusted_whoever_looks() -> None:
+    state = running(view(replace(OWN, rich_rules=(SSH_FROM_MASTER,)), PUBLIC))
+    assert planned(state) == planned(state, MASTER) == Plan([], False, [])
+    plan = plan_zone("llama-rpc", ["10.0.0.99/32"], [50052], state, None)
+    assert Change("llama-rpc", "rich_rule", SSH_FROM_MASTER, "disabled") in plan.changes
+
+
+def test_rule_that_lets_in_more_than_the_controller_goes() -> None:
+    wider = SSH_FROM_MASTER.replace('"10.0.0.10"', '"10.0.0.0/24"')
+    assert wider != SSH_FROM_MASTER
+    plan = planned(running(view(replace(OWN, rich_rules=(wider,)), PUBLIC)))
+    assert plan == Plan([Change("llama-rpc", "rich_rule", wider, "disabled")], False, [])
 
 
 def test_port_of_ssh_is_no_rpc_port() -> None:
