@@ -370,9 +370,9 @@ def model(tmp_path: Path) -> Iterator[str]:
     """A model on the master with tensors of more than 10 MiB, which workers keep."""
     path = tmp_path / "wide.gguf"
     program = ROOT / "playbooks/files/random_model.py"
-    subprocess.run(
-        [sys.executable, str(program), "--layers", "1", "--width", "2048", str(path)], check=True, timeout=120
-    )
+    # Other weights than those of the cluster's own model, which are in the caches.
+    argv = [sys.executable, str(program), "--layers=1", "--width=2048", "--seed=2", str(path)]
+    subprocess.run(argv, check=True, timeout=120)
     with path.open("rb") as data:
         subprocess.run(
             ["ssh", "-F", str(LAB / "ssh_config"), "master", "sudo tee /var/tmp/wide.gguf >/dev/null"],
