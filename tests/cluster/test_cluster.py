@@ -83,7 +83,7 @@ def test_a_worker_has_a_thread_for_each_core(worker: str) -> None:
 @pytest.mark.parametrize("worker", WORKERS)
 def test_a_worker_computes_with_these_threads(worker: str) -> None:
     cores = int(ssh(worker, "python3", "-", text_in=CORES).stdout)
-    run = threading.Thread(target=infer, kwargs={"n_predict": 200})
+    run = threading.Thread(target=infer, kwargs={"n_predict": 80})
     run.start()
     seen = 0
     try:

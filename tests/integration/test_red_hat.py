@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the roles would ask a host of the RHEL family to install. The facts are made up: no such host was to be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - made_up_facts:
+    - ansible.builtin.include_vars:
+        file: {root}/roles/{role}/vars/main.yml
+    - ansible.builtin.include_role:
+        name: llama_cpp.cluster.llama_cpp
+        tasks_from: system_packages
+      vars:
+        llama_cpp_system_packages: "{{{{ {variable} }}}}"
+        __llama_cpp_host: {{machine: aarch64}}
+    - ansible.builtin.debug:
+        msg: "repository {{{{ __llama_cpp_extra_repositories[ansible_facts['distribution']] | default('none') }}}}"
+      vars:
+        __llama_cpp_host: {{machine: aarch64}}
+      when: __llama_cpp_extra_repositories is defined
+"""
+
+
+@pytest.mark.parametrize(
+    ("distribution", "role", "variable", "said"),
+    [
+        ("Rocky", "llama_cpp", "__llama_cpp_packages", ["gcc, gcc-c++, cmake, ninja-build would be", "repository crb"]),
+        ("Amazon", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
+        ("RedHat", "llama_cpp", "__llama_cpp_packages", ["repository codeready-builder-for-rhel-9-aarch64-rpms"]),
+        ("Rocky", "rpc_firewall", "__rpc_firewall_packages", ["firewalld would be installed"]),
+    ],
+)
+def test_a_host_of_the_rhel_family_is_asked_for_its_packages(
+    tmp_path: Path, distribution: str, role: str, variable: str, said: list[str]
+) -> None:
+    facts = {"os_family": "RedHat", "distribution": distribution, "distribution_major_version": "9", "pkg_mgr": "dnf"}
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "made_up_facts.py").write_text(
+        f"#!/usr/bin/python\nprint({json.dumps(json.dumps({'ansible_facts': facts}))})\n"
+    )
+    (tmp_path / "play.yml").write_text(PLAY.format(root=ROOT, role=role, variable=variable))
+    # The package database is rpm's, and there is none.
+    (tmp_path / "rpm").write_text("#!/bin/sh\n")
+    (tmp_path / "rpm").chmod(0o755)
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"), "-i", "el9,", "--check",
+            "-e", json.dumps({"ansible_connection": "local", "ansible_python_interpreter": sys.executable}),
+            tmp_path / "play.yml",
+        ],
+        env={
+            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
+        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in said:
+        assert words in done.stdout, done.stdout
