@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = ROOT / "tests/lab/lab.py"
-# Beside the one that the other tests look at.
-OTHER = (NUMBER + 100) % 256
+# Beside the one that the other tests look at, and nobody's.
+OTHER = next(
+    number
+    for number in ((NUMBER + 100 + step) % 256 for step in range(256))
+    if number != NUMBER and not Path(f"/sys/class/net/llama-lab{number}").exists()
+)
 # A Python that anybody may run, as the one of these tests need not be.
 PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
