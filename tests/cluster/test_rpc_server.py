@@ -340,7 +340,7 @@ def test_a_server_that_does_not_start_is_an_error_with_its_last_words(restored: 
     assert answers("worker1") == "ready", "the worker that is to go is there until the new one answers"
 
 
-@pytest.mark.parametrize("worker", WORKERS)
+@pytest.mark.parametrize("worker", WORKERS[1:])
 def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -> None:
     wanted = [{"port": PORT}, {"port": OTHER_PORT, "cpu_affinity": "0", "memory_max": "1G"}]
     other = f"llama-rpc-server@{OTHER_PORT}.service"
