@@ -402,14 +402,13 @@ def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model
 
 
 def text_of(release: Release, model: Path) -> str:
-    done = subprocess.run(
-        [release.bin / "llama-completion", "-no-cnv", "-m", model, "-p", "the river", "-n", "8", "--temp", "0"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout.decode("utf-8", "replace")
+    command = [release.bin / "llama-completion", "-no-cnv", "-m", model, "-p", "the river", "-n", "8", "--temp", "0"]
+    # Upstream's logger, which prints the text too, is not flushed at exit: a run in a hundred loses all of it.
+    for _attempt in range(5):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+        if done.stdout.strip():
+            break
+    return done.stdout.decode("utf-8", "replace").strip()
 
 
 @pytest.mark.llama
