@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: the class of hosts that one build of llama.cpp serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import CpuClass, CpuClassError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import cpu_class as class_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DOCUMENTATION = r"""
+name: cpu_class
+short_description: The class of hosts that one build of llama.cpp serves
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Turns what a host says of its CPU and C library into its CPU class, which is the machine, the instruction-set
+    features that llama.cpp has code of its own for, and the C library.
+  - A program that is built with RV(_value.cmake_options) and against the C library of the class runs on every host of
+    it.
+  - A feature counts only if the CPU has all that a compiler takes as given with it, such as C(avx512cd), C(avx512bw),
+    C(avx512dq) and C(avx512vl) with C(avx512f).
+  - Features are known for C(x86_64) and C(aarch64); the class of another machine has none.
+options:
+  _input:
+    description: What a host says of itself.
+    type: dict
+    required: true
+    suboptions:
+      machine:
+        description: As C(uname -m) says it.
+        type: str
+        required: true
+      cpu:
+        description: The line of C(flags) or C(Features) of C(/proc/cpuinfo).
+        type: str
+      parts:
+        description: Each C(CPU implementer) and C(CPU part) of C(/proc/cpuinfo), such as C(0x41/0xd0c).
+        type: list
+        elements: str
+      libc:
+        description: The C library and its version, as C(getconf GNU_LIBC_VERSION) says it, or V(musl).
+        type: str
+  features:
+    description:
+      - The features to build for instead of all that the CPU has, by the words of C(/proc/cpuinfo) or the shorter ones
+        of RV(_value.name), such as V(asimddp) or V(dotprod).
+      - V(baseline) by itself asks for none of them.
+      - What a feature needs comes with it. One that the CPU lacks is an error.
+    type: list
+    elements: str
+    default: []
+  portable:
+    description: Whether it is a build of all variants of the CPU code, which picks one when it starts.
+    type: bool
+    default: false
+  native:
+    description: Whether to build for features at all; otherwise the user's own options of CMake say for what.
+    type: bool
+    default: true
+"""
+
+EXAMPLES = r"""
+- name: The class of a Graviton2 is shown, here aarch64-dotprod-fp16-glibc2.36
+  ansible.builtin.debug:
+    msg: "{{ (look | llama_cpp.cluster.cpu_class).name }}"
+  vars:
+    look:
+      machine: aarch64
+      cpu: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
+      parts: [0x41/0xd0c]
+      libc: glibc 2.36
+"""
+
+RETURN = r"""
+_value:
+  description: The class.
+  type: dict
+  contains:
+    name:
+      description: Readable, fit for a file's name, and different for each machine, features and C library.
+      type: str
+      sample: aarch64-dotprod-fp16-glibc2.36
+    machine:
+      description: The machine.
+      type: str
+      sample: aarch64
+    features:
+      description: The features, as C(/proc/cpuinfo) names them.
+      type: list
+      elements: str
+      sample: [asimddp, asimdhp]
+    part:
+      description: The kinds of core of an Arm host; V(null) if it is none. It is no part of the class.
+      type: str
+      sample: Neoverse N1
+    libc:
+      description: The C library; empty if it is not known.
+      type: str
+      sample: glibc 2.36
+    march:
+      description: What C(-march) says on C(aarch64); empty elsewhere.
+      type: str
+      sample: armv8.2-a+dotprod+fp16
+    flags:
+      description: The flags that a compiler must know to build for the class.
+      type: list
+      elements: str
+      sample: [-march=armv8.2-a+dotprod+fp16]
+    cmake_options:
+      description: The options for llama.cpp's CMake that build for exactly this class.
+      type: dict
+      sample: {GGML_NATIVE: false, GGML_CPU_ARM_ARCH: armv8.2-a+dotprod+fp16}
+"""
+
+
+def cpu_class(look: object, features: object = (), portable: bool = False, native: bool = True) -> CpuClass:
+    """Return the class."""
+    if not isinstance(look, Mapping):
+        raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, parts and libc of a host")
+    texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "libc")}
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise AnsibleFilterError(f"cpu_class: {key} of the host must be a text, not {text!r}")
+    try:
+        return class_of(
+            **texts,
+            parts=_words("parts of the host", look.get("parts")),
+            features=_words("features", features),
+            portable=portable,
+            native=native,
+        )
+    except CpuClassError as error:
+        raise AnsibleFilterError(f"cpu_class: {error}") from error
+
+
+def _words(what: str, value: object) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
+        raise AnsibleFilterError(f"cpu_class: {what} must be a list of words, not {value!r}")
+    return list(value)
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"cpu_class": cpu_class}

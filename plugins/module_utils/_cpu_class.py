@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: the class of hosts that one build of llama.cpp serves, from what a host says of its CPU and C library."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# Asks for what every CPU of a machine has, and nothing more.
+BASELINE = "baseline"
+
+
+class CpuClassError(ValueError):
+    """There is no such class, or this host is not of it; the message is one sentence."""
+
+
+class CpuClass(TypedDict):
+    """What a build is compiled for."""
+
+    # Readable, fit for a file's name, and different for each machine, features and C library.
+    name: str
+    # As `uname -m` says it.
+    machine: str
+    # As /proc/cpuinfo names them, in the order of the tables below.
+    features: list[str]
+    # "Neoverse N1", or None where it is no Arm or not said. It is shown, but no part of the class.
+    part: str | None
+    # "glibc 2.36", "musl", or empty where it is not known.
+    libc: str
+    # What -march says on aarch64, empty elsewhere.
+    march: str
+    # The flags by which a compiler shows that it can build for the class.
+    flags: list[str]
+    # For ggml's CMake, each option of the machine's features said expressly, since their defaults differ.
+    cmake_options: dict[str, bool | str]
+
+
+@dataclass(frozen=True)
+class _Feature:
+    # The word for it in names, and for a user's list of features.
+    short: str
+    # What the compiler takes as given with it: other features,
+    needs: tuple[str, ...] = ()
+    # and words of /proc/cpuinfo that are no features of their own here.
+    also: tuple[str, ...] = ()
+    # x86: ggml's option, and the flags that it adds. (ggml/src/ggml-cpu/CMakeLists.txt)
+    option: str = ""
+    flags: tuple[str, ...] = ()
+
+
+# What -march=armv8.2-a lets a compiler use besides: LSE atomics, rounding multiplication, CRC.
+_ARMV8_2 = ("atomics", "asimdrdm", "crc32")
+
+# The features that ggml has code of its own for, and BF16. What they need is what GCC and Clang switch on with them
+# (GCC: gcc/config/aarch64/aarch64-option-extensions.def and gcc/common/config/i386/i386-common.cc).
+_FEATURES: dict[str, dict[str, _Feature]] = {
+    "aarch64": {
+        "asimddp": _Feature("dotprod", also=_ARMV8_2),
+        "asimdhp": _Feature("fp16", also=(*_ARMV8_2, "fphp")),
+        "i8mm": _Feature("i8mm", also=_ARMV8_2),
+        "bf16": _Feature("bf16", also=_ARMV8_2),
+        "sve": _Feature("sve", needs=("asimdhp",), also=("fcma",)),
+        "sve2": _Feature("sve2", needs=("sve",)),
+        "sme": _Feature("sme", needs=("sve2", "bf16")),
+    },
+    "x86_64": {
+        "sse4_2": _Feature("sse42", also=("popcnt",), option="SSE42", flags=("-msse4.2",)),
+        "avx": _Feature("avx", needs=("sse4_2",), also=("xsave",), option="AVX", flags=("-mavx",)),
+        "f16c": _Feature("f16c", needs=("avx",), option="F16C", flags=("-mf16c",)),
+        "fma": _Feature("fma", needs=("avx",), option="FMA", flags=("-mfma",)),
+        "bmi2": _Feature("bmi2", option="BMI2", flags=("-mbmi2",)),
+        "avx2": _Feature("avx2", needs=("avx",), option="AVX2", flags=("-mavx2",)),
+        "avx_vnni": _Feature("avxvnni", needs=("avx2",), option="AVX_VNNI", flags=("-mavxvnni",)),
+        "avx512f": _Feature(
+            "avx512",
+            needs=("avx2", "fma", "f16c"),
+            also=("avx512cd", "avx512vl", "avx512dq", "avx512bw"),
+            option="AVX512",
+            flags=("-mavx512f", "-mavx512cd", "-mavx512vl", "-mavx512dq", "-mavx512bw"),
+        ),
+        "avx512vbmi": _Feature("vbmi", needs=("avx512f",), option="AVX512_VBMI", flags=("-mavx512vbmi",)),
+        "avx512_vnni": _Feature("vnni", needs=("avx512f",), option="AVX512_VNNI", flags=("-mavx512vnni",)),
+        "avx512_bf16": _Feature("bf16", needs=("avx512f",), option="AVX512_BF16", flags=("-mavx512bf16",)),
+        "amx_tile": _Feature("amx", option="AMX_TILE", flags=("-mamx-tile",)),
+        "amx_int8": _Feature("amxint8", needs=("amx_tile",), option="AMX_INT8", flags=("-mamx-int8",)),
+        "amx_bf16": _Feature("amxbf16", needs=("amx_tile",), option="AMX_BF16", flags=("-mamx-bf16",)),
+    },
+}
+_MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
+
+# The features of other machines that ggml switches on by itself, though not every CPU has them. (ggml/CMakeLists.txt)
+_OFF_ELSEWHERE = {
+    "loongarch64": ("LASX", "LSX"),
+    "riscv64": ("RVV", "RV_ZFH", "RV_ZVFH", "RV_ZICBOP", "RV_ZIHINTPAUSE", "RV_ZVFBFWMA", "XTHEADVECTOR"),
+    "s390x": ("VXE",),
+}
+
+# What a build of all variants needs of a compiler: the newest of them. (ggml/src/CMakeLists.txt)
+_NEWEST_VARIANT = {
+    "aarch64": ("-march=armv9.2-a+dotprod+fp16+sve+i8mm+sve2+sme",),
+    "x86_64": ("-mavxvnni", "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
+}
+
+# Implementer and part number as in /proc/cpuinfo, from Linux' arch/arm64/include/asm/cputype.h and util-linux' lscpu.
+_PARTS = {
+    0x41: {
+        0xD03: "Cortex-A53",
+        0xD04: "Cortex-A35",
+        0xD05: "Cortex-A55",
+        0xD06: "Cortex-A65",
+        0xD07: "Cortex-A57",
+        0xD08: "Cortex-A72",
+        0xD09: "Cortex-A73",
+        0xD0A: "Cortex-A75",
+        0xD0B: "Cortex-A76",
+        0xD0C: "Neoverse N1",  # also Graviton2 and Ampere Altra
+        0xD0D: "Cortex-A77",
+        0xD0E: "Cortex-A76AE",
+        0xD40: "Neoverse V1",  # also Graviton3
+        0xD41: "Cortex-A78",
+        0xD42: "Cortex-A78AE",
+        0xD44: "Cortex-X1",
+        0xD46: "Cortex-A510",
+        0xD47: "Cortex-A710",
+        0xD48: "Cortex-X2",
+        0xD49: "Neoverse N2",
+        0xD4A: "Neoverse E1",
+        0xD4B: "Cortex-A78C",
+        0xD4C: "Cortex-X1C",
+        0xD4D: "Cortex-A715",
+        0xD4E: "Cortex-X3",
+        0xD4F: "Neoverse V2",  # also Graviton4, Axion and Grace
+        0xD80: "Cortex-A520",
+        0xD81: "Cortex-A720",
+        0xD82: "Cortex-X4",
+        0xD83: "Neoverse V3AE",
+        0xD84: "Neoverse V3",
+        0xD85: "Cortex-X925",
+        0xD87: "Cortex-A725",
+        0xD88: "Cortex-A520AE",
+        0xD89: "Cortex-A720AE",
+        0xD8A: "C1-Nano",
+        0xD8B: "C1-Pro",
+        0xD8C: "C1-Ultra",
+        0xD8E: "Neoverse N3",
+        0xD8F: "Cortex-A320",
+        0xD90: "C1-Premium",
+    },
+    0x43: {0x0A1: "ThunderX", 0x0AF: "ThunderX2"},
+    0x46: {0x001: "A64FX", 0x003: "MONAKA"},
+    0x48: {0xD01: "TaiShan v110", 0xD02: "TaiShan v120"},
+    0x4E: {0x004: "Carmel", 0x010: "Olympus"},
+    0x50: {0x000: "X-Gene"},
+    0x51: {0x001: "Oryon", 0xC00: "Falkor", 0xC01: "Saphira"},
+    0x6D: {0xD49: "Azure Cobalt 100"},  # a Neoverse N2
+    0xC0: {0xAC3: "AmpereOne", 0xAC4: "AmpereOne A", 0xAC5: "AmpereOne B"},
+}
+
+
+def cpu_class(
+    machine: str,
+    cpu: str = "",
+    parts: Iterable[str] = (),
+    libc: str = "",
+    features: Sequence[str] = (),
+    portable: bool = False,
+    native: bool = True,
+) -> CpuClass:
+    """Return the class of a host.
+
+    `cpu` is the line of flags or features of /proc/cpuinfo; `parts` are its "implementer/part"; `features` are those to
+    build for, all that the CPU has by default. `portable` is a build of all variants, which has none of its own, and
+    without `native` it is the user's options that say what to build for. Raises CpuClassError.
+    """
+    machine = _MACHINES.get(machine.strip().lower(), machine.strip())
+    if not re.fullmatch(r"[A-Za-z0-9_]{1,30}", machine):
+        raise CpuClassError(f"{machine!r} is no machine as uname -m names it, such as aarch64")
+    libc = " ".join(libc.split())
+    part = describe_parts(parts) if machine == "aarch64" else None
+    kind, march = "", ""
+    chosen: list[str] = []
+    flags: list[str] = []
+    options: dict[str, bool | str] = {"GGML_NATIVE": False}
+    if portable:
+        kind = "portable"
+        options.update(BUILD_SHARED_LIBS=True, GGML_BACKEND_DL=True, GGML_CPU_ALL_VARIANTS=True)
+        flags = list(_NEWEST_VARIANT.get(machine, ()))
+    elif not native:
+        kind = "generic"
+    elif machine in _FEATURES:
+        chosen = _choose(machine, cpu, features, part)
+        kind = "-".join(_words(machine, chosen)) or BASELINE
+        if machine == "aarch64":
+            march = "+".join(["armv8.2-a" if chosen else "armv8-a", *short_words(machine, chosen)])
+            flags = [f"-march={march}"]
+            options["GGML_CPU_ARM_ARCH"] = march
+        else:
+            flags = [flag for word in chosen for flag in _FEATURES[machine][word].flags]
+            options.update({f"GGML_{known.option}": word in chosen for word, known in _FEATURES[machine].items()})
+    else:
+        _refuse_features(machine, features)
+        options.update({f"GGML_{option}": False for option in _OFF_ELSEWHERE.get(machine, ())})
+    return {
+        "name": "-".join(filter(None, [machine, kind, re.sub(r"[^A-Za-z0-9_.]", "", libc)])),
+        "machine": machine,
+        "features": chosen,
+        "part": part,
+        "libc": libc,
+        "march": march,
+        "flags": flags,
+        "cmake_options": options,
+    }
+
+
+def features_of(machine: str, cpu: str) -> list[str]:
+    """Return the features that a CPU has and that matter, of its line of flags or features of /proc/cpuinfo.
+
+    One of which the CPU lacks something that a compiler takes as given with it is left out.
+    """
+    words = frozenset(cpu.split())
+    found: list[str] = []
+    for word, feature in _FEATURES.get(_MACHINES.get(machine, machine), {}).items():
+        if word in words and words.issuperset(feature.also) and set(feature.needs) <= set(found):
+            found.append(word)
+    return found
+
+
+def lacking(wanted: Iterable[str], machine: str, cpu: str) -> list[str]:
+    """Return the features of a list, as /proc/cpuinfo names them, that a CPU does not have."""
+    has = features_of(machine, cpu)
+    return [word for word in wanted if word not in has]
+
+
+def short_words(machine: str, features: Iterable[str]) -> list[str]:
+    """Return the words for these features that people use: `dotprod` for `asimddp`."""
+    known = _FEATURES.get(machine, {})
+    return [known[word].short if word in known else word for word in features]
+
+
+def libc_can_run(libc: str, needed: str) -> bool:
+    """Whether a program that was linked against the C library `needed` can run on a host that has `libc`.
+
+    True if either is not known: then only a trial can tell.
+    """
+    if not libc.split() or not needed.split():
+        return True
+    (family, version), (needed_family, needed_version) = _parse_libc(libc), _parse_libc(needed)
+    return family == needed_family and (not version or not needed_version or version >= needed_version)
+
+
+def describe_parts(parts: Iterable[str]) -> str | None:
+    """Return the names of these "implementer/part", the bigger cores first; None if there are none."""
+    numbers: set[tuple[int, int]] = set()
+    others: set[str] = set()
+    for part in parts:
+        found = re.fullmatch(r"0x([0-9a-fA-F]{1,2})/0x([0-9a-fA-F]{1,3})", part.strip())
+        if found:
+            numbers.add((int(found.group(1), 16), int(found.group(2), 16)))
+        elif part.strip():
+            others.add(" ".join(part.split()))
+    names = [
+        _PARTS.get(implementer, {}).get(part, f"0x{implementer:02x}/0x{part:03x}")
+        # In one system on a chip the bigger core has the higher number; the other way round no harm is done.
+        for implementer, part in sorted(numbers, reverse=True)
+    ]
+    return " + ".join([*names, *sorted(others)]) or None
+
+
+def _choose(machine: str, cpu: str, wanted: Sequence[str], part: str | None) -> list[str]:
+    """Return the features to build for."""
+    has = features_of(machine, cpu)
+    if not wanted:
+        return has
+    if list(wanted) == [BASELINE]:
+        return []
+    known = _FEATURES[machine]
+    by_word = {**{feature.short: word for word, feature in known.items()}, **{word: word for word in known}}
+    anywhere = {
+        word for table in _FEATURES.values() for name, feature in table.items() for word in (name, feature.short)
+    }
+    unknown = [word for word in wanted if word not in anywhere]
+    if unknown:
+        raise CpuClassError(
+            f"{', '.join(unknown)}: no such CPU feature; known for {machine} are "
+            f"{', '.join(feature.short for feature in known.values())}, or {BASELINE} by itself for none of them"
+        )
+    missing = [word for word in wanted if by_word.get(word) not in has]
+    if missing:
+        raise CpuClassError(
+            f"the CPU ({part or machine}) lacks {', '.join(missing)}: leave it out of the features to build for"
+        )
+    chosen = {by_word[word] for word in wanted}
+    for word in reversed(list(known)):  # what a feature needs stands before it
+        if word in chosen:
+            chosen.update(known[word].needs)
+    return [word for word in known if word in chosen]
+
+
+def _refuse_features(machine: str, wanted: Sequence[str]) -> None:
+    if wanted and list(wanted) != [BASELINE]:
+        raise CpuClassError(f"features to build for are known for {' and '.join(_FEATURES)} only, not for {machine}")
+
+
+def _words(machine: str, features: Sequence[str]) -> list[str]:
+    """Return the short words of features for a name: on x86 without those that follow from others, for brevity."""
+    implied = {needed for word in features for needed in _FEATURES[machine][word].needs if machine == "x86_64"}
+    implied -= {"avx2", "avx512f"}  # the ones that people look for
+    return short_words(machine, [word for word in features if word not in implied])
+
+
+def _parse_libc(text: str) -> tuple[str, tuple[int, ...]]:
+    family, __, version = text.strip().partition(" ")
+    return family.lower(), tuple(int(number) for number in re.findall(r"\d{1,9}", version))
