@@ -57,7 +57,7 @@ def random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     return blocks.reshape(rows, columns // 32 * 34)
 
 
-def write_model(path: Path, layers: int, width: int, context: int, seed: int) -> None:
+def write_model(path: Path, layers: int, width: int, context: int, seed: int, as_floats: bool = False) -> None:
     """Write a llama-architecture model to `path`, which appears only when it is whole."""
     rng = np.random.default_rng(seed)
     heads = width // 64
@@ -79,7 +79,7 @@ def write_model(path: Path, layers: int, width: int, context: int, seed: int) ->
     writer.add_rope_dimension_count(64)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if as_floats else gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -95,7 +95,10 @@ def write_model(path: Path, layers: int, width: int, context: int, seed: int) ->
         data = random_q8_0(rng, rows, columns)
         if silent_rows:
             data[silent_rows] = 0
-        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+        if as_floats:
+            writer.add_tensor(name, gguf.dequantize(data, gguf.GGMLQuantizationType.Q8_0))
+        else:
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
 
     def norm(name: str) -> None:
         writer.add_tensor(name, np.ones(width, dtype=np.float32))
@@ -136,12 +139,13 @@ def main() -> int:
     )
     parser.add_argument("--context", type=int, default=2048, help="trained context in tokens (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the random weights (default: %(default)s)")
+    parser.add_argument("--floats", action="store_true", help="the same weights as 32-bit floats, not as Q8_0")
     args = parser.parse_args()
     if args.layers < 1 or args.width < 128 or args.width % 128:
         parser.error("--layers must be 1 or more, and --width a multiple of 128.")
     try:
         args.path.parent.mkdir(parents=True, exist_ok=True)
-        write_model(args.path, args.layers, args.width, args.context, args.seed)
+        write_model(args.path, args.layers, args.width, args.context, args.seed, args.floats)
     except OSError as error:
         print(f"The model {args.path} cannot be written: {error.strerror}.", file=sys.stderr)
         return 1
