@@ -89,9 +89,9 @@ class Comparison:
     def __str__(self) -> str:
         worst = int(self.relative.argmax())
         differences = (
-            f"{self.positions} positions: the logits differ by {self.typical:.5%} of their spread ({self.spread:.3f}), at "
-            f"most by {self.relative[worst]:.5%} (position {worst}); limit {self.limit:.3%}; the largest difference of "
-            f"one logit is {self.largest:.6f} (position {self.largest_at})."
+            f"{self.positions} positions: the logits differ by {self.typical:.5%} of their spread ({self.spread:.3f}), "
+            f"at most by {self.relative[worst]:.5%} (position {worst}); limit {self.limit:.3%}; the largest difference "
+            f"of one logit is {self.largest:.6f} (position {self.largest_at})."
         )
         partings = [str(parting) for parting in self.partings]
         return "\n".join([differences, *(partings or ["Both sides prefer the same token everywhere."])])
