@@ -12,10 +12,11 @@ import json
 import os
 import platform
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._elf import read_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,19 +62,6 @@ _VERSION_NUMBERED = re.compile(r"^version: (\d+) \(([0-9a-f]{6,40}|unknown)\)", 
 _VERSION_NAMED = re.compile(r"^version: (\S+) \(build (\d+), commit ([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
 _PROTOCOL = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}")
 _OPTION_NAMES = re.compile(r"^-{1,2}[A-Za-z][\w-]*(?:, +-{1,2}[A-Za-z][\w-]*)*", re.MULTILINE)
-
-# e_machine in the ELF header, by the name that uname gives. (elf.h)
-_ELF_MACHINES = {
-    "x86_64": 62,
-    "aarch64": 183,
-    "arm64": 183,
-    "armv7l": 40,
-    "i686": 3,
-    "ppc64le": 21,
-    "s390x": 22,
-    "riscv64": 243,
-    "loongarch64": 258,
-}
 
 
 class BinaryError(Exception):
@@ -149,15 +137,14 @@ def _check_program(path: Path) -> None:
         raise BinaryError(f"{path} is not a file; install llama.cpp again.")
     if not os.access(path, os.X_OK | os.R_OK):
         raise BinaryError(f"{path} may not be run by this user; mend its permissions, or run as another user.")
-    with path.open("rb") as file:
-        head = file.read(20)
-    if head[:2] == b"#!":
-        return
-    if head[:4] != b"\x7fELF" or len(head) < 20:
+    program = read_program(path)
+    if program is None:
+        with path.open("rb") as file:
+            if file.read(2) == b"#!":
+                return
         raise BinaryError(f"{path} is not a program; install llama.cpp again.")
     ours = platform.machine()
-    machine = int.from_bytes(head[18:20], sys.byteorder)
-    if machine != _ELF_MACHINES.get(ours, machine):
+    if not program.fits(ours):
         raise BinaryError(
             f"{path} is built for another kind of machine than this one ({ours}); build llama.cpp for it."
         )

@@ -1,0 +1,214 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: whether the programs of a llama.cpp release can run on this host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: release_trial
+short_description: Whether the programs of a llama.cpp release can run on this host
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Looks at the programs of a llama.cpp release and runs each of them once, such that llama.cpp's CPU code is
+    initialised. No model is read, no port is opened, and no GPU is looked at.
+  - It fails, with the reason, if a program cannot run on this host. That is so if it is for another machine or another
+    C library, uses CPU features that this host lacks, needs a newer glibc or a library that is not there, uses an
+    instruction that the CPU lacks, or does not end in time.
+  - The CPU features that a release was built for are told by its C(manifest.json), if it has one. Without it, only
+    those that are used as soon as a program starts are found missing.
+options:
+  path:
+    description: The folder of the release, whose programs are in C(bin).
+    type: path
+    required: true
+  programs:
+    description:
+      - The programs to try. By default those that C(manifest.json) of the release names, or all in C(bin).
+    type: list
+    elements: str
+    default: []
+  cpu_class:
+    description:
+      - The class of this host, as the filter P(llama_cpp.cluster.cpu_class#filter) tells it; its C(features) count.
+      - By default the features in C(/proc/cpuinfo) of this host count.
+    type: dict
+  timeout:
+    description: Seconds that each program may take.
+    type: int
+    default: 20
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it does the same in check mode.
+  diff_mode:
+    support: none
+    description: There is nothing to show a difference of.
+  idempotent:
+    support: full
+    description: Changes nothing.
+notes:
+  - Needs coreutils' C(timeout) on the host.
+seealso:
+  - plugin: llama_cpp.cluster.cpu_class
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: The programs run on this host
+  llama_cpp.cluster.release_trial:
+    path: /opt/llama_cpp/releases/0.3.36-0c1e57098-b0b4dbc1c4a5
+"""
+
+RETURN = r"""
+machine:
+  description: The machine of this host, as C(uname -m) says it.
+  returned: always
+  type: str
+  sample: aarch64
+programs:
+  description: The programs that were run, each with what it exited with and how long it took.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the program.
+      type: str
+      sample: rpc-server
+    exit_status:
+      description: What it exited with.
+      type: int
+      sample: 1
+    wall_time_ms:
+      description: How long it took.
+      type: float
+      sample: 12.5
+failure:
+  description: Why a program cannot run here; V(null) if all can.
+  returned: always
+  type: dict
+  contains:
+    kind:
+      description: >-
+        One of V(missing), V(not_executable), V(not_a_program), V(wrong_machine), V(libc_missing), V(feature_missing),
+        V(libc_too_old), V(library_too_old), V(library_missing), V(not_loaded), V(not_started), V(illegal_instruction),
+        V(crashed), V(timed_out).
+      type: str
+      sample: libc_too_old
+    program:
+      description: The program; V(null) if it is the whole release.
+      type: str
+      sample: rpc-server
+"""
+
+import os
+import platform
+import resource
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _trial
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._capabilities import read_manifest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError, run
+
+
+class Trial:
+    """One run of the module."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.bin = Path(module.params["path"]) / "bin"
+        self.result: dict[str, Any] = {
+            "changed": False,
+            "machine": platform.machine(),
+            "programs": [],
+            "failure": None,
+        }
+
+    def fail(self, kind: str, program: str | None, message: str) -> NoReturn:
+        """End with a sentence."""
+        self.result["failure"] = {"kind": kind, "program": program}
+        self.module.fail_json(msg=message, **self.result)
+        raise AssertionError  # not reached: fail_json ends the process
+
+    def reject(self, problem: _trial.Problem | None, program: str | None = None) -> None:
+        """End if there is a problem."""
+        if problem is not None:
+            whole = "" if program else f"{self.module.params['path']} cannot run on this host: "
+            self.fail(problem.kind, program, f"{whole}{problem.message}.")
+
+    def main(self) -> None:
+        """Look at all files before any program is run, since what they show is clearer than how a run ends."""
+        manifest = read_manifest(str(self.bin))
+        names = self.module.params["programs"] or _trial.programs_of(manifest, self.bin)
+        if not names:
+            self.fail("missing", None, f"There is no program in {self.bin}: install the release again.")
+        for name in names:
+            self.reject(_trial.check_file(self.bin / name, self.result["machine"]), name)
+        self.reject(_trial.check_features(manifest, self.features()))
+        # A program that ends by an illegal instruction leaves no memory dump.
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        for name in names:
+            self.try_program(name)
+        self.module.exit_json(**self.result)
+
+    def try_program(self, name: str) -> None:
+        """Run a program once."""
+        path, timeout = self.bin / name, self.module.params["timeout"]
+        try:
+            ended = run(
+                self.module,
+                [str(path), *_trial.arguments(name)],
+                timeout,
+                _trial.ENVIRONMENT,
+                _trial.WITHOUT_ENVIRONMENT,
+            )
+        except RunnerError as error:
+            self.fail("not_started", name, str(error))
+        self.result["programs"].append(
+            {"name": name, "exit_status": ended.exit_status, "wall_time_ms": ended.wall_time_ms}
+        )
+        said = ended.stdout + ended.stderr
+        self.reject(_trial.check_run(path, ended.exit_status, said, ended.timed_out, timeout, libc()), name)
+
+    def features(self) -> set[str]:
+        """Return the features of this host's CPU."""
+        given = self.module.params["cpu_class"]
+        if given is not None:
+            return {str(word) for word in given.get("features") or []}
+        try:
+            return set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+        except OSError as error:
+            self.fail("feature_missing", None, f"/proc/cpuinfo cannot be read ({error.strerror}): give cpu_class.")
+
+
+def libc() -> str:
+    """Return the C library of this host, empty if it is not glibc."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except ValueError:
+        return ""
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "programs": {"type": "list", "elements": "str", "default": []},
+            "cpu_class": {"type": "dict"},
+            "timeout": {"type": "int", "default": 20},
+        },
+        supports_check_mode=True,
+    )
+    if module.params["timeout"] < 1:
+        module.fail_json(msg=f"timeout must be at least 1 second, not {module.params['timeout']}.")
+    Trial(module).main()
+
+
+if __name__ == "__main__":
+    main()
