@@ -86,7 +86,7 @@ _FEATURES: dict[str, dict[str, _Feature]] = {
         "avx512vbmi": _Feature("vbmi", needs=("avx512f",), option="AVX512_VBMI", flags=("-mavx512vbmi",)),
         "avx512_vnni": _Feature("vnni", needs=("avx512f",), option="AVX512_VNNI", flags=("-mavx512vnni",)),
         "avx512_bf16": _Feature("bf16", needs=("avx512f",), option="AVX512_BF16", flags=("-mavx512bf16",)),
-        "amx_tile": _Feature("amx", option="AMX_TILE", flags=("-mamx-tile",)),
+        "amx_tile": _Feature("amx", also=("xsave",), option="AMX_TILE", flags=("-mamx-tile",)),
         "amx_int8": _Feature("amxint8", needs=("amx_tile",), option="AMX_INT8", flags=("-mamx-int8",)),
         "amx_bf16": _Feature("amxbf16", needs=("amx_tile",), option="AMX_BF16", flags=("-mamx-bf16",)),
     },
@@ -97,7 +97,7 @@ _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 _OFF_ELSEWHERE = {
     "loongarch64": ("LASX", "LSX"),
     "riscv64": ("RVV", "RV_ZFH", "RV_ZVFH", "RV_ZICBOP", "RV_ZIHINTPAUSE", "RV_ZVFBFWMA", "XTHEADVECTOR"),
-    "s390x": ("VXE",),
+    "s390x": ("VXE", "NNPA"),
 }
 
 # What a build of all variants needs of a compiler: the newest of them. (ggml/src/CMakeLists.txt)

@@ -186,7 +186,7 @@ def test_class_of_an_x86_host(cpu: str, features: list[str], name: str, options:
     [
         ("ppc64le", {}),
         ("armv7l", {}),
-        ("s390x", {"GGML_VXE": False}),
+        ("s390x", {"GGML_VXE": False, "GGML_NNPA": False}),
         ("loongarch64", {"GGML_LSX": False, "GGML_LASX": False}),
     ],
 )
