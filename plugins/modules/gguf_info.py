@@ -1,19 +1,23 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Say whether a path is a whole GGUF model."""
+"""Say whether a path is a whole GGUF model, and what there is to know of it before it is loaded."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
 module: gguf_info
-short_description: Say whether a path is a whole GGUF model
+short_description: Say whether a path is a whole GGUF model, and what it takes to load it
 version_added: 0.1.0
 description:
   - Reads the header of a GGUF file, and of the other parts of a split model, and says whether all of it is there.
-  - The weights are not read, so this takes a fraction of a second for a model of any size. A file that was cut off is
-    noticed all the same, since the header says how long the file must be.
+  - Says what the model is (architecture, shape, quantisation), where the bytes of its weights are (by layer, and
+    outside of layers), and how many bytes llama.cpp's KV cache takes for each token, for each cache type.
+  - The weights are not read, so this takes less than a second, and little memory, for a model of any size. A file that
+    was cut off is noticed all the same, since the header says how long the file must be.
+  - Versions 2 and 3 of the format are read, in the byte order of little-endian machines. What is refused is what
+    llama.cpp itself refuses to load, such as tensors that overlap; and headers that are larger than any model's.
   - It never fails because the model is bad; RV(valid) and RV(message) say what is wrong.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -22,6 +26,10 @@ options:
     description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
+  tensors:
+    description: Whether RV(tensors) is to list each tensor; large models have thousands.
+    type: bool
+    default: false
 attributes:
   check_mode:
     description: Reads only, so it does the same in check mode.
@@ -34,6 +42,10 @@ attributes:
     support: full
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
+  - Types, names and sizes are those of the llama.cpp of release 0.3.36. A tensor type or an architecture of a later one
+    does not make a model RV(valid=false); what is not known of it is V(null), and RV(notes) says so.
+  - llama.cpp caches values in a quantised type with flash attention only. Without it, and if layers have values of
+    different widths, it gives the values of every layer the width of the widest, which is not counted here.
 """
 
 EXAMPLES = r"""
@@ -46,6 +58,11 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: model.valid
     fail_msg: "{{ model.message }}"
+
+- name: What 8192 tokens of context take, in GiB
+  ansible.builtin.debug:
+    msg: "{{ (model.cache.bytes_per_token.f16 * 8192 / 1024 ** 3) | round(2) }}"
+  when: model.cache.known
 """
 
 RETURN = r"""
@@ -110,22 +127,280 @@ tensor_count:
   type: int
   sample: 291
 metadata:
-  description: The metadata of the first file but for arrays; empty if not RV(valid).
+  description: >-
+    The metadata of the first file but for arrays; empty if not RV(valid). Of a text of more than 1000 characters, such
+    as a chat template, the first 1000 and V(…).
   returned: success
   type: dict
   sample: {general.architecture: llama, general.name: model, llama.block_count: 32}
+architecture:
+  description: The architecture, as llama.cpp names it; V(null) if not RV(valid), or if the file does not say.
+  returned: success
+  type: str
+  sample: llama
+name:
+  description: The model's name; V(null) like RV(architecture).
+  returned: success
+  type: str
+  sample: Meta Llama 3.1 8B Instruct
+file_type:
+  description: >-
+    The quantisation, worded as llama.cpp does in its log; begins with "(guessed)" if the file does not say it and most
+    of its tensors are of that type. V(null) if not RV(valid).
+  returned: success
+  type: str
+  sample: Q4_K - Medium
+parameters:
+  description: How many weights all tensors have; V(null) if not RV(valid).
+  returned: success
+  type: int
+  sample: 8030261312
+shape:
+  description: The model's numbers; V(null) if not RV(valid). Each is V(null) if the file does not say.
+  returned: success
+  type: dict
+  contains:
+    layers:
+      description: How many repeating layers there are.
+      type: int
+    predict_layers:
+      description: How many of them, the last ones, only predict further tokens (multi-token prediction).
+      type: int
+    embedding_length:
+      description: The width of the model.
+      type: int
+    heads:
+      description: Attention heads; V(null) if layers differ (see RV(layers)).
+      type: int
+    kv_heads:
+      description: Heads of keys and values; V(null) if layers differ (see RV(layers)).
+      type: int
+    key_length:
+      description: Elements of a head's key; if the file does not say, RV(shape.embedding_length) by RV(shape.heads).
+      type: int
+    value_length:
+      description: Elements of a head's value, like RV(shape.key_length).
+      type: int
+    feed_forward_length:
+      description: The width of the feed-forward network; V(null) if layers differ (see RV(layers)).
+      type: int
+    experts:
+      description: Experts of a layer; 0 if the model has none.
+      type: int
+    experts_used:
+      description: How many of them a token goes through, at most.
+      type: int
+    expert_feed_forward_length:
+      description: The width of an expert's feed-forward network; V(null) if there is none.
+      type: int
+    context_length:
+      description: For how many tokens of context the model was trained.
+      type: int
+    vocabulary:
+      description: How many tokens there are to choose from.
+      type: int
+  sample:
+    layers: 32
+    predict_layers: 0
+    embedding_length: 4096
+    heads: 32
+    kv_heads: 8
+    key_length: 128
+    value_length: 128
+    feed_forward_length: 14336
+    experts: 0
+    experts_used: 0
+    expert_feed_forward_length: null
+    context_length: 131072
+    vocabulary: 128256
+weights:
+  description: >-
+    Where the bytes of the weights are; V(null) if not RV(valid). Each is V(null) if there is a tensor of a type that is
+    not known. Those of layers, input, output and shared make up RV(weights.bytes).
+  returned: success
+  type: dict
+  contains:
+    bytes:
+      description: Of all tensors, without what aligns them.
+      type: int
+    layers_bytes:
+      description: Of all repeating layers; RV(layers) has each.
+      type: int
+    input_bytes:
+      description: Of the token embedding and what else llama.cpp keeps with the input, in the master's memory.
+      type: int
+    output_bytes:
+      description: Of the output, its norm, and what else goes where the output is made.
+      type: int
+    shared_bytes:
+      description: Of what is needed by all layers, of which each device gets a copy; commonly some KiB.
+      type: int
+    embedding_bytes:
+      description: Of the token embedding alone; V(null) if there is none.
+      type: int
+    tied_embeddings:
+      description: >-
+        Whether the output is made with the token embedding, which then is loaded a second time where the output is
+        made, if that is not in the master's memory.
+      type: bool
+    types:
+      description: The types that tensors have, the one with the most bytes first.
+      type: list
+      elements: dict
+      contains:
+        type:
+          description: The type, as llama.cpp names it.
+          type: str
+        tensors:
+          description: How many tensors are of that type.
+          type: int
+        parameters:
+          description: How many weights they have.
+          type: int
+        bytes:
+          description: How many bytes they take.
+          type: int
+  sample:
+    bytes: 4912898304
+    layers_bytes: 4186439680
+    input_bytes: 295501824
+    output_bytes: 430956544
+    shared_bytes: 256
+    embedding_bytes: 295501824
+    tied_embeddings: false
+    types:
+      - {type: q4_K, tensors: 193, parameters: 6996099072, bytes: 3935305728}
+cache:
+  description: >-
+    What the context takes in memory; V(null) if not RV(valid). Its numbers are V(null) where they are not known, and
+    RV(notes) says why.
+  returned: success
+  type: dict
+  contains:
+    known:
+      description: Whether all of it is known.
+      type: bool
+    bytes_per_token:
+      description: >-
+        By cache type (C(--cache-type-k) and C(--cache-type-v) alike), the bytes that a token takes in all layers that
+        keep the whole context. V(null) for a type whose blocks do not fit the heads, which llama.cpp refuses.
+      type: dict
+    window_tokens:
+      description: How many tokens the layers with a sliding window keep; V(null) if there are none.
+      type: int
+    window_bytes_per_token:
+      description: >-
+        Like RV(cache.bytes_per_token), in all layers with a sliding window. llama.cpp makes room there for
+        RV(cache.window_tokens) and a batch (C(--ubatch-size)), rounded up to 256, if that is less than the context.
+      type: dict
+    state_bytes:
+      description: What the recurrent layers keep for each sequence, whatever the context and cache type; 0 without any.
+      type: int
+  sample:
+    known: true
+    bytes_per_token: {bf16: 131072, f16: 131072, f32: 262144, iq4_nl: 36864, q4_0: 36864, q4_1: 40960, q5_0: 45056,
+      q5_1: 49152, q8_0: 69632}
+    window_tokens: null
+    window_bytes_per_token: {bf16: 0, f16: 0, f32: 0, iq4_nl: 0, q4_0: 0, q4_1: 0, q5_0: 0, q5_1: 0, q8_0: 0}
+    state_bytes: 0
+layers:
+  description: The repeating layers (C(blk.N.)) in their order; empty if not RV(valid), or if it is not known how many.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: The layer's number, from 0.
+      type: int
+    tensors:
+      description: How many tensors it has.
+      type: int
+    bytes:
+      description: Their bytes.
+      type: int
+    heads:
+      description: Its attention heads.
+      type: int
+    kv_heads:
+      description: Its heads of keys and values.
+      type: int
+    feed_forward_length:
+      description: The width of its feed-forward network.
+      type: int
+    cache:
+      description: >-
+        What it keeps of the context, V(full), a sliding V(window), a V(recurrent) state of fixed size, V(both) the
+        context and a state, or V(none); V(null) if that is not known.
+      type: str
+    key_width:
+      description: Elements of a token's keys in the cache.
+      type: int
+    value_width:
+      description: Elements of a token's values in the cache; 0 with multi-head latent attention.
+      type: int
+    kv_bytes_per_token:
+      description: By cache type, the bytes that a token takes in this layer.
+      type: dict
+    state_bytes:
+      description: What it keeps for each sequence if it is recurrent.
+      type: int
+  sample:
+    - index: 0
+      tensors: 9
+      bytes: 137052160
+      heads: 32
+      kv_heads: 8
+      feed_forward_length: 14336
+      cache: full
+      key_width: 1024
+      value_width: 1024
+      kv_bytes_per_token: {bf16: 4096, f16: 4096, f32: 8192, iq4_nl: 1152, q4_0: 1152, q4_1: 1280, q5_0: 1408,
+        q5_1: 1536, q8_0: 2176}
+      state_bytes: 0
+tensors:
+  description: All tensors in the order of the files.
+  returned: if O(tensors)
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The tensor's name.
+      type: str
+    type:
+      description: Its type, as llama.cpp names it.
+      type: str
+    shape:
+      description: Its lengths, that of a row first.
+      type: list
+      elements: int
+    bytes:
+      description: Its bytes; V(null) if the type is not known.
+      type: int
+    file:
+      description: The name of the file that it is in.
+      type: str
+  sample:
+    - {name: output_norm.weight, type: f32, shape: [4096], bytes: 16384, file: model.gguf}
+notes:
+  description: A sentence for each thing that is not known of a model that is RV(valid), or is odd about it.
+  returned: success
+  type: list
+  elements: str
+  sample: []
 """
 
 import math
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, model_parts, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_model import Model, describe
 
 
-def look(path: Path) -> dict[str, Any]:
+def look(path: Path, *, tensors: bool = False) -> dict[str, Any]:
     """Return the module's result."""
     try:
         parts = model_parts(path)
@@ -153,11 +428,20 @@ def look(path: Path) -> dict[str, Any]:
         "version": None,
         "tensor_count": None,
         "metadata": {},
+        **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
+    if tensors:
+        result["tensors"] = []
     try:
         headers = read_model(path)
     except GgufError as error:
         return {**result, "valid": False, "message": str(error)}
+    if tensors:
+        result["tensors"] = [
+            {"name": it.name, "type": it.type_name, "shape": list(it.shape), "bytes": it.bytes, "file": part.name}
+            for part, header in zip(parts, headers)
+            for it in header.tensors
+        ]
     # JSON has no infinity and no NaN.
     metadata = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -168,14 +452,18 @@ def look(path: Path) -> dict[str, Any]:
         "version": headers[0].version,
         "tensor_count": sum(header.tensor_count for header in headers),
         "metadata": metadata,
+        **asdict(describe(headers)),
     }
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={"path": {"type": "path", "required": True}, "tensors": {"type": "bool", "default": False}},
+        supports_check_mode=True,
+    )
     try:
-        result = look(Path(module.params["path"]))
+        result = look(Path(module.params["path"]), tensors=module.params["tensors"])
     except OSError as error:
         module.fail_json(msg=f"{module.params['path']} cannot be looked at: {error.strerror}.")
     module.exit_json(changed=False, **result)
