@@ -65,7 +65,7 @@ class GgufError(Exception):
 
 
 def _shown(name: str | bytes) -> str:
-    """A name as a sentence can hold it, whatever is in it."""
+    """Return a name as a sentence can hold it, whatever is in it."""
     text = repr(name)
     return text if len(text) <= 100 else text[:99] + CUT
 
@@ -295,7 +295,7 @@ class _Tensors:
         row = shape[0] if shape else 1
         if row % known.block:
             raise GgufError(
-                f"its tensor {_shown(name)} has rows of {row} weights, and those of type {known.name} come in {known.block}s"
+                f"its tensor {_shown(name)} has rows of {row} weights, and {known.name} has them in {known.block}s"
             )
         return elements // known.block * known.block_bytes
 

@@ -273,6 +273,9 @@ class _Reader:
         """Return a number that cannot be negative."""
         key = f"{self.architecture}.{name}"
         value = self.header.metadata.get(key)
+        if key in self.header.lengths:
+            self.note(f"{key} is an array, and llama.cpp wants one number.")
+            return None
         if value is None:
             return default
         found = _natural(value)
@@ -280,11 +283,13 @@ class _Reader:
             self.note(f"{key} is {value!r}, which llama.cpp cannot use.")
         return found
 
-    def each(self, name: str, layers: int, default: int | None = None) -> tuple[int | None, ...]:
+    def each(self, name: str, layers: int | None, default: int | None = None) -> tuple[int | None, ...]:
         """Return a number for each layer; it is given once for all of them or in an array."""
         key = f"{self.architecture}.{name}"
         if key not in self.header.lengths:
-            return (self.number(name, default),) * layers
+            return (self.number(name, default),) * (layers or 1)
+        if layers is None:
+            return (None,)
         values = tuple(_natural(value) for value in self.header.arrays.get(key, ()))
         if len(values) == layers and None not in values:
             return values
@@ -328,7 +333,11 @@ class _Heads(NamedTuple):
     latent: bool  # multi-head latent attention: only keys are kept
 
 
-def _kv_heads(reader: _Reader, layers: int, heads: tuple[int | None, ...]) -> tuple[int | None, ...]:
+def _all_heads(reader: _Reader, layers: int | None) -> tuple[int | None, ...]:
+    return reader.each("attention.head_count", layers, 0 if reader.architecture in _RECURRENT else None)
+
+
+def _kv_heads(reader: _Reader, layers: int | None, heads: tuple[int | None, ...]) -> tuple[int | None, ...]:
     return reader.each("attention.head_count_kv", layers) if reader.has("attention.head_count_kv") else heads
 
 
@@ -607,7 +616,7 @@ def _cache(layers: Sequence[Layer], *, known: bool, window: int) -> Cache:
 
 def _layers(reader: _Reader, count: int, shape: Shape, heads: _Heads, repeating: dict[int, _Repeating]) -> list[Layer]:
     """Return the repeating layers."""
-    all_heads = reader.each("attention.head_count", count, 0)
+    all_heads = _all_heads(reader, count)
     kv_heads = _kv_heads(reader, count, all_heads)
     feed_forward = reader.each("feed_forward_length", count, 0)
     kinds: Sequence[str | None] = [None] * count
@@ -641,9 +650,11 @@ def _layers(reader: _Reader, count: int, shape: Shape, heads: _Heads, repeating:
 
 def _shape(reader: _Reader, count: int | None) -> tuple[Shape, _Heads]:
     embedding = reader.number("embedding_length")
-    each = count or 1
-    all_heads = reader.each("attention.head_count", each, 0)
-    kv_heads = _kv_heads(reader, each, all_heads)
+    all_heads = _all_heads(reader, count)
+    for name in ["embedding_length"] + ["attention.head_count"] * (reader.architecture not in _RECURRENT):
+        if not reader.has(name) and reader.architecture != "clip":
+            reader.note(f"{reader.architecture}.{name} is missing, which llama.cpp needs.")
+    kv_heads = _kv_heads(reader, count, all_heads)
     heads = _read_heads(reader, embedding, all_heads[0])
     predict = reader.number("nextn_predict_layers", 0) or 0
     if count is not None and predict > count:
@@ -657,10 +668,10 @@ def _shape(reader: _Reader, count: int | None) -> tuple[Shape, _Heads]:
         kv_heads=_same(kv_heads),
         key_length=heads.key,
         value_length=heads.value,
-        feed_forward_length=_same(reader.each("feed_forward_length", each, 0)),
+        feed_forward_length=_same(reader.each("feed_forward_length", count, 0)),
         experts=reader.number("expert_count", 0) or 0,
-        experts_used=max((used or 0 for used in reader.each("expert_used_count", each, 0)), default=0),
-        expert_feed_forward_length=_same(reader.each("expert_feed_forward_length", each)),
+        experts_used=max((used or 0 for used in reader.each("expert_used_count", count, 0)), default=0),
+        expert_feed_forward_length=_same(reader.each("expert_feed_forward_length", count)),
         context_length=reader.number("context_length"),
         vocabulary=_vocabulary(reader),
     )

@@ -176,7 +176,7 @@ BAD = {
     "weights-beyond-the-file": (file_of(tensor(shape=(1 << 40,)), tensors=1), "it was not copied to its end"),
     "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp has given up"),
     "type-damaged": (file_of(tensor(kind=0xFFFFFFFF), tensors=1), "of type 4294967295, which does not exist"),
-    "row-of-half-a-block": (file_of(tensor(shape=(48,), kind=8), tensors=1), "rows of 48 weights, .* q8_0 come in 32s"),
+    "row-of-half-a-block": (file_of(tensor(shape=(48,), kind=8), tensors=1), "rows of 48 .* q8_0 has them in 32s"),
     "offset-unaligned": (file_of(tensor(offset=4), tensors=1), "said to be at 4 where 0 is right"),
     "offset-beyond-the-file": (file_of(tensor(offset=1 << 62), tensors=1), "where 0 is right"),
     "tensors-overlap": (file_of(tensor(b"a"), tensor(b"b", offset=96), tensors=2), "at 96 where 128 is right"),
