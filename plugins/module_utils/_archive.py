@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Private: examine a tar archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
+"""Private: examine a tar or zip archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
 
 `tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
 """
@@ -12,12 +12,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
+import time
+import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Iterable, NoReturn
+from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Union
 
 try:
     from lzma import LZMAError
@@ -34,6 +37,19 @@ SYMLINK = "symbolic link"
 HARDLINK = "hard link"
 
 
+# What tarfile, zipfile and their decompressors raise for what is no whole archive. (An encrypted zip is a RuntimeError.)
+BROKEN = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    LZMAError,
+    EOFError,
+    OSError,
+    ValueError,
+    RuntimeError,
+)
+
+
 class ArchiveError(Exception):
     """One sentence: what is wrong with the archive, or with the place it shall go to."""
 
@@ -46,6 +62,43 @@ class Member:
     kind: str
     name: str
     target: str = ""
+
+
+class _Zip:
+    """A zip archive with as much of tarfile's interface as is used here."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._zip = zipfile.ZipFile(stream)
+
+    def __iter__(self) -> Iterator[tarfile.TarInfo]:
+        for entry in self._zip.infolist():
+            info = tarfile.TarInfo(entry.filename)
+            mode = entry.external_attr >> 16  # as Unix has it, where the archive was made there
+            kind = stat.S_IFMT(mode)
+            info.mode = stat.S_IMODE(mode)
+            info.size = entry.file_size
+            info.mtime = int(time.mktime((*entry.date_time, 0, 0, -1)))
+            if entry.is_dir():
+                info.type = tarfile.DIRTYPE
+            elif kind == stat.S_IFLNK:
+                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(self._zip.read(entry))
+            elif kind not in {0, stat.S_IFREG}:
+                info.type = tarfile.CHRTYPE  # a device or the like, which is refused
+            yield info
+
+    def extractfile(self, info: tarfile.TarInfo) -> IO[bytes]:
+        """Open a file of it."""
+        return self._zip.open(info.name)
+
+
+AnyArchive = Union[tarfile.TarFile, _Zip]
+
+
+def _open(stream: BinaryIO) -> AnyArchive:
+    if zipfile.is_zipfile(stream):
+        return _Zip(stream)
+    stream.seek(0)
+    return tarfile.open(fileobj=stream, mode="r:*")
 
 
 def sha256_of(stream: BinaryIO) -> str:
@@ -133,7 +186,7 @@ def _kind(info: tarfile.TarInfo) -> str:
     _refuse(info.name, "is neither a file, a folder nor a link (a device, a pipe or the like)")
 
 
-def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
+def _examine(tar: AnyArchive, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
     """Check every member, and give those below `root` with their paths from there."""
     everything: list[tuple[tarfile.TarInfo, Member]] = []
     for info in tar:
@@ -163,7 +216,7 @@ def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.
     return wanted
 
 
-def _write(tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], folder: Path) -> None:
+def _write(tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], folder: Path) -> None:
     """Write checked members; owners and special mode bits are dropped, times and the executable bit kept."""
     for info, member in members:
         path = folder.joinpath(*member.path)
@@ -214,11 +267,12 @@ class Archive:
             )
         self._stream.seek(0)
         try:
-            self._tar = tarfile.open(fileobj=self._stream, mode="r:*")  # noqa: SIM115
+            self._tar = _open(self._stream)
             return _examine(self._tar, self.root)
-        except (tarfile.TarError, EOFError, zlib.error, LZMAError, OSError, ValueError) as error:
+        except BROKEN as error:
             raise ArchiveError(
-                f"{self.src} is not a whole tar archive (plain, gzip, bzip2 or xz); nothing was unpacked: {error}."
+                f"{self.src} is not a whole archive (tar, plain or with gzip, bzip2 or xz, or zip); nothing was "
+                f"unpacked: {error}."
             ) from None
 
     def __enter__(self) -> Archive:  # noqa: PYI034 (Python 3.8 has no Self)
@@ -251,6 +305,7 @@ class Archive:
         """Unpack beside `dest` and take its place by renaming, so that `dest` is never half there."""
         folder = Path(dest)
         temporary = Path()
+        umask = os.umask(0o022)
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=str(folder.parent)))
@@ -268,8 +323,9 @@ class Archive:
                     f"the disk that holds {folder.parent} is full; nothing was unpacked: make room and run this again."
                 ) from None
             raise ArchiveError(f"{self.src} cannot be unpacked to {dest}: {error.strerror or error}.") from None
-        except (tarfile.TarError, EOFError, zlib.error, LZMAError) as error:
-            raise ArchiveError(f"{self.src} is not a whole tar archive; nothing was unpacked: {error}.") from None
+        except BROKEN as error:
+            raise ArchiveError(f"{self.src} is not a whole archive; nothing was unpacked: {error}.") from None
         finally:
+            os.umask(umask)
             if temporary.name:
                 shutil.rmtree(str(temporary), ignore_errors=True)

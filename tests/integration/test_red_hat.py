@@ -24,11 +24,11 @@ PLAY = """
         tasks_from: system_packages
       vars:
         llama_cpp_system_packages: "{{{{ {variable} }}}}"
-        __llama_cpp_host: {{machine: aarch64}}
+        __llama_cpp_builder: {{machine: aarch64}}
     - ansible.builtin.debug:
         msg: "repository {{{{ __llama_cpp_extra_repositories[ansible_facts['distribution']] | default('none') }}}}"
       vars:
-        __llama_cpp_host: {{machine: aarch64}}
+        __llama_cpp_builder: {{machine: aarch64}}
       when: __llama_cpp_extra_repositories is defined
 """
 
