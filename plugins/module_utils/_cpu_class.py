@@ -157,7 +157,7 @@ _PARTS = {
     0x4E: {0x004: "Carmel", 0x010: "Olympus"},
     0x50: {0x000: "X-Gene"},
     0x51: {0x001: "Oryon", 0xC00: "Falkor", 0xC01: "Saphira"},
-    0x6D: {0xD49: "Azure Cobalt 100"},  # a Neoverse N2
+    0x6D: {0xD49: "Azure Cobalt 100", 0xD84: "Azure Cobalt 200"},  # Neoverse N2 and V3; virtual machines say those
     0xC0: {0xAC3: "AmpereOne", 0xAC4: "AmpereOne A", 0xAC5: "AmpereOne B"},
 }
 
@@ -263,12 +263,13 @@ def describe_parts(parts: Iterable[str]) -> str | None:
             numbers.add((int(found.group(1), 16), int(found.group(2), 16)))
         elif part.strip():
             others.add(" ".join(part.split()))
-    names = [
-        _PARTS.get(implementer, {}).get(part, f"0x{implementer:02x}/0x{part:03x}")
-        # In one system on a chip the bigger core has the higher number; the other way round no harm is done.
-        for implementer, part in sorted(numbers, reverse=True)
-    ]
-    return " + ".join([*names, *sorted(others)]) or None
+    names = {
+        (implementer, part): _PARTS.get(implementer, {}).get(part, f"0x{implementer:02x}/0x{part:03x}")
+        for implementer, part in numbers
+    }
+    # In one system on a chip the bigger core has the higher number, but that the X of each year is the biggest.
+    sizes = sorted(names, key=lambda number: ("-X" in names[number], number), reverse=True)
+    return " + ".join([*(names[number] for number in sizes), *sorted(others)]) or None
 
 
 def _choose(machine: str, cpu: str, wanted: Sequence[str], part: str | None) -> list[str]:

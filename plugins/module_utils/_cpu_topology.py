@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
+# The kernel's figure is of integer work; slow cores have narrower vector units besides. With this exponent it fits the
+# speed that llama.cpp was measured to have with all cores, against that with the fast ones: RK3588, capacity 397 of
+# 1024, 0.4 to 0.55 (ggml-org/llama.cpp#7176); M1, 459 of 1024, 0.5 (#34).
+_SLOWER_THAN_CAPACITY = 1.5
+
+
 class CpuSetError(ValueError):
     """A CPU list, or a part of the host, that does not exist; the message is one sentence."""
 
@@ -29,6 +35,8 @@ class Topology:
     """The CPUs of each NUMA node, those outside of `cpus` left out; empty where the kernel knows no nodes."""
     quota: float | None
     """CPU time per time that services may use together, in CPUs; None if unlimited."""
+    capacities: dict[int, int]
+    """The speed of each of `cpus`, 1024 for the fastest of the host; empty where the kernel does not say."""
 
     def select(self, numa_node: int | None = None, cpu_affinity: str | None = None) -> frozenset[int]:
         """Return the usable CPUs of a node, of a CPU list, or of both."""
@@ -50,11 +58,32 @@ class Topology:
             raise CpuSetError("no usable CPU is left: the NUMA node and the CPU list have none in common")
         return chosen
 
-    def count_cores(self, cpus: Iterable[int]) -> int:
-        """Return how many threads these CPUs can run at full speed: physical cores, at most the quota, at least 1."""
+    def count_cores(self, cpus: Iterable[int], listed: bool = False) -> int:
+        """Return how many threads these CPUs can run at full speed: physical cores, at most the quota, at least 1.
+
+        Cores that would hold up the others are left out, unless a person `listed` the CPUs.
+        """
         wanted = frozenset(cpus)
+        if not listed:
+            wanted -= self.slow(wanted)
         cores = sum(1 for core in self.cores if core & wanted)
         return max(1, cores if self.quota is None else min(cores, int(self.quota)))
+
+    def slow(self, cpus: Iterable[int]) -> frozenset[int]:
+        """Return those of these CPUs that are better not used beside the others, as the little cores of a board.
+
+        Each step of llama.cpp is split evenly and waits for the slowest: what counts is the number of cores times the
+        speed of the slowest of them.
+        """
+        wanted = frozenset(cpus)
+        if not wanted or not wanted <= self.capacities.keys():
+            return frozenset()
+        cores = [max(self.capacities[cpu] for cpu in core & wanted) for core in self.cores if core & wanted]
+        least = max(
+            sorted(set(cores), reverse=True),  # of equals the first: fewer cores that are faster
+            key=lambda slowest: sum(1 for speed in cores if speed >= slowest) * slowest**_SLOWER_THAN_CAPACITY,
+        )
+        return frozenset(cpu for cpu in wanted if self.capacities[cpu] < least)
 
 
 def read_topology(root: Path = Path("/")) -> Topology:
@@ -73,6 +102,7 @@ def read_topology(root: Path = Path("/")) -> Topology:
         cores=tuple(sorted(siblings, key=min)),
         nodes=nodes,
         quota=min(quotas) if quotas else None,
+        capacities=_capacities(root, cpus),
     )
 
 
@@ -114,6 +144,12 @@ def _siblings(root: Path, cpu: int) -> frozenset[int]:
     # The second is the name up to Linux 5.2. Without either the CPU counts as a core: some Arm and virtual machines.
     listed = parse_cpu_list(_read(folder / "core_cpus_list") or _read(folder / "thread_siblings_list"))
     return listed | {cpu}
+
+
+def _capacities(root: Path, cpus: Iterable[int]) -> dict[int, int]:
+    """Return the speed of each CPU (Arm and RISC-V, Linux 4.14 and newer)."""
+    said = {cpu: _read(root / f"sys/devices/system/cpu/cpu{cpu}/cpu_capacity") for cpu in cpus}
+    return {cpu: int(text) for cpu, text in said.items() if re.fullmatch(r"[0-9]{1,5}", text)}
 
 
 def _control_groups(root: Path) -> dict[str, list[Path]]:

@@ -16,6 +16,12 @@ description:
     may run on, and no more than their limit of CPU time allows.
   - The CPU set is what the first process of the host and the control group C(system.slice) are allowed; the limit is
     the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service, such as that of a container.
+  - Where cores differ in speed, as on Arm boards with big and little ones, those are left out that would hold up the
+    others, by C(cpu_capacity) of the kernel. Each step of llama.cpp is split evenly and waits for the slowest core, so
+    the number of cores times the speed of the slowest is made as large as it can be.
+  - Of the CPUs that O(sets[].cpu_affinity) lists all cores count, since a person chose them.
+  - A service with as many threads as there are fast cores need not be pinned to them, since the kernel moves threads
+    that are always busy there; pin it where other work competes for them.
   - It reads C(/proc) and C(/sys) only, and needs no privileges.
 options:
   sets:
@@ -68,6 +74,11 @@ physical_cores:
   returned: success
   type: int
   sample: 8
+slow_cpus:
+  description: The CPUs of cores that are too slow to be of use beside the others; empty if all are of one kind.
+  returned: success
+  type: str
+  sample: ""
 quota_cpus:
   description: The limit of CPU time, in CPUs; V(null) if there is none.
   returned: success
@@ -98,8 +109,8 @@ sets:
       type: str
       sample: 0-15
     usable_cores:
-      description: How many threads they run at full speed, physical cores within the limit of CPU time; 0 if there is a
-        problem.
+      description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU
+        time; 0 if there is a problem.
       type: int
       sample: 8
     problem:
@@ -140,6 +151,7 @@ def main() -> None:
         changed=False,
         cpus=format_cpu_list(topology.cpus),
         physical_cores=len(topology.cores),
+        slow_cpus=format_cpu_list(topology.slow(topology.cpus)),
         quota_cpus=topology.quota,
         numa_nodes=[{"node": node, "cpus": format_cpu_list(cpus)} for node, cpus in sorted(topology.nodes.items())],
         sets=[_describe(topology, **wanted) for wanted in module.params["sets"]],
@@ -151,7 +163,8 @@ def _describe(topology: Topology, numa_node: int | None, cpu_affinity: str | Non
         cpus = topology.select(numa_node, cpu_affinity)
     except CpuSetError as error:
         return {"cpus": "", "usable_cores": 0, "problem": str(error)}
-    return {"cpus": format_cpu_list(cpus), "usable_cores": topology.count_cores(cpus), "problem": None}
+    cores = topology.count_cores(cpus, listed=cpu_affinity is not None)
+    return {"cpus": format_cpu_list(cpus), "usable_cores": cores, "problem": None}
 
 
 if __name__ == "__main__":

@@ -209,6 +209,7 @@ PARTS = {
     "AmpereOne": (["0xc0/0xac3"], "AmpereOne"),
     "AmpereOne-A": (["0xc0/0xac4"], "AmpereOne A"),
     "Cortex-X1-phone": (["0x41/0xd05", "0x41/0xd41", "0x41/0xd44"], "Cortex-X1 + Cortex-A78 + Cortex-A55"),
+    "GB10-whose-bigger-core-has-the-lower-number": (["0x41/0xd87", "0x41/0xd85"], "Cortex-X925 + Cortex-A725"),
     "twice-is-once": (["0x41/0xd0c", "0x41/0xD0C"], "Neoverse N1"),
     "of-nobody": (["0x99/0x1"], "0x99/0x001"),
     "no-number": (["a  b\n", ""], "a b"),
