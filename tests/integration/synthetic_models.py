@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write small models of many architectures and shapes, with the very tensors that llama.cpp wants of each.
+
+Their weights are zeros: what they are for is memory, which llama.cpp says of them as of any model.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+import gguf
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
+from random_model import vocabulary
+
+F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+Numbers = dict[str, Any]
+Tensors = dict[str, tuple[int, ...]]
+
+WIDTH, HEADS, LAYERS, CONTEXT = 256, 4, 6, 4096
+
+
+def attention(layer: int, n: Numbers) -> Tensors:
+    kv_heads = n["kv_heads"][layer] if isinstance(n["kv_heads"], list) else n["kv_heads"]
+    return {
+        "attn_norm": (WIDTH,),
+        "attn_q": (HEADS * n["key"], WIDTH),
+        "attn_k": (kv_heads * n["key"], WIDTH),
+        "attn_v": (kv_heads * n["value"], WIDTH),
+        "attn_output": (WIDTH, HEADS * n["value"]),
+    }
+
+
+def feed_forward(n: Numbers) -> Tensors:
+    return {
+        "ffn_norm": (WIDTH,),
+        "ffn_gate": (n["ff"], WIDTH),
+        "ffn_up": (n["ff"], WIDTH),
+        "ffn_down": (WIDTH, n["ff"]),
+    }
+
+
+def experts(n: Numbers) -> Tensors:
+    return {
+        "ffn_norm": (WIDTH,),
+        "ffn_gate_inp": (n["experts"], WIDTH),
+        "ffn_gate_exps": (n["experts"], n["ff"], WIDTH),
+        "ffn_up_exps": (n["experts"], n["ff"], WIDTH),
+        "ffn_down_exps": (n["experts"], WIDTH, n["ff"]),
+    }
+
+
+def llama(layer: int, n: Numbers) -> Tensors:
+    return {**attention(layer, n), **(experts(n) if n["experts"] else feed_forward(n))}
+
+
+def qwen3(layer: int, n: Numbers) -> Tensors:
+    return {**llama(layer, n), "attn_q_norm": (n["key"],), "attn_k_norm": (n["key"],)}
+
+
+def gemma2(layer: int, n: Numbers) -> Tensors:
+    return {**llama(layer, n), "post_attention_norm": (WIDTH,), "post_ffw_norm": (WIDTH,)}
+
+
+def gemma3(layer: int, n: Numbers) -> Tensors:
+    return {**gemma2(layer, n), **qwen3(layer, n)}
+
+
+def deepseek2(layer: int, n: Numbers) -> Tensors:
+    rope, latent = 32, n["key"] - 32
+    return {
+        "attn_norm": (WIDTH,),
+        "attn_kv_a_norm": (latent,),
+        "attn_q": (HEADS * 96, WIDTH),
+        "attn_kv_a_mqa": (latent + rope, WIDTH),
+        "attn_k_b": (HEADS, latent, 64),
+        "attn_v_b": (HEADS, 64, latent),
+        "attn_output": (WIDTH, HEADS * 64),
+        **({**experts(n), **shared_expert(n)} if layer else feed_forward(n)),
+    }
+
+
+def shared_expert(n: Numbers) -> Tensors:
+    return {"ffn_gate_shexp": (n["ff"], WIDTH), "ffn_up_shexp": (n["ff"], WIDTH), "ffn_down_shexp": (WIDTH, n["ff"])}
+
+
+def mamba(_layer: int, _n: Numbers) -> Tensors:
+    inner, state, rank = 2 * WIDTH, 16, 32
+    return {
+        "attn_norm": (WIDTH,),
+        "ssm_in": (2 * inner, WIDTH),
+        "ssm_conv1d": (inner, 4),
+        "ssm_conv1d.bias": (inner,),
+        "ssm_x": (rank + 2 * state, inner),
+        "ssm_dt": (inner, rank),
+        "ssm_dt.bias": (inner,),
+        "ssm_a.": (inner, state),
+        "ssm_d.": (inner,),
+        "ssm_out": (WIDTH, inner),
+    }
+
+
+def lfm2(layer: int, n: Numbers) -> Tensors:
+    if n["kv_heads"][layer]:
+        return qwen3(layer, n)
+    convolution = {"shortconv.conv": (WIDTH, 3), "shortconv.in_proj": (3 * WIDTH, WIDTH)}
+    return {"attn_norm": (WIDTH,), **convolution, "shortconv.out_proj": (WIDTH, WIDTH), **feed_forward(n)}
+
+
+def jamba(layer: int, n: Numbers) -> Tensors:
+    if n["kv_heads"][layer]:
+        return llama(layer, n)
+    norms = {"ssm_dt_norm": (32,), "ssm_b_norm": (16,), "ssm_c_norm": (16,)}
+    return {**mamba(layer, n), **norms, **feed_forward(n)}
+
+
+SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, "ssm.time_step_rank": 32}
+RMS = "attention.layer_norm_rms_epsilon"
+
+# The architecture, what is not as usual, the tensors of a layer, and further keys.
+Kind = tuple[str, Numbers, Callable[[int, Numbers], Tensors], Numbers]
+KINDS: dict[str, Kind] = {
+    "dense": ("llama", {"kv_heads": 4}, llama, {}),
+    "grouped queries": ("llama", {"kv_heads": 1}, llama, {}),
+    "tied embeddings": ("llama", {"tied": True}, llama, {}),
+    "other head sizes": ("qwen3", {"key": 128, "value": 128}, qwen3, {}),
+    "experts": ("llama", {"experts": 4}, llama, {"expert_count": 4, "expert_used_count": 2}),
+    "kv heads by layer": ("deci", {"kv_heads": [4, 2, 1, 1, 2, 4]}, llama, {}),
+    "window, every other": ("gemma2", {"tied": True}, gemma2, {"attention.sliding_window": 512}),
+    "window, five of six": ("gemma3", {"tied": True}, gemma3, {"attention.sliding_window": 512}),
+    "latent attention": (
+        "deepseek2",
+        {"kv_heads": 1, "key": 160, "value": 128, "experts": 4},
+        deepseek2,
+        {
+            "attention.kv_lora_rank": 128,
+            "attention.q_lora_rank": 0,
+            "attention.key_length_mla": 96,
+            "attention.value_length_mla": 64,
+            "rope.dimension_count": 32,
+            "leading_dense_block_count": 1,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 512,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "recurrent": ("mamba", {"heads": 0, "kv_heads": 0}, mamba, SSM),
+    "hybrid, state space": ("jamba", {"kv_heads": [0, 0, 2, 0, 0, 2]}, jamba, SSM),
+    "hybrid, convolution": (
+        "lfm2",
+        {"kv_heads": [0, 2, 0, 0, 2, 0], "tied": True},
+        lfm2,
+        {"shortconv.l_cache": 3},
+    ),
+}
+
+
+def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_uint32(key, value)
+
+
+def add_weight(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> None:
+    # A name with a dot at its end has no suffix.
+    name = name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
+    # The routers and what has rows of no whole block stay as they are, as in the models that people use.
+    if len(shape) == 1 or shape[-1] % 32 or any(part in name for part in ("gate_inp", "ssm_a", "conv", "ssm_dt")):
+        writer.add_tensor(name, np.zeros(shape, np.float32))
+    else:
+        writer.add_tensor(name, np.zeros((*shape[:-1], shape[-1] // 32 * 34), np.uint8), raw_dtype=Q8_0)
+
+
+def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
+    """Write the model of this kind (a key of KINDS)."""
+    architecture, unusual, tensors, further = KINDS[kind]
+    n = {"heads": HEADS, "kv_heads": 2, "key": 64, "value": 64, "ff": 512, "experts": 0, "tied": False, **unusual}
+    tokens, scores, types = vocabulary()
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_name(f"synthetic {kind}")
+    keys: Numbers = {
+        "block_count": layers,
+        "context_length": CONTEXT,
+        "embedding_length": WIDTH,
+        "feed_forward_length": n["ff"],
+        "attention.head_count": n["heads"],
+        "attention.head_count_kv": n["kv_heads"],
+        "attention.key_length": n["key"],
+        "attention.value_length": n["value"],
+        RMS: 1e-5,
+        "rope.dimension_count": n["key"],
+        **further,
+    }
+    for key, value in keys.items():
+        add_key(writer, f"{architecture}.{key}", value)
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    add_weight(writer, "token_embd", (len(tokens), WIDTH))
+    add_weight(writer, "token_embd_norm" if architecture == "lfm2" else "output_norm", (WIDTH,))
+    if not n["tied"]:
+        add_weight(writer, "output", (len(tokens), WIDTH))
+    for layer in range(layers):
+        for name, shape in tensors(layer, n).items():
+            add_weight(writer, f"blk.{layer}.{name}", shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What gguf_info says of a model, against what llama.cpp says when it loads it, and for a model of 40 GB."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_model import describe, kv_cells
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_types import CACHE_TYPES
+from harness import HANG_S, ROOT, Release, Worker, run_module
+from synthetic_models import KINDS, write_synthetic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.llama
+
+MIB = 1 << 20
+SPLITTER = Path(__file__).with_name("split_gguf.py")
+
+
+def log_of(release: Release, model: Path, *options: str) -> str:
+    """Load a model with little to do, and return what llama.cpp says."""
+    command = [release.bin / "llama-completion", "-m", model, "-n", "1", "-p", "the river", "-no-cnv", "--no-warmup"]
+    done = subprocess.run(
+        [*command, "-t", "1", "-lv", "4", "--fit", "off", *options],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+def said(log: str, name: str) -> str:
+    found = re.search(rf"print_info: {re.escape(name)} += (.*)", log)
+    assert found, f"llama.cpp does not say {name}"
+    return found.group(1).strip()
+
+
+def buffers(log: str, kind: str, device: str = "") -> float:
+    """Return the sum in MiB of what llama.cpp says of a kind of buffer; one that is not there counts nothing."""
+    return sum(map(float, re.findall(rf"{device}\S* {kind} buffer size = +([\d.]+) MiB", log)))
+
+
+def each(values: list[Any]) -> str:
+    """Write a number for each layer as llama.cpp does."""
+    return str(values[0]) if len(set(values)) == 1 else str(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_llama_cpp_says_the_same(release_7: Release, tmp_path: Path, kind: str) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", kind)
+    info = run_module("gguf_info", {"path": str(path)})
+    assert info["valid"], info["message"]
+    assert info["notes"] == []
+    log = log_of(release_7, path, "-c", "2000", "-ub", "256", "-b", "256")
+
+    shape, layers = info["shape"], info["layers"]
+    ours = {
+        "arch": info["architecture"],
+        "file type": info["file_type"],
+        "general.name": info["name"],
+        "n_ctx_train": shape["context_length"],
+        "n_embd": shape["embedding_length"],
+        "n_layer": shape["layers"],
+        "n_head": each([layer["heads"] for layer in layers]),
+        "n_head_kv": each([layer["kv_heads"] for layer in layers]),
+        "n_embd_head_k": shape["key_length"],
+        "n_embd_head_v": shape["value_length"],
+        "n_ff": shape["feed_forward_length"],
+        "n_expert": shape["experts"],
+        "n_expert_used": shape["experts_used"],
+        "n_vocab": shape["vocabulary"],
+        "model params": f"{info['parameters'] / 1e6:.2f} M",
+    }
+    assert {name: said(log, name) for name in ours} == {name: str(value) for name, value in ours.items()}
+    size = re.search(r"file size   = ([\d.]+) MiB", log)
+    assert size
+    assert float(size.group(1)) == pytest.approx(info["weights"]["bytes"] / MIB, abs=0.01)
+
+    model = describe(read_model(path))
+    assert info["cache"]["known"]
+    cache = sum(
+        kv_cells(layer, 2000, model.cache.window_tokens, 256) * (layer.kv_bytes_per_token["f16"] or 0)
+        for layer in model.layers
+    )
+    assert buffers(log, "KV") == pytest.approx(cache / MIB, abs=0.02)
+    assert buffers(log, "RS") == pytest.approx(info["cache"]["state_bytes"] / MIB, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_each_cache_type_takes_what_is_said(release_7: Release, model: Path, kind: str) -> None:
+    info = run_module("gguf_info", {"path": str(model)})
+    log = log_of(release_7, model, "-c", "2048", "-ctk", kind, "-ctv", kind, "-fa", "on")
+    assert buffers(log, "KV") == pytest.approx(info["cache"]["bytes_per_token"][kind] * 2048 / MIB, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied embeddings", "experts", "window, every other", "recurrent"])
+def test_the_weights_are_where_they_are_said_to_be(
+    release_7: Release, start_worker: Callable[..., Worker], tmp_path: Path, kind: str
+) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", kind)
+    weights = run_module("gguf_info", {"path": str(path)})["weights"]
+    worker = start_worker(release_7)
+    log = log_of(release_7, path, "-c", "256", "--rpc", worker.endpoint, "-ngl", "99")
+    assert "using device RPC0" in log, log
+    copy = weights["embedding_bytes"] if weights["tied_embeddings"] else 0
+    there = weights["layers_bytes"] + weights["output_bytes"] + weights["shared_bytes"] + copy
+    assert buffers(log, "model", "RPC") == pytest.approx(there / MIB, rel=0.01)
+    assert buffers(log, "model", "CPU") == pytest.approx(weights["input_bytes"] / MIB, rel=0.01)
+
+
+def test_a_split_model_is_the_same_model(tmp_path: Path) -> None:
+    whole = write_synthetic(tmp_path / "m.gguf", "experts")
+    subprocess.run([sys.executable, SPLITTER, whole, tmp_path / "m", "3"], check=True, timeout=HANG_S)
+    parts = [tmp_path / f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    of_one = run_module("gguf_info", {"path": str(whole), "tensors": True})
+    of_parts = run_module("gguf_info", {"path": str(parts[0]), "tensors": True})
+    assert of_parts["valid"], of_parts["message"]
+    for name in ("architecture", "name", "file_type", "parameters", "shape", "weights", "cache", "layers", "notes"):
+        assert of_parts[name] == of_one[name], name
+    assert {tensor.pop("file") for tensor in of_parts["tensors"]} == {part.name for part in parts}
+    assert {tensor.pop("file") for tensor in of_one["tensors"]} == {"m.gguf"}
+    assert of_parts["tensors"] == of_one["tensors"]
+    parts[1].unlink()
+    without = run_module("gguf_info", {"path": str(parts[0])})
+    assert not without["valid"]
+    assert "is one of 3 parts, and m-00002-of-00003.gguf is missing beside it" in without["message"]
+
+
+def test_what_is_no_model_has_the_same_keys(tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    good = run_module("gguf_info", {"path": str(path)})
+    os.truncate(path, 1000)
+    for bad in (path, tmp_path, tmp_path / "none.gguf"):
+        result = run_module("gguf_info", {"path": str(bad)}, check=True)
+        assert result.keys() == good.keys()
+        assert not result["valid"]
+        assert result["message"].endswith(".")
+        assert (result["architecture"], result["shape"], result["layers"]) == (None, None, [])
+    assert "tensors" not in good
+
+
+def text(value: str) -> bytes:
+    raw = value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def large_header(layers: int) -> tuple[bytes, int]:
+    """Return the header of a model of some 70 billion weights with a large vocabulary, and where its weights end."""
+    numbers = {
+        "block_count": layers,
+        "context_length": 131072,
+        "embedding_length": 8192,
+        "feed_forward_length": 28672,
+        "attention.head_count": 64,
+        "attention.head_count_kv": 8,
+    }
+    pairs = [text("general.architecture") + struct.pack("<I", 8) + text("llama")]
+    pairs += [text(f"llama.{name}") + struct.pack("<II", 4, value) for name, value in numbers.items()]
+    for name, count in (("tokens", 262144), ("merges", 524288)):
+        texts = b"".join(text(f"{name} {index:x}") for index in range(count))
+        pairs.append(text(f"tokenizer.ggml.{name}") + struct.pack("<IIQ", 9, 8, count) + texts)
+    scores = text("tokenizer.ggml.scores") + struct.pack("<IIQ", 9, 6, 262144) + bytes(4 * 262144)
+    shapes = {"token_embd.weight": (8192, 262144), "output_norm.weight": (8192, 1), "output.weight": (8192, 262144)}
+    for layer in range(layers):
+        shapes |= {
+            f"blk.{layer}.{name}.weight": shape
+            for name, shape in {
+                "attn_q": (8192, 8192), "attn_k": (8192, 1024), "attn_v": (8192, 1024), "attn_output": (8192, 8192),
+                "ffn_gate": (8192, 28672), "ffn_up": (8192, 28672), "ffn_down": (28672, 8192),
+            }.items()
+        }  # fmt: skip
+    tensors, offset = [], 0
+    for name, (row, rows) in shapes.items():
+        tensors.append(text(name) + struct.pack("<IQQIQ", 2, row, rows, 12, offset))  # q4_K
+        offset += row // 256 * 144 * rows
+    start = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(pairs) + 1)
+    header = b"".join([start, *pairs, scores, *tensors])
+    return header, -(-len(header) // 32) * 32 + offset
+
+
+def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:
+    header, end = large_header(80)
+    assert end > 40e9 or end / (1 << 30) > 37
+    path = tmp_path / "large.gguf"
+    path.write_bytes(header)
+    os.truncate(path, end)
+    usage = tmp_path / "usage"
+    # A process of its own, since the peak of memory is that of all that a process ever started.
+    watch = (
+        "import json, os, resource, subprocess, sys; "
+        "out = subprocess.run([sys.executable, '-m', sys.argv[1]], input=sys.argv[2].encode(), capture_output=True); "
+        "it = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "open(sys.argv[3], 'w').write(json.dumps([it.ru_utime + it.ru_stime, it.ru_maxrss])); "
+        "sys.stdout.buffer.write(out.stdout)"
+    )
+    module = "ansible_collections.llama_cpp.cluster.plugins.modules.gguf_info"
+    arguments = json.dumps({"ANSIBLE_MODULE_ARGS": {"path": str(path)}})
+    done = subprocess.run(
+        [sys.executable, "-c", watch, module, arguments, usage],
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=True,
+    )
+    info = json.loads(done.stdout)
+    assert info["valid"], info["message"]
+    assert (info["shape"]["vocabulary"], info["cache"]["bytes_per_token"]["f16"]) == (262144, 80 * 2 * 1024 * 2)
+    assert len(done.stdout) < 64 << 10
+    # Of the processor's time, so that it does not matter what else the machine does.
+    seconds, peak_kib = json.loads(usage.read_text())
+    assert seconds < 1
+    assert peak_kib < 200 << 10
+    begin = time.monotonic()
+    read_model(path)
+    assert time.monotonic() - begin < 1
