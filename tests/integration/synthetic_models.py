@@ -117,7 +117,69 @@ def jamba(layer: int, n: Numbers) -> Tensors:
     return {**mamba(layer, n), **norms, **feed_forward(n)}
 
 
+def cohere2(layer: int, n: Numbers) -> Tensors:
+    return {name: shape for name, shape in llama(layer, n).items() if name != "ffn_norm"}
+
+
+def mamba2(_layer: int, _n: Numbers) -> Tensors:
+    inner, heads, convolved = 2 * WIDTH, 8, 2 * WIDTH + 2 * 16
+    return {
+        "attn_norm": (WIDTH,),
+        "ssm_in": (inner + convolved + heads, WIDTH),
+        "ssm_conv1d": (convolved, 4),
+        "ssm_conv1d.bias": (convolved,),
+        "ssm_dt.bias": (heads,),
+        "ssm_a.": (heads, 1),
+        "ssm_d.": (heads, 1),
+        "ssm_norm": (1, inner),
+        "ssm_out": (WIDTH, inner),
+    }
+
+
+def falcon_h1(layer: int, n: Numbers) -> Tensors:
+    tensors = {**mamba2(layer, n), **llama(layer, n)}
+    tensors["ffn_norm."] = tensors.pop("ffn_norm")
+    return tensors
+
+
+def qwen35(layer: int, n: Numbers) -> Tensors:
+    tensors = {**feed_forward(n), "attn_norm": (WIDTH,), "post_attention_norm": (WIDTH,)}
+    del tensors["ffn_norm"]
+    if layer % 4 == 3:
+        whole = {**attention(layer, n), "attn_q_norm": (n["key"],), "attn_k_norm": (n["key"],)}
+        return {**tensors, **whole, "attn_q": (2 * HEADS * n["key"], WIDTH)}
+    state, key_heads, value_heads = 64, 2, 4
+    convolved = (2 * key_heads + value_heads) * state
+    return {
+        **tensors,
+        "attn_qkv": (convolved, WIDTH),
+        "attn_gate": (value_heads * state, WIDTH),
+        "ssm_conv1d": (convolved, 4),
+        "ssm_dt.bias": (value_heads,),
+        "ssm_a.": (value_heads,),
+        "ssm_beta": (value_heads, WIDTH),
+        "ssm_alpha": (value_heads, WIDTH),
+        "ssm_norm": (state,),
+        "ssm_out": (WIDTH, value_heads * state),
+    }
+
+
+def gemma4(layer: int, n: Numbers) -> Tensors:
+    full = layer in (2, 5)
+    head, kv_heads = (128, 1) if full else (64, 2)
+    return {
+        **gemma3(layer, n),
+        "attn_q": (HEADS * head, WIDTH),
+        "attn_k": (kv_heads * head, WIDTH),
+        "attn_v": (kv_heads * head, WIDTH),
+        "attn_output": (WIDTH, HEADS * head),
+        "attn_q_norm": (head,),
+        "attn_k_norm": (head,),
+    }
+
+
 SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, "ssm.time_step_rank": 32}
+SSM_2 = {**SSM, "ssm.time_step_rank": 8, "ssm.group_count": 1}
 RMS = "attention.layer_norm_rms_epsilon"
 
 # The architecture, what is not as usual, the tensors of a layer, and further keys.
@@ -131,6 +193,26 @@ KINDS: dict[str, Kind] = {
     "kv heads by layer": ("deci", {"kv_heads": [4, 2, 1, 1, 2, 4]}, llama, {}),
     "window, every other": ("gemma2", {"tied": True}, gemma2, {"attention.sliding_window": 512}),
     "window, five of six": ("gemma3", {"tied": True}, gemma3, {"attention.sliding_window": 512}),
+    "window, three of four": (
+        "cohere2",
+        {"tied": True},
+        cohere2,
+        {"attention.sliding_window": 512, "attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.25},
+    ),
+    "window, other heads, layers that share": (
+        "gemma4",
+        {"tied": True, "kv_heads": [2, 2, 1, 2, 2, 1], "key": 128, "value": 128, "extra": {"rope_freqs": (64,)}},
+        gemma4,
+        {
+            "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": [True, True, False, True, True, False],
+            "attention.shared_kv_layers": 3,
+            "attention.key_length_swa": 64,
+            "attention.value_length_swa": 64,
+            "rope.dimension_count_swa": 64,
+            "embedding_length_per_layer_input": 0,
+        },
+    ),
     "latent attention": (
         "deepseek2",
         {"kv_heads": 1, "key": 160, "value": 128, "experts": 4},
@@ -150,6 +232,21 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "recurrent": ("mamba", {"heads": 0, "kv_heads": 0}, mamba, SSM),
+    "recurrent, second kind": ("mamba2", {"heads": 0, "kv_heads": 0}, mamba2, SSM_2),
+    "hybrid, each layer both": ("falcon-h1", {}, falcon_h1, SSM_2),
+    "hybrid, every fourth": (
+        "qwen35",
+        {},
+        qwen35,
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 256,
+            "ssm.state_size": 64,
+            "ssm.time_step_rank": 4,
+            "ssm.group_count": 2,
+            "rope.dimension_sections": [16, 8, 8, 0],
+        },
+    ),
     "hybrid, state space": ("jamba", {"kv_heads": [0, 0, 2, 0, 0, 2]}, jamba, SSM),
     "hybrid, convolution": (
         "lfm2",
@@ -173,7 +270,11 @@ def add_weight(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> No
     # A name with a dot at its end has no suffix.
     name = name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
     # The routers and what has rows of no whole block stay as they are, as in the models that people use.
-    if len(shape) == 1 or shape[-1] % 32 or any(part in name for part in ("gate_inp", "ssm_a", "conv", "ssm_dt")):
+    if (
+        len(shape) == 1
+        or shape[-1] % 32
+        or any(part in name for part in ("gate_inp", "ssm_a", "conv", "ssm_dt", "norm"))
+    ):
         writer.add_tensor(name, np.zeros(shape, np.float32))
     else:
         writer.add_tensor(name, np.zeros((*shape[:-1], shape[-1] // 32 * 34), np.uint8), raw_dtype=Q8_0)
@@ -212,6 +313,8 @@ def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
     writer.add_unk_token_id(0)
     add_weight(writer, "token_embd", (len(tokens), WIDTH))
     add_weight(writer, "token_embd_norm" if architecture == "lfm2" else "output_norm", (WIDTH,))
+    for name, shape in n.get("extra", {}).items():
+        add_weight(writer, name, shape)
     if not n["tied"]:
         add_weight(writer, "output", (len(tokens), WIDTH))
     for layer in range(layers):

@@ -32,18 +32,22 @@ SPLITTER = Path(__file__).with_name("split_gguf.py")
 def log_of(release: Release, model: Path, *options: str) -> str:
     """Load a model with little to do, and return what llama.cpp says."""
     command = [release.bin / "llama-completion", "-m", model, "-n", "1", "-p", "the river", "-no-cnv", "--no-warmup"]
-    done = subprocess.run(
-        [*command, "-t", "1", "-lv", "4", "--fit", "off", *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:]
-    return done.stdout
+    for _attempt in range(5):
+        done = subprocess.run(
+            [*command, "-t", "1", "-lv", "4", "--fit", "off", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=HANG_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:]
+        # Upstream's logger is not flushed at exit: a run in a hundred loses some of it, or all.
+        if "memory breakdown" in done.stdout:
+            return done.stdout
+    raise AssertionError("llama.cpp lost its log five times: " + done.stdout)
 
 
 def said(log: str, name: str) -> str:
@@ -118,7 +122,6 @@ def test_the_weights_are_where_they_are_said_to_be(
     weights = run_module("gguf_info", {"path": str(path)})["weights"]
     worker = start_worker(release_7)
     log = log_of(release_7, path, "-c", "256", "--rpc", worker.endpoint, "-ngl", "99")
-    assert "using device RPC0" in log, log
     copy = weights["embedding_bytes"] if weights["tied_embeddings"] else 0
     there = weights["layers_bytes"] + weights["output_bytes"] + weights["shared_bytes"] + copy
     assert buffers(log, "model", "RPC") == pytest.approx(there / MIB, rel=0.01)
