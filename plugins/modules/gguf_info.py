@@ -164,7 +164,9 @@ shape:
       description: How many repeating layers there are.
       type: int
     predict_layers:
-      description: How many of them, the last ones, only predict further tokens (multi-token prediction).
+      description: >-
+        How many of them, the last ones, only predict further tokens (multi-token prediction); llama.cpp leaves most of
+        their weights out unless it is told to use them.
       type: int
     embedding_length:
       description: The width of the model.

@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_model import describe, kv_cells
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_types import CACHE_TYPES
 from harness import HANG_S, ROOT, Release, Worker, run_module
 from synthetic_models import KINDS, write_synthetic
+from test_examples import as_plays
+from tree import COLLECTION, documentation, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,6 +160,18 @@ def test_what_is_no_model_has_the_same_keys(tmp_path: Path) -> None:
         assert result["message"].endswith(".")
         assert (result["architecture"], result["shape"], result["layers"]) == (None, None, [])
     assert "tensors" not in good
+
+
+def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
+    examples = documentation("module")[f"{COLLECTION}.gguf_info"]["examples"]
+    plays = as_plays(yaml.safe_load(re.sub(r"/srv/models/[\w.-]+", str(model), examples)))
+    playbook = tmp_path / "playbook.yml"
+    playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
+    interpreter = f"ansible_python_interpreter={sys.executable}"
+    result = run("ansible-playbook", "-i", "here,", "-c", "local", "-e", interpreter, playbook, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"msg\W+0\.06", result.stdout)  # 8 layers x 2 x 256 x 2 bytes x 8192 tokens
+    assert "skipped=0" in result.stdout
 
 
 def text(value: str) -> bytes:
