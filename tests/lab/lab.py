@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
 
-Needs root, and Debian's package archive; what it needs on this machine (systemd-container, mmdebstrap, nftables) it
-installs where apt-get can. Several labs can stand side by side, told apart by LAB_NUMBER: lab N has the bridge
-`llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and fd87:0:0:<N>::/64, and the
-folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it was started with, so that
-whatever a killed run left behind is found and ended: by its process, held fast, and never by a program's name.
-The hosts are for tests, not for strangers: who is root in one has all capabilities of this machine.
+Hosts of another architecture are whole systems under emulation, on the same bridge (see emulated.py); only who names
+them gets them. Needs root, and Debian's package archive; what it needs on this machine (systemd-container, mmdebstrap,
+nftables, and QEMU to emulate) it installs where apt-get can. Several labs can stand side by side, told apart by
+LAB_NUMBER: lab N has the bridge `llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and
+fd87:0:0:<N>::/64, and the folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it
+was started with, so that whatever a killed run left behind is found and ended: by its process, held fast, and never by
+a program's name. The hosts are for tests, not for strangers: who is root in one has all capabilities of this machine.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import emulated
+import emulated_image
+from programs import IN_NAMESPACE, IN_PROCESS_NAMESPACE, WITH_THIS, LabError, make_folders, run, say
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BOOT_LIMIT_S = 120
+EMULATED_BOOT_LIMIT_S = 400
 STOP_LIMIT_S = 40
-PROGRAM_LIMIT_S = 900
 USER = "ops"
 # Gone after a restart of the machine, as the bridges are.
 STATE = Path("/run/llama_cpp_cluster_lab")
@@ -45,7 +50,18 @@ class Host:
     name: str
     suite: str
     number: int  # the last part of its addresses
+    arch: str | None = None  # as Debian calls it; None: this machine's
+    cpu: str = ""  # as QEMU calls it
 
+    @property
+    def emulated(self) -> bool:
+        return emulated.needed(self.arch)
+
+
+# An Arm server without SVE and I8MM (Graviton2 and its like), and one that has SVE2, I8MM and BF16 with vectors of 128
+# bits, as Neoverse V2 and N2 have them: llama.cpp is not made for the 2048 bits that the emulator has by itself.
+NEOVERSE_N1 = "neoverse-n1"
+NEWER_ARM = "max,sme=off,pauth-impdef=on,sve-max-vq=1"
 
 # Two releases of Debian: the older has the systemd (252) and firewalld generation of RHEL 9.
 HOSTS = (
@@ -53,6 +69,9 @@ HOSTS = (
     Host("worker1", "trixie", 11),
     Host("worker2", "bookworm", 12),
     Host("outsider", "trixie", 20),
+    Host("arm-master", "trixie", 30, "arm64", NEOVERSE_N1),
+    Host("arm-worker1", "trixie", 31, "arm64", NEOVERSE_N1),
+    Host("arm-worker2", "trixie", 32, "arm64", NEWER_ARM),
 )
 
 TOOLS = {
@@ -64,6 +83,8 @@ TOOLS = {
     "systemd-nspawn": "systemd-container",
 }
 
+# Where what makes a host of an image is written.
+FOLDERS = ("etc/ssh", "etc/ssl/certs", "etc/systemd/network", f"home/{USER}/.ssh")
 # What every image of a cloud has, and no more: the roles install what they need.
 PACKAGES = "ca-certificates,dbus,iproute2,openssh-server,python3,sudo,systemd,systemd-sysv,udev"
 # Part of the image, as it is the same for every host. Masked is what needs a device, or waits for another network.
@@ -105,34 +126,6 @@ done
 """
 )
 FORGET_GROUP = UNIFIED + 'find "/sys/fs/cgroup/$1" -depth -type d -exec rmdir {} + 2>/dev/null || :'
-IN_NAMESPACE = ("unshare", "--mount", "--propagation", "private")
-# All that is started in it ends with its first process.
-IN_PROCESS_NAMESPACE = (*IN_NAMESPACE, "--pid", "--fork", "--kill-child", "--mount-proc")
-# What helps to make a lab ends with the program that makes it, however that ends.
-WITH_THIS = ("setpriv", "--pdeathsig", "KILL")
-
-
-class LabError(Exception):
-    """One sentence for the person who asked."""
-
-
-def run(*argv: str, check: bool = True, text_in: str | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        done = subprocess.run(
-            argv, input=text_in or "", capture_output=True, text=True, check=False, timeout=PROGRAM_LIMIT_S
-        )
-    except FileNotFoundError as error:
-        raise LabError(f"there is no program {argv[0]} on this machine; install it.") from error
-    except subprocess.TimeoutExpired as error:
-        raise LabError(f"{' '.join(argv[:5])} did not end within {PROGRAM_LIMIT_S} s.") from error
-    if check and done.returncode:
-        said = (done.stderr or done.stdout).strip()[-800:]
-        raise LabError(f"{' '.join(argv[:5])} failed ({done.returncode}): {said}")
-    return done
-
-
-def say(text: str) -> None:
-    print(f"lab: {text}", flush=True)
 
 
 @contextlib.contextmanager
@@ -183,10 +176,10 @@ class Lab:
         unknown = set(wanted) - {host.name for host in HOSTS}
         if unknown:
             raise LabError(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(h.name for h in HOSTS)}.")
-        hosts = [host for host in HOSTS if not wanted or host.name in wanted]
+        hosts = [host for host in HOSTS if (host.name in wanted if wanted else host.arch is None)]
         began = time.monotonic()
         self.down()
-        install_tools()
+        install_tools({**TOOLS, **(emulated.TOOLS if any(host.emulated for host in hosts) else {})})
         self.folder.mkdir(parents=True, mode=0o755)
         try:
             self.make(hosts, share)
@@ -195,47 +188,60 @@ class Lab:
             raise
         say(
             f"{len(hosts)} hosts are up after {time.monotonic() - began:.0f} s: "
-            + ", ".join(f"{host.name} {self.address(host)} ({host.suite})" for host in hosts)
+            + ", ".join(
+                f"{host.name} {self.address(host)} ({host.suite}{f' {host.arch}' if host.arch else ''})"
+                for host in hosts
+            )
         )
         say(f"log in with: ssh -F {self.folder}/ssh_config {hosts[0].name}")
 
     def make(self, hosts: list[Host], share: Path | None) -> None:
         with ThreadPoolExecutor(len(hosts)) as threads:
             try:
-                suites = sorted({host.suite for host in hosts})
-                image = dict(zip(suites, threads.map(self.image, suites)))
+                systems = sorted({(host.suite, host.emulated) for host in hosts})
+                images = dict(zip(systems, threads.map(lambda system: self.image(*system), systems)))
+                image = {host: images[host.suite, host.emulated] for host in hosts}
                 self.make_key()
                 self.make_network()
-                list(threads.map(lambda host: self.furnish(host, image[host.suite]), hosts))
+                list(threads.map(lambda host: self.furnish(host, image[host]), hosts))
                 self.write_known_hosts(hosts)
                 for host in hosts:
-                    self.start(host, image[host.suite], share)
+                    self.start(host, image[host], share)
                 list(threads.map(self.wait_for, hosts))
             except BaseException:
                 # Nobody waits for them any longer.
                 self.end_hosts()
                 raise
 
-    def image(self, suite: str) -> Path:
+    def image(self, suite: str, foreign: bool) -> Path:
         """The folder of a minimal system; made once, named by the digest of its recipe, and only read from then on."""
-        recipe = ["--variant=minbase", f"--include={PACKAGES}", '--aptopt=Acquire::Languages "none"']
+        packages = f"{PACKAGES},{emulated_image.PACKAGES}" if foreign else PACKAGES
+        recipe = ["--variant=minbase", f"--include={packages}", '--aptopt=Acquire::Languages "none"']
         recipe += [f"--customize-hook={hook}" for hook in HOOKS]
-        image = self.images / f"{suite}-{hashlib.sha256(repr(recipe).encode()).hexdigest()[:12]}"
+        kind = f"{suite}-{emulated_image.ARCHITECTURE}" if foreign else suite
+        said = [*recipe, Path(emulated_image.__file__).read_text()] if foreign else recipe
+        image = self.images / f"{kind}-{hashlib.sha256(repr(said).encode()).hexdigest()[:12]}"
         self.images.mkdir(parents=True, exist_ok=True)
-        with (self.images / f"{suite}.lock").open("w") as lock:
+        with (self.images / f"{kind}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             used = {argv[4] for argv in keepers().values()}
-            for other in self.images.glob(f"{suite}-*"):
+            for other in self.images.glob(f"{kind}-{'?' * 12}"):
                 if other != image and str(other) not in used:
                     shutil.rmtree(other)
             if not image.exists():
-                say(f"making a minimal {suite} system (once)")
-                work = self.images / f"{suite}-work"
-                root = work / "root"
-                root.mkdir(parents=True, mode=0o755)
-                # In namespaces of its own: what it mounts, and what it starts, goes with it.
-                command = ["env", f"TMPDIR={work}", "mmdebstrap", "--format=directory", *recipe, suite, str(root)]
-                run(*WITH_THIS, *IN_PROCESS_NAMESPACE, *command)
+                say(f"making a minimal {kind} system (once)")
+                work = self.images / f"{kind}-work"
+                if work.exists():
+                    shutil.rmtree(work)
+                work.mkdir(mode=0o755)
+                if foreign:
+                    root = emulated_image.make(suite, recipe, FOLDERS, work)
+                else:
+                    root = work / "root"
+                    root.mkdir(mode=0o755)
+                    # In namespaces of its own: what it mounts, and what it starts, goes with it.
+                    command = ["env", f"TMPDIR={work}", "mmdebstrap", "--format=directory", *recipe, suite, str(root)]
+                    run(*WITH_THIS, *IN_PROCESS_NAMESPACE, *command)
                 root.rename(image)
                 shutil.rmtree(work)
         return image
@@ -288,13 +294,7 @@ class Lab:
         for part in ("root", "work", "changes"):
             (self.folder / host.name / part).mkdir(mode=0o755, parents=True)
         root = self.folder / host.name / "changes"
-        for place in ("etc/ssh", "etc/ssl/certs", "etc/systemd/network", f"home/{USER}/.ssh"):
-            for folder in reversed([root / place, *(root / place).parents]):
-                if root in folder.parents and not folder.exists():
-                    owner = (image / folder.relative_to(root)).stat()
-                    folder.mkdir()
-                    folder.chmod(owner.st_mode & 0o7777)
-                    os.chown(folder, owner.st_uid, owner.st_gid)
+        make_folders(root, emulated_image.folders(image) if host.emulated else image, FOLDERS)
         (root / "etc/hostname").write_text(f"{host.name}\n")
         names = "".join(f"{self.address(other)} {other.name}\n" for other in HOSTS)
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
@@ -304,8 +304,8 @@ class Lab:
         certificates = Path("etc/ssl/certs/ca-certificates.crt")
         if Path("/", certificates).exists():
             shutil.copy(Path("/", certificates), root / certificates)
-        (root / "etc/systemd/network/10-host0.network").write_text(
-            f"[Match]\nName=host0\n[Network]\nAddress={self.address(host)}/24\nAddress={self.address6(host)}/64\n"
+        (root / "etc/systemd/network/10-lab.network").write_text(
+            f"[Match]\nName=host0 eth0\n[Network]\nAddress={self.address(host)}/24\nAddress={self.address6(host)}/64\n"
             f"Gateway={self.address(1)}\nLinkLocalAddressing=ipv6\nIPv6AcceptRA=no\nDHCP=no\n"
         )
         key = root / "etc/ssh/ssh_host_ed25519_key"
@@ -328,14 +328,18 @@ class Lab:
         systemd = Path("/proc/1/comm").read_text() == "systemd\n"
         scope = ["systemd-run", "--quiet", "--scope", "--collect", "--property=Delegate=yes", f"--unit=llama-{machine}"]
         scope += [f"--description=Test host {host.name}", "--"]
+        if host.emulated:
+            folder = self.folder / host.name
+            emulated.write_initramfs(folder / "initramfs", image, folder / "changes")
+            keeper = emulated.keeper(folder, self.bridge, image, machine, self.number, host.number, host.cpu)
+        else:
+            keeper = [
+                "/bin/sh", "-c", KEEPER, "keeper", str(self.folder / host.name), host.name, self.bridge, str(image),
+                machine, "own" if systemd else "none", *([f"--bind={share}:/mnt/shared"] if share else []),
+            ]  # fmt: skip
         with (self.folder / f"{host.name}.log").open("w") as out:
             subprocess.Popen(
-                [
-                    *(scope if systemd else []), *IN_PROCESS_NAMESPACE, "/bin/sh", "-c", KEEPER, "keeper",
-                    str(self.folder / host.name), host.name, self.bridge, str(image), machine,
-                    "own" if systemd else "none",
-                    *([f"--bind={share}:/mnt/shared"] if share else []),
-                ],
+                [*(scope if systemd else []), *IN_PROCESS_NAMESPACE, *keeper],
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -343,7 +347,7 @@ class Lab:
         """Until one can log in, which is the last thing that a user would wait for."""
         log_in = ("ssh", "-F", str(self.folder / "ssh_config"), "-o", "ConnectTimeout=5", host.name, "true")
         began = time.monotonic()
-        while time.monotonic() < began + BOOT_LIMIT_S:
+        while time.monotonic() < began + (EMULATED_BOOT_LIMIT_S if host.emulated else BOOT_LIMIT_S):
             with contextlib.suppress(OSError), socket.create_connection((self.address(host), 22), timeout=1) as link:
                 # Before it may be answered by "System is booting up".
                 if link.recv(4) == b"SSH-" and run(*log_in, check=False).returncode == 0:
@@ -430,12 +434,12 @@ class Lab:
     def status(self) -> int:
         alive = [host for host in HOSTS if self.keepers(host)]
         for host in alive:
-            print(f"{host.name:10} {self.address(host):14} {host.suite}")
+            print(f"{host.name:12} {self.address(host):14} {host.suite}" + (f" {host.arch}" if host.arch else ""))
         return 0 if alive else 1
 
 
-def install_tools() -> None:
-    missing = sorted({package for tool, package in TOOLS.items() if shutil.which(tool) is None})
+def install_tools(tools: dict[str, str]) -> None:
+    missing = sorted({package for tool, package in tools.items() if shutil.which(tool) is None})
     if not missing:
         return
     if shutil.which("apt-get") is None:

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Hosts of another architecture than this machine's: whole systems under emulation (QEMU), on the lab's bridge.
+
+Emulation is only where it is needed: on an aarch64 machine the same hosts are containers, like all others.
+"""
+
+from __future__ import annotations
+
+import platform
+import stat
+from pathlib import Path
+
+# Of the kernel, by Debian's.
+MACHINES = {"arm64": "aarch64"}
+TOOLS = {"mke2fs": "e2fsprogs", "qemu-system-aarch64": "qemu-system-arm"}
+MEMORY_MIB = 1024
+PROCESSORS = 2
+
+KERNEL_LINE = (
+    "console=ttyAMA0 quiet loglevel=3 panic=-1 mitigations=off nokaslr net.ifnames=0 audit=0 nowatchdog "
+    "systemd.show_status=no systemd.getty_auto=no"
+)
+# The first program of the guest. Who a host is comes with it, and goes to the disk once: what is changed there stays.
+INIT = """#!/busybox sh
+/busybox mount -t devtmpfs dev /dev
+for module in /modules/*; do /busybox insmod "$module"; done
+/busybox mount -t ext4 -o noatime /dev/vda /root || exec /busybox poweroff -f
+[ -e /root/etc/ssh/ssh_host_ed25519_key ] || /busybox cp -a /identity/. /root/
+/busybox umount /dev
+exec /busybox switch_root /root /sbin/init
+"""
+# What a host writes is in a file that has no name, and is gone with it. A restart of the guest is none of the emulator.
+KEEPER = r"""
+folder=$1 name=$2 bridge=$3 image=$4 machine=$5 tap=$6 mac=$7
+shift 7
+printf '#!/bin/sh\nexec ip link set "$1" up master %s\n' "$bridge" >"$folder/join" || exit 1
+chmod 0700 "$folder/join"
+TMPDIR=$folder
+export TMPDIR
+qemu-system-aarch64 -name "$machine" -M virt -accel tcg,thread=multi,tb-size=256 \
+    -nodefaults -no-user-config -display none -serial stdio -kernel "$image/kernel" -initrd "$folder/initramfs" \
+    -drive "file=$image/disk.ext4,format=raw,if=none,id=disk,snapshot=on,cache=unsafe" \
+    -device virtio-blk-pci,drive=disk \
+    -netdev "tap,id=net,ifname=$tap,script=$folder/join,downscript=no" \
+    -device "virtio-net-pci,netdev=net,romfile=,mac=$mac" "$@"
+"""
+
+
+def needed(architecture: str | None) -> bool:
+    """Tell whether a host of this architecture needs emulation on this machine."""
+    return architecture is not None and MACHINES[architecture] != platform.machine()
+
+
+def keeper(folder: Path, bridge: str, image: Path, machine: str, lab: int, number: int, cpu: str) -> list[str]:
+    """Return the program that keeps a host, with what it is told."""
+    return [
+        "/bin/sh", "-c", KEEPER, "keeper", str(folder), folder.name, bridge, str(image), machine,
+        f"lab{lab}-{number}", f"52:54:00:57:{lab:02x}:{number:02x}",
+        "-cpu", cpu, "-smp", str(PROCESSORS), "-m", str(MEMORY_MIB), "-append", KERNEL_LINE,
+    ]  # fmt: skip
+
+
+def write_initramfs(file: Path, image: Path, identity: Path) -> None:
+    """Write what the guest's kernel starts with: the loader of its disk, and the files that make it this host."""
+    with file.open("wb") as out:
+        number = 0
+
+        def add(name: str, content: bytes, mode: int, owner: tuple[int, int] = (0, 0), changed: int = 0) -> None:
+            nonlocal number
+            number += 1
+            # The "newc" format of cpio.
+            values = (number, mode, *owner, 1, changed, len(content), 0, 0, 0, 0, len(name) + 1, 0)
+            head = b"070701" + b"".join(b"%08x" % value for value in values) + name.encode() + b"\0"
+            for part in (head, content):
+                out.write(part + b"\0" * (-len(part) % 4))
+
+        for name in ("dev", "root", "modules"):
+            add(name, b"", stat.S_IFDIR | 0o755)
+        add("busybox", (image / "busybox").read_bytes(), stat.S_IFREG | 0o755)
+        add("init", INIT.encode(), stat.S_IFREG | 0o755)
+        for module in sorted((image / "modules").iterdir()):
+            add(f"modules/{module.name}", module.read_bytes(), stat.S_IFREG | 0o644)
+        for path in [identity, *sorted(identity.rglob("*"))]:
+            name = str(Path("identity", path.relative_to(identity)))
+            was = path.stat()
+            content = b"" if path.is_dir() else path.read_bytes()
+            add(name, content, was.st_mode, (was.st_uid, was.st_gid), int(was.st_mtime))
+        add("TRAILER!!!", b"", 0)
