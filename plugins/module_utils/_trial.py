@@ -130,7 +130,7 @@ def check_run(path: Path, exit_status: int, output: str, timed_out: bool, timeou
 
 def _loading(path: Path, output: str, libc: str) -> Problem | None:
     """Say what the loader of a program could not find."""
-    versions = [(family, version) for family, version in _VERSION.findall(output)]
+    versions: list[tuple[str, str]] = _VERSION.findall(output)
     needed = sorted((_numbers(version), version) for family, version in versions if family == "GLIBC")
     if needed:
         newest = needed[-1][1]
