@@ -12,7 +12,9 @@ import ipaddress
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Dict, NamedTuple, Union
+from xml.etree import ElementTree as ET
 
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 # The elements of a rich rule in their order, such as ("port", {"port": "22", "protocol": "tcp"}).
@@ -195,6 +197,30 @@ def parse_service(text: str) -> Service:
         protocols=fields.get("protocols", ()),
         source_ports=fields.get("source-ports", ()),
         includes=fields.get("includes", ()),
+    )
+
+
+def read_service(path: Path) -> Service | None:
+    """Read a service from its file; none if that is not to be understood."""
+    try:
+        root = ET.parse(path).getroot()  # noqa: S314 - a file of this host's administrator
+    except (OSError, ET.ParseError):
+        return None
+
+    def values(tag: str, name: str) -> tuple[str, ...]:
+        return tuple(element.get(name, "") for element in root.findall(tag))
+
+    def ports(tag: str) -> tuple[str, ...]:
+        found = [(element.get("port", ""), element.get("protocol", "")) for element in root.findall(tag)]
+        return tuple(f"{port}/{protocol}" for port, protocol in found if port)
+
+    # Before source-port and protocol had elements of their own, a protocol was a port without a number.
+    protocols = [element.get("protocol", "") for element in root.findall("port") if not element.get("port")]
+    return Service(
+        ports=ports("port"),
+        protocols=(*values("protocol", "value"), *protocols),
+        source_ports=ports("source-port"),
+        includes=values("include", "service"),
     )
 
 

@@ -16,12 +16,26 @@ description:
   - No connection is made. That matters, since each connection to a worker that serves a client waits in its queue until
     that client is gone.
   - What a worker answers is the business of M(llama_cpp.cluster.rpc_worker_info).
+  - On request it says in the same look what else of P(llama_cpp.cluster.rpc_server#role) is on the host, since each
+    look at a slow one takes seconds.
 options:
   ports:
     description: The TCP ports.
     type: list
     elements: int
     required: true
+  units:
+    description: Whether the units C(llama-rpc-server@PORT.service) in C(/etc/systemd/system) are looked at too, and
+      their ports with O(ports).
+    type: bool
+    default: false
+  prefix:
+    description: Where the releases are that the role P(llama_cpp.cluster.llama_cpp#role) has installed, to look at the
+      one in use.
+    type: path
+  account:
+    description: The name of an account to look at.
+    type: str
 attributes:
   check_mode:
     support: full
@@ -50,11 +64,19 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: worker.servers[0].clients | length == 0
     fail_msg: "The worker serves {{ worker.servers[0].clients | join(', ') }}."
+
+- name: All that there is of workers is known
+  llama_cpp.cluster.rpc_server_info:
+    ports: []
+    units: true
+    prefix: /opt/llama_cpp
+    account: llama-rpc
+  register: found
 """
 
 RETURN = r"""
 servers:
-  description: What is going on at each of O(ports), in their order.
+  description: What is going on at each of O(ports), in their order, and then at the other ports of RV(units).
   returned: success
   type: list
   elements: dict
@@ -100,22 +122,117 @@ servers:
       type: list
       elements: str
       sample: []
+units:
+  description: The units that are there, by port.
+  returned: with O(units)
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the unit.
+      type: str
+      sample: llama-rpc-server@50052.service
+    port:
+      description: The port in its name.
+      type: int
+      sample: 50052
+    sha256:
+      description: The digest of the file; V(null) if it is no file, such as the link of a masked unit.
+      type: str
+      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
+    mode:
+      description: The mode of the file.
+      type: str
+      sample: "0644"
+    uid:
+      description: The number of its owner.
+      type: int
+      sample: 0
+    gid:
+      description: The number of its group.
+      type: int
+      sample: 0
+    enabled:
+      description: Whether it starts with the host.
+      type: bool
+      sample: true
+release:
+  description: The release in use.
+  returned: with O(prefix)
+  type: dict
+  contains:
+    id:
+      description: Its name; V(null) if there is none.
+      type: str
+      sample: 0.3.36-0c1e57098-5f2c
+    program:
+      description: Whether its C(rpc-server) can be run.
+      type: bool
+      sample: true
+account:
+  description: The account; V(null) if there is none of that name.
+  returned: with O(account)
+  type: dict
+  contains:
+    uid:
+      description: Its number.
+      type: int
+      sample: 990
+    comment:
+      description: What is said of it.
+      type: str
+      sample: llama.cpp RPC server
 """
+
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._listeners import look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import (
+    Unit,
+    read_account,
+    read_release,
+    read_units,
+)
 
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"ports": {"type": "list", "elements": "int", "required": True}},
+        argument_spec={
+            "ports": {"type": "list", "elements": "int", "required": True},
+            "units": {"type": "bool", "default": False},
+            "prefix": {"type": "path"},
+            "account": {"type": "str"},
+        },
         supports_check_mode=True,
     )
-    wrong = [port for port in module.params["ports"] if not 1 <= port <= 65535]
+    params = module.params
+    ports = list(params["ports"])
+    wrong = [port for port in ports if not 1 <= port <= 65535]
     if wrong:
         module.fail_json(msg=f"ports: {wrong[0]} is not a number from 1 to 65535")
-    module.exit_json(changed=False, servers=[port.as_dict() for port in look_at_ports(module.params["ports"])])
+    found: dict[str, Any] = {}
+    if params["units"]:
+        units = read_units()
+        ports += [unit.port for unit in units if unit.port not in ports]
+        enabled = _enabled(module, units)
+        found["units"] = [{**unit.as_dict(), "enabled": unit.name in enabled} for unit in units]
+    if params["prefix"]:
+        found["release"] = read_release(params["prefix"])
+    if params["account"]:
+        found["account"] = read_account(params["account"])
+    module.exit_json(changed=False, servers=[port.as_dict() for port in look_at_ports(ports)], **found)
+
+
+def _enabled(module: AnsibleModule, units: list[Unit]) -> set[str]:
+    """Return the names of the units that start with the host, as far as systemd says it of all of them."""
+    systemctl = module.get_bin_path("systemctl")
+    if not units or systemctl is None:
+        return set()
+    names = [unit.name for unit in units]
+    states = module.run_command([systemctl, "is-enabled", *names])[1].split()
+    return {name for name, state in zip(names, states) if state == "enabled"} if len(states) == len(names) else set()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._firewalld impor
     parse_zones,
     plan_removal,
     plan_zone,
+    read_service,
     split_range,
     used_services,
 )
@@ -106,6 +107,39 @@ def test_recorded_policies_are_read(version: str) -> None:
 def test_recorded_service_is_read() -> None:
     service = parse_service((RECORDED / "service-samba-2.3.1.txt").read_text())
     assert service == Service(ports=("139/tcp", "445/tcp"), includes=("samba-client",))
+
+
+SERVICE_FILE = """<?xml version="1.0" encoding="utf-8"?>
+<service version="1.0">
+  <short>Mixed</short>
+  <include service="samba-client"/>
+  <port protocol="tcp" port="139"/>
+  <port port="1000-1010" protocol="udp"/>
+  <port port="" protocol="ah"/>
+  <protocol value="esp"/>
+  <source-port port="53" protocol="udp"/>
+  <destination ipv4="224.0.0.251"/>
+</service>
+"""
+
+
+def test_service_is_read_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.xml"
+    path.write_text(SERVICE_FILE)
+    assert read_service(path) == Service(
+        ports=("139/tcp", "1000-1010/udp"),
+        protocols=("esp", "ah"),
+        source_ports=("53/udp",),
+        includes=("samba-client",),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "<service>"], ids=["empty", "broken"])
+def test_service_file_that_is_none_is_not_guessed_at(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.xml"
+    path.write_text(text)
+    assert read_service(path) is None
+    assert read_service(tmp_path / "none.xml") is None
 
 
 def test_rich_rule_is_read() -> None:
