@@ -25,6 +25,8 @@ flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait 
 action=${1:-test}
 [ "$#" = 0 ] || shift
 # What a killed run believed to be there.
-[ "$action" != test ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
+if [ "$action" = test ] || ! scripts/lab.sh status >/dev/null; then
+    rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
+fi
 # Plain lines, however wide, for a log as for a terminal.
 NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name cluster --no-command-borders "$@"
