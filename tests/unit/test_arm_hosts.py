@@ -16,7 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology im
     parse_cpu_list,
     read_topology,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,6 +185,7 @@ def test_cores_that_would_hold_up_the_others_are_left_out(capacities: list[int],
 
 
 @given(st.lists(st.integers(0, 99999), min_size=1, max_size=40))
+@settings(deadline=None)
 def test_a_core_is_always_left(capacities: list[int]) -> None:
     topology = topology_of(capacities)
     fast = topology.cpus - topology.slow(topology.cpus)

@@ -12,7 +12,7 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cpu_class import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.filter.libc_can_run import libc_can_run
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import _FEATURES, describe_parts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 cpu_class = FilterModule().filters()["cpu_class"]
@@ -328,6 +328,7 @@ def test_a_name_stands_for_one_set_of_features(machine: str) -> None:
     st.booleans(),
     st.booleans(),
 )
+@settings(deadline=None)
 def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], portable: bool, native: bool) -> None:
     try:
         found = cpu_class(look, [], portable, native)

@@ -107,6 +107,7 @@ def test_the_end_of_a_run_is_explained(status: int, output: str, kind: str | Non
 
 
 @given(st.integers(0, 255), st.text() | st.lists(st.sampled_from([run[1] for run in RUNS.values()])).map("".join))
+@settings(deadline=None)
 def test_whatever_a_run_says_is_one_sentence_or_nothing(status: int, output: str) -> None:
     problem = check_run(PROGRAM, status, output, timed_out=False, timeout=20, libc="")
     assert problem is None or len(problem.message.splitlines()) == 1
@@ -178,7 +179,7 @@ def test_the_machine_of_a_program_is_known(
     content=st.binary(max_size=80).map(lambda rest: b"\x7fELF" + rest) | st.binary(max_size=80),
     start=st.integers(0, 200),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_broken_head_is_no_error(content: bytes, start: int, tmp_path: Path) -> None:
     with Path(sys.executable).open("rb") as file:
         real = file.read(4096)
