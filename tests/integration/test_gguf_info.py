@@ -246,6 +246,6 @@ def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:
     seconds, peak_kib = json.loads(usage.read_text())
     assert seconds < 1
     assert peak_kib < 200 << 10
-    begin = time.monotonic()
+    begin = time.process_time()
     read_model(path)
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1

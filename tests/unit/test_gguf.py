@@ -315,7 +315,7 @@ def test_types_are_upstreams() -> None:
 
 
 QUICK = settings(
-    max_examples=150, deadline=500, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=5000, database=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -336,7 +336,7 @@ def test_of_layers_without_keys_there_are_no_cells() -> None:
     assert kv_cells(model("mamba").layers[0], 4096, None) == 0
 
 
-QUICK = settings(max_examples=30, deadline=1000, database=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=30, deadline=5000, database=None, suppress_health_check=list(HealthCheck))
 
 # Of each block size one at least.
 KINDS = [
