@@ -20,9 +20,11 @@ import numpy as np
 
 # The share of the logits' spread by which they may differ where nothing is rounded but sums. Seen: 0.0000007.
 SUMS = 1e-5
-# One position may stand out from the average by this, and the two logits that change places by no more than twice what
-# one logit differs elsewhere.
+# One position may stand out from the average by the first, and one logit by the second: the largest of some thousands.
 OUTLIER = 2.5
+LARGEST = 5
+# As many are shown.
+SHOWN = 3
 
 
 class DifferentTextError(ValueError):
@@ -51,11 +53,11 @@ class Parting:
     tokens: tuple[int, int]  # the first side's choice, and the second's
     first: tuple[float, float]  # the logits of both tokens on the first side
     second: tuple[float, float]
-    allowed: float  # the largest difference between the sides elsewhere
+    allowed: float  # by which one logit may differ: what it does elsewhere, if that is within the limit
 
     @property
     def is_rounding(self) -> bool:
-        """Tell whether the two differences that make them part are none that stands out."""
+        """Tell whether the two differences that make them part are such as there are elsewhere."""
         return (self.first[0] - self.first[1]) + (self.second[1] - self.second[0]) <= 2 * self.allowed
 
     def __str__(self) -> str:
@@ -63,7 +65,7 @@ class Parting:
         return (
             f"At position {self.position} they part: token {self.tokens[0]} before {self.tokens[1]} by "
             f"{self.first[0]:.5f} to {self.first[1]:.5f}, and the other way round by {self.second[1]:.5f} to "
-            f"{self.second[0]:.5f}: {verdict}, as one logit differs by up to {self.allowed:.5f} elsewhere."
+            f"{self.second[0]:.5f}: {verdict}, as one logit may differ by {self.allowed:.5f}."
         )
 
 
@@ -93,7 +95,9 @@ class Comparison:
             f"at most by {self.relative[worst]:.5%} (position {worst}); limit {self.limit:.3%}; the largest difference "
             f"of one logit is {self.largest:.6f} (position {self.largest_at})."
         )
-        partings = [str(parting) for parting in self.partings]
+        partings = [str(parting) for parting in self.partings[:SHOWN]]
+        if len(self.partings) > SHOWN:
+            partings.append(f"They part at {len(self.partings) - SHOWN} more positions.")
         return "\n".join([differences, *(partings or ["Both sides prefer the same token everywhere."])])
 
 
@@ -111,7 +115,7 @@ def compare(first: Logits, second: Logits, limit: float = SUMS) -> Comparison:
     leaders = first.values.argmax(axis=1), second.values.argmax(axis=1)
     parted = np.flatnonzero(leaders[0] != leaders[1])
     agreed = np.flatnonzero(leaders[0] == leaders[1])
-    allowed = float(differences[agreed].max()) if len(agreed) else 0.0
+    allowed = min(float(differences[agreed].max()) if len(agreed) else 0.0, LARGEST * limit * float(spread.mean()))
     partings = []
     for position in parted:
         ours, theirs = int(leaders[0][position]), int(leaders[1][position])

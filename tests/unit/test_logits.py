@@ -83,10 +83,10 @@ def test_one_bad_position_is_a_fault_though_the_average_hides_it() -> None:
 )
 def test_where_the_sides_part_their_leading_logits_decide(lead: float, by: float, is_rounding: bool) -> None:
     first, second = led_by(lead, by)
-    (parting,) = compare(first, second, limit=1.0).partings
+    (parting,) = compare(first, second, limit=2 * by).partings
     assert (parting.position, parting.tokens) == (7, (101, 103))
     assert parting.is_rounding is is_rounding
-    said = str(compare(first, second, limit=1.0))
+    said = str(compare(first, second, limit=2 * by))
     assert f"At position 7 they part: token 101 before 103 by {5 + lead:.5f} to 5.00000" in said
     assert ("A FAULT" in said) is not is_rounding
 
