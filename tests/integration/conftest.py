@@ -11,11 +11,33 @@ from typing import TYPE_CHECKING
 
 import pytest
 from harness import RELEASES, Release, Worker, running_worker
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from xdist.remote import Producer
+
+# Begun first: nothing is left for the other process when it is the last.
+LONGEST = "test_safetensors_are_converted_and_quantised_and_run"
+# What these tests look at is one long play, which is not to run in each process.
+TOGETHER = "test_role_gguf_model.py::test_bad_input"
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class OneByOne(LoadScopeScheduling):
+    """With `pytest -n` each process gets the next test when it is done with one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return TOGETHER if TOGETHER in nodeid else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneByOne:
+    return OneByOne(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.name != LONGEST)
 
 
 def _release(protocol: str) -> Release:

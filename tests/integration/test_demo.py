@@ -97,9 +97,9 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
 
 
 def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
-    demo.run()
+    demo.run(inference_n_predict=2)
     model = (demo.folder / "random-weights.gguf").stat()
-    code, output = demo.run()
+    code, output = demo.run(inference_n_predict=2)
     assert code == 0, output
     assert (demo.folder / "random-weights.gguf").stat() == model
 
