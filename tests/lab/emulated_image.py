@@ -149,7 +149,7 @@ def make(suite: str, recipe: list[str], seen: tuple[str, ...], work: Path) -> Pa
         path = root / name
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         path.write_text(text)
-        path.chmod(0o644)
+        path.chmod(0o440 if "sudoers" in name else 0o644)
     (root / "var/tmp/bytecode").mkdir(mode=0o755)
     check(twin)
     make_folders(folders(image), root, seen)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Emulated test hosts: when they are, what they start with, and how packages are known by another architecture."""
+
+from __future__ import annotations
+
+import platform
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+import emulated
+import emulated_image
+
+
+@pytest.mark.parametrize(
+    ("machine", "architecture", "expected"),
+    [
+        pytest.param("x86_64", "arm64", True, id="arm_on_x86"),
+        pytest.param("aarch64", "arm64", False, id="arm_on_arm"),
+        pytest.param("x86_64", None, False, id="own_on_x86"),
+        pytest.param("aarch64", None, False, id="own_on_arm"),
+    ],
+)
+def test_only_a_foreign_processor_is_emulated(
+    monkeypatch: pytest.MonkeyPatch, machine: str, architecture: str | None, expected: bool
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert emulated.needed(architecture) is expected
+
+
+def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
+    """Return mode and content of what is in a cpio archive, as the kernel reads it."""
+    found = {}
+    place = 0
+    while True:
+        assert archive[place : place + 6] == b"070701"
+        values = [int(archive[start : start + 8], 16) for start in range(place + 6, place + 110, 8)]
+        mode, size, name_size = values[1], values[6], values[11]
+        name = archive[place + 110 : place + 109 + name_size].decode()
+        content = place + 110 + name_size + -(110 + name_size) % 4
+        if name == "TRAILER!!!":
+            return found
+        found[name] = (mode, archive[content : content + size])
+        place = content + size + -size % 4
+
+
+def test_a_guest_starts_with_the_files_that_make_it_a_host(tmp_path: Path) -> None:
+    image, identity = tmp_path / "image", tmp_path / "host"
+    (image / "modules").mkdir(parents=True)
+    (image / "busybox").write_bytes(b"loader")
+    (image / "modules/00-disk.ko").write_bytes(b"disk")
+    (identity / "etc/ssh").mkdir(parents=True)
+    (identity / "etc/hostname").write_text("worker\n")
+    (identity / "etc/ssh/key").write_text("secret")
+    (identity / "etc/ssh/key").chmod(0o600)
+    emulated.write_initramfs(tmp_path / "initramfs", image, identity)
+    found = entries((tmp_path / "initramfs").read_bytes())
+    assert {name: content for name, (mode, content) in found.items() if stat.S_ISREG(mode)} == {
+        "busybox": b"loader",
+        "init": emulated.INIT.encode(),
+        "modules/00-disk.ko": b"disk",
+        "identity/etc/hostname": b"worker\n",
+        "identity/etc/ssh/key": b"secret",
+    }
+    assert found["identity/etc/ssh/key"][0] & 0o7777 == 0o600
+    assert found["init"][0] & 0o111
+    # A folder comes before what is in it.
+    assert [name for name in found if name.startswith("identity")] == sorted(n for n in found if n.startswith("ident"))
+
+
+def test_dpkg_knows_a_replaced_package_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emulated_image, "TWIN_TRIPLET", "x86_64-linux-gnu")
+    assert emulated_image.renamed("/usr/lib/x86_64-linux-gnu/gio/modules libglib2.0-0t64:amd64/noawait\n") == (
+        "/usr/lib/aarch64-linux-gnu/gio/modules libglib2.0-0t64:arm64/noawait\n"
+    )
+    assert emulated_image.fields("Package: a\nConffiles:\n /etc/a 1\n /etc/b 2\nHomepage: http://a.b/c\n") == {
+        "Package": "a",
+        "Conffiles": "\n /etc/a 1\n /etc/b 2",
+        "Homepage": "http://a.b/c",
+    }
