@@ -37,7 +37,7 @@ SYMLINK = "symbolic link"
 HARDLINK = "hard link"
 
 
-# What tarfile, zipfile and their decompressors raise for what is no whole archive. (An encrypted zip is a RuntimeError.)
+# What tarfile, zipfile and their decompressors raise for what is no whole archive; RuntimeError: it is encrypted.
 BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,

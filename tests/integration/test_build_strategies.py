@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where the role `llama_cpp` builds: once for each class of CPUs, on another host, or nowhere.
+
+Real ansible-playbook runs, in which hosts are folders of this machine. A run takes seconds, so one run has many hosts,
+and each host is a case of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_role_llama_cpp import MASTER, ROOT, Run, archive, digest, member
+
+LIMIT_S = 240
+CROSS = "aarch64-linux-gnu-g++"
+SITE = [{"hosts": "all", "gather_facts": False, "roles": ["llama_cpp.cluster.llama_cpp"]}]
+
+# What /proc/cpuinfo of a Neoverse N1 says.
+NEOVERSE_N1 = """\
+processor\t: 0
+Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
+CPU implementer\t: 0x41
+CPU part\t: 0xd0c
+"""
+
+
+@dataclass
+class Fleet:
+    """A controller, and hosts that have nothing in common but this machine."""
+
+    folder: Path
+    variables: dict[str, Any]
+    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cache = self.folder / "cache"
+        self.log = self.folder / "builds.log"
+        (self.folder / "site.yml").write_text(json.dumps(SITE))
+
+    def run(self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any) -> Run:
+        inventory = {
+            "llama_workers": {"hosts": {name: self.hosts[name] for name in hosts if "master" not in name}},
+            "llama_masters": {"hosts": {name: self.hosts[name] for name in hosts if "master" in name}},
+        }
+        (self.folder / "hosts.json").write_text(
+            json.dumps(
+                {
+                    "all": {
+                        "vars": {
+                            "ansible_connection": "local",
+                            "ansible_become": False,
+                            "ansible_python_interpreter": sys.executable,
+                            "llama_cpp_prefix": f"{self.folder}/{{{{ inventory_hostname }}}}",
+                            "llama_cpp_manage_packages": False,
+                            **self.variables,
+                        },
+                        "children": inventory,
+                    }
+                }
+            )
+        )
+        done = subprocess.run(
+            [
+                Path(sys.executable).with_name("ansible-playbook"), "-i", self.folder / "hosts.json", "--forks", "8",
+                "-e", json.dumps(variables), *options, playbook or self.folder / "site.yml",
+            ],
+            env={
+                **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, timeout=LIMIT_S,
+            check=False,
+        )  # fmt: skip
+        return Run(done.returncode, done.stdout)
+
+    def builds(self) -> list[str]:
+        """Give the hosts that have built since the last call."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [str(Path(line).relative_to(self.folder)).split("/")[0] for line in lines]
+
+    def artifacts(self) -> dict[str, str]:
+        return {path.name: digest(path) for path in (self.cache / "artifacts").glob("*.tar.gz")}
+
+    def record(self, host: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.cache / "artifacts" / f"{self.release(host)}.json").read_text())
+        return found
+
+    def current(self, host: str) -> Path:
+        return self.folder / host / "current"
+
+    def release(self, host: str) -> str:
+        return self.current(host).readlink().name
+
+    def programs(self, host: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.current(host) / "bin").iterdir()}
+
+    def has_an_older_release(self, host: str) -> None:
+        """Let a host have a release, as of an earlier run."""
+        folder = self.folder / host / "releases" / "old"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+        self.current(host).symlink_to("releases/old")
+
+    def is_as_it_was(self, host: str) -> bool:
+        """Whether it has the older release in use, and nothing half-written."""
+        left = {str(path.relative_to(self.folder / host)) for path in (self.folder / host).rglob("*")}
+        return self.release(host) == "old" and left == {
+            "current", "releases", "releases/old", "releases/old/manifest.json",
+        }  # fmt: skip
+
+    def failed(self, run: Run, host: str, *words: str) -> None:
+        """Hold a host to have failed with a sentence that has these words."""
+        found = re.findall(rf"^(?:fatal|failed): \[{host}\].*(?:\n .*)*", run.text, re.MULTILINE) or ["no failure"]
+        text = " ".join(found[-1].split()).replace("''", "'")  # as YAML quotes it
+        for word in words:
+            assert word in text, f"{host}: {word!r} is not in: {text}"
+
+
+def masquerade(folder: Path, libc: str, cpuinfo: str = "", machine: str = "") -> str:
+    """Write an interpreter for a host, which then looks like another one; give its path."""
+    tools = folder / "tools"
+    tools.mkdir(parents=True)
+    answers = {"getconf": ("GNU_LIBC_VERSION", libc), "uname": ("-m", machine)}
+    for program, (option, answer) in answers.items():
+        if answer:
+            (tools / program).write_text(
+                f'#!/bin/sh\n[ "$*" = {option} ] && echo "{answer}" || exec {shutil.which(program)} "$@"\n'
+            )
+            (tools / program).chmod(0o755)
+    (folder / "cpuinfo").write_text(cpuinfo)
+    mount = f"mount --bind {folder}/cpuinfo /proc/cpuinfo && " if cpuinfo else ""
+    python = folder / "python"
+    python.write_text(
+        f"#!/bin/sh\nexport PATH={tools}:$PATH\n"
+        f'exec unshare --mount sh -c \'{mount}exec {sys.executable} "$@"\' sh "$@"\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Fleet:
+    options = {"FAKE_LOG": str(tmp_path / "builds.log"), "FAKE_FAILS": f"^{tmp_path}/broken"}
+    return Fleet(tmp_path, archive(tmp_path / "source.tar.gz", llama_cpp_cmake_options=options))
+
+
+def test_a_class_is_built_for_once(fleet: Fleet) -> None:
+    """Four workers and a master are alike, two are of another class of which one cannot build, and one stands alone."""
+    alike = ("one", "two", "three", "four", "master")
+    other = ("broken5", "six")
+    fleet.hosts = {
+        **{name: {} for name in alike},
+        **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in other},
+        "broken7": {"llama_cpp_cpu_features": ["baseline"]},
+    }
+    fleet.has_an_older_release("broken7")
+
+    run = fleet.run(*fleet.hosts)
+    assert sorted(fleet.builds()) == ["one", "six"], run.text
+    fleet.failed(run, "broken7", "No host could build for the class x86_64-baseline-glibc", "broken7: the command f")
+    assert fleet.release("broken7") == "old"
+    assert run.text.count("failed=0") == 7
+    workers = [fleet.programs(host) for host in alike if host != "master"]
+    assert workers[0].keys() == {"rpc-server"}
+    assert all(programs == workers[0] for programs in workers)
+    assert sorted(fleet.programs("master")) == MASTER
+    assert fleet.release("broken5") == fleet.release("six") != fleet.release("one")
+    made = fleet.artifacts()
+    assert len(made) == 3, "one for the workers and one for the master of a class, and one for the other class"
+    manifest = fleet.record("six")["manifest"]
+    assert manifest["cpu_class"]["features"] == ["sse4_2"]
+    assert manifest["cmake_options"]["GGML_AVX2"] is False
+    assert manifest["cmake_options"]["GGML_NATIVE"] is False
+    assert fleet.record("six")["built_by"] == "six"
+    needs = subprocess.run(
+        ["readelf", "--dynamic", fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "libc.so" in needs
+    assert "libstdc++" not in needs
+    assert "libgcc" not in needs
+    said = subprocess.run([fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True).stderr
+    assert "built from ./source/main.cpp" in said, "no path of the builder is in it"
+
+    again = fleet.run(*alike, *other)
+    assert again.code == 0, again.text
+    assert again.changed == 0
+
+    # Two artifacts are no more what they were: of one a piece is missing, and of the other a run was killed before its
+    # record was there. Another host builds now, in another folder.
+    damaged = [fleet.cache / "artifacts" / f"{fleet.release(host)}.tar.gz" for host in ("two", "master")]
+    damaged[0].write_bytes(damaged[0].read_bytes()[:1000])
+    damaged[1].with_name(damaged[1].name.replace(".tar.gz", ".json")).unlink()
+    (fleet.cache / "artifacts" / f".{fleet.release('master')}.part").write_bytes(b"half")
+    for host in ("two", "master", "six"):
+        shutil.rmtree(fleet.folder / host)
+    run = fleet.run("two", "master", "six")
+    assert run.code == 0, run.text
+    assert run.holds("is not what its record says: it is made anew")
+    assert len(fleet.builds()) == 1, "the artifact of six is in the cache, so it builds nothing"
+    assert fleet.artifacts() == made, "the same inputs give the same bytes, wherever they are built"
+    assert fleet.programs("two") == fleet.programs("one")
+    assert not list((fleet.cache / "artifacts").glob(".*"))
+
+
+def packed(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
+    """Write an archive of executable files."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as zipped:
+            for name, content in files.items():
+                info = zipfile.ZipInfo(name)
+                info.external_attr = 0o100755 << 16
+                zipped.writestr(info, content)
+        return path
+    with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w:gz") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mode = len(content), 0o755
+            tar.addfile(info, io.BytesIO(content))
+        for info in more:
+            tar.addfile(info)
+    return path
+
+
+def compiled(folder: Path) -> dict[str, bytes]:
+    """Give programs and a library as upstream's archives have them: in one folder, and looked for there."""
+    (folder / "lib.c").write_text("int answer(void) { return 0; }\n")
+    (folder / "main.c").write_text("int answer(void);\nint main(void) { return answer(); }\n")
+    (folder / "alone.c").write_text("int main(void) { return 0; }\n")
+    build = ["cc", "-o"]
+    for argv in (
+        [*build, "libanswer.so", "-shared", "lib.c"],
+        [*build, "server", "main.c", "-L.", "-lanswer", "-Wl,-rpath,$ORIGIN"],
+        [*build, "alone", "alone.c"],
+    ):
+        subprocess.run(argv, cwd=folder, check=True, timeout=60)
+    server = (folder / "server").read_bytes()
+    return {
+        "llama-b1/libanswer.so": (folder / "libanswer.so").read_bytes(),
+        "llama-b1/rpc-server": server,
+        **{f"llama-b1/{name}": server for name in MASTER},
+        "alone": (folder / "alone").read_bytes(),
+    }
+
+
+def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
+    """Each host is given another artifact."""
+    files = compiled(fleet.folder)
+    alone = files.pop("alone")
+    foreign = bytearray(alone)
+    foreign[18:20] = (183).to_bytes(2, "little")  # EM_AARCH64 (elf.h)
+    upstream = packed(fleet.folder / "upstream.zip", files)
+    good = packed(fleet.folder / "upstream.tar.xz", files)
+    whole = packed(fleet.folder / "alone.tar.gz", {"x/rpc-server": alone})
+    half = fleet.folder / "half.tar.gz"
+    half.write_bytes(whole.read_bytes()[:-40])
+    full = {"x/rpc-server": alone + os.urandom(6_000_000)}
+
+    def gives(path: Path, sha256: str = "") -> dict[str, str]:
+        return {"llama_cpp_artifact": str(path), "llama_cpp_artifact_sha256": sha256 or digest(path)}
+
+    fleet.variables["llama_cpp_build_strategy"] = "artifact"
+    fleet.hosts = {
+        "worker": gives(good),
+        "master": gives(upstream),
+        "wrong": gives(whole, "0" * 64),
+        "half": gives(half),
+        "evil": gives(packed(fleet.folder / "evil.tar.gz", {"rpc-server": alone}, member("../evil"))),
+        "foreign": gives(packed(fleet.folder / "foreign.tar.gz", {"x/rpc-server": bytes(foreign)})),
+        "lonely": gives(packed(fleet.folder / "lonely.tar.gz", {"x/rpc-server": files["llama-b1/rpc-server"]})),
+        "empty": gives(packed(fleet.folder / "empty.tar.gz", {"x/other": alone})),
+        "full": gives(packed(fleet.folder / "full.tar.gz", full)),
+    }
+    bad = list(fleet.hosts)[2:]
+    (fleet.folder / "full").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
+    try:
+        for host in bad:
+            fleet.has_an_older_release(host)
+        run = fleet.run(*fleet.hosts)
+        fleet.failed(run, "wrong", "The artifact cannot be used:", digest(whole), "but 000000")
+        fleet.failed(run, "half", "half.tar.gz is not a whole archive")
+        fleet.failed(run, "evil", "its member '../evil' has a path that leads to a parent folder")
+        fleet.failed(run, "foreign", "aarch64", "x86_64")
+        fleet.failed(run, "lonely", "libanswer.so")
+        fleet.failed(run, "empty", f"the artifact {fleet.folder}/empty.tar.gz has no rpc-server")
+        fleet.failed(run, "full", f"The disk that holds {fleet.folder}/full/releases on full is full", "make room")
+        for host in bad:
+            assert fleet.is_as_it_was(host), host
+    finally:
+        subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
+    assert run.text.count("failed=0") == 2, run.text
+    assert sorted(fleet.programs("worker")) == ["libanswer.so", "rpc-server"]
+    assert sorted(fleet.programs("master")) == ["libanswer.so", *MASTER]
+    manifest = json.loads((fleet.current("worker") / "manifest.json").read_text())
+    assert manifest["artifact"]["sha256"] == digest(good)
+    assert manifest["source"]["commit"] == "abcdef0123"
+    assert manifest["id"] == fleet.release("worker")
+    assert not (fleet.cache / "build").exists() or not list((fleet.cache / "build").glob("*/rpc-server"))
+    again = fleet.run("worker", "master")
+    assert again.code == 0, again.text
+    assert again.changed == 0
+
+
+def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -> None:
+    """Each host is refused for another reason."""
+    arm = masquerade(fleet.folder / "arm", "glibc 2.41", NEOVERSE_N1, "aarch64")
+    old = masquerade(fleet.folder / "old", "glibc 2.17")
+    fleet.hosts = {
+        "strategy": {"llama_cpp_build_strategy": "sometimes"},
+        "feature": {"llama_cpp_cpu_features": ["sve2"]},
+        "builder": {"llama_cpp_builder": "nobody"},
+        "both": {"llama_cpp_portable": True, "llama_cpp_cpu_features": ["sse42"]},
+        "digest": {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x"},
+        # A compiler for x86-64 knows no -march of Arm's, as an old one for Arm would not.
+        "march": {"ansible_python_interpreter": arm},
+        "portable": {"ansible_python_interpreter": arm, "llama_cpp_portable": True},
+        "libc": {"ansible_python_interpreter": old, "llama_cpp_builder": "feature"},
+    }
+    for host in fleet.hosts:
+        fleet.has_an_older_release(host)
+    run = fleet.run(*fleet.hosts)
+    assert run.code != 0
+    fleet.failed(run, "strategy", "llama_cpp_build_strategy", "sometimes", "per_host, per_class, artifact")
+    fleet.failed(run, "feature", "the CPU (x86_64) lacks sve2")
+    fleet.failed(run, "builder", 'llama_cpp_builder is "nobody", which is no host of the inventory')
+    fleet.failed(run, "both", "llama_cpp_portable builds for all features, and llama_cpp_cpu_features for some")
+    fleet.failed(run, "digest", "give the artifact's SHA-256 digest")
+    fleet.failed(
+        run, "march", "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16",
+        "needs: name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
+    )  # fmt: skip
+    fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
+    fleet.failed(run, "libc", "and the class x86_64-", "has glibc 2.17, which is older")
+    assert fleet.builds() == []
+    for host in fleet.hosts:
+        assert fleet.is_as_it_was(host), host
+
+
+@pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here")
+def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
+    arm = masquerade(fleet.folder / "looks", "glibc 2.41", NEOVERSE_N1, "aarch64")
+    old = masquerade(fleet.folder / "old", "glibc 2.17", NEOVERSE_N1, "aarch64")
+    fleet.variables["llama_cpp_builder"] = "localhost"
+    fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}}
+    kept = fleet.folder / "kept"
+    run = fleet.run("arm", "old", playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
+    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old is out. No host could build for the class")
+    assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
+    (artifact,) = kept.iterdir()
+    assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text
+    with tarfile.open(artifact) as tar:
+        header = tar.extractfile("./bin/rpc-server").read(20)  # type: ignore[union-attr]
+        manifest = json.load(tar.extractfile("./manifest.json"))  # type: ignore[arg-type]
+    assert int.from_bytes(header[18:20], "little") == 183
+    assert manifest["cpu_class"]["march"] == "armv8.2-a+dotprod+fp16"
+    assert manifest["builder"]["machine"] == "x86_64"
+    assert manifest["compiler"].startswith("aarch64-linux-gnu-g++")
+    assert not (fleet.folder / "arm").exists(), "nothing is installed"
