@@ -4,8 +4,32 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-from harness import LAB, NUMBER, WORKERS, ssh
+from harness import LAB, NUMBER, WORKERS, close_connections, ssh
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+
+# They need a host, or a lab, that no other test looks at, so that they can go on beside the others.
+BESIDE = ("test_lab.py", "test_system_packages.py")
+
+
+class Beside(LoadScopeScheduling):
+    """With `pytest -n 2` two processes have one group of tests each, in their order."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "beside" if nodeid.partition("::")[0].endswith(BESIDE) else "cluster"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Beside:
+    return Beside(config, log)
+
+
+def pytest_sessionfinish() -> None:
+    close_connections()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,17 +3,23 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
@@ -39,12 +45,52 @@ except OSError as error:
 """
 
 
+# The same as rpc_worker_info, without a start of Ansible.
+ASK = (
+    (ROOT / "plugins/module_utils/_rpc_client.py").read_text(encoding="utf-8")
+    + """
+import json, sys
+print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=3)}))
+"""
+)
+
+
+_SOCKETS: dict[str, Path] = {}
+_OPENING = threading.Lock()
+
+
+def ssh_command(host: str, *, anew: bool = False) -> list[str]:
+    """Return what starts programs on a test host, over one connection; `anew` where it matters that one is let in."""
+    command = ["ssh", "-F", str(LAB / "ssh_config")]
+    if anew:
+        return [*command, host]
+    with _OPENING:
+        if host not in _SOCKETS:
+            _SOCKETS[host] = Path(tempfile.mkdtemp(prefix="llama-lab-")) / host
+            shared = ["-o", "ControlMaster=yes", "-o", "ControlPersist=300", "-o", f"ControlPath={_SOCKETS[host]}"]
+            subprocess.run(
+                [*command, *shared, host, "true"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=60,
+            )  # fmt: skip
+    # Without the shared connection, ssh makes one of its own.
+    return [*command, "-o", f"ControlPath={_SOCKETS[host]}", host]
+
+
+@atexit.register
+def close_connections() -> None:
+    """End the shared connections."""
+    while _SOCKETS:
+        _host, path = _SOCKETS.popitem()
+        subprocess.run(["ssh", "-o", f"ControlPath={path}", "-O", "exit", "-"], capture_output=True, check=False)
+        shutil.rmtree(path.parent, ignore_errors=True)
+
+
 def ssh(
-    host: str, *argv: str, check: bool = True, timeout: float = 60, text_in: str = ""
+    host: str, *argv: str, check: bool = True, timeout: float = 60, text_in: str = "", anew: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run a program as root on a test host."""
     done = subprocess.run(
-        ["ssh", "-F", str(LAB / "ssh_config"), host, "sudo", *(shlex.quote(word) for word in argv)],
+        [*ssh_command(host, anew=anew), "sudo", *(shlex.quote(word) for word in argv)],
         capture_output=True, text=True, timeout=timeout, check=False, input=text_in,
     )  # fmt: skip
     assert not check or done.returncode == 0, f"{host}: {argv}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -54,6 +100,17 @@ def ssh(
 def connect(host: str, address: str, port: int = PORT) -> str:
     """Tell what a program on a test host sees that connects, and takes its leave at once."""
     return ssh(host, "python3", "-", address, str(port), text_in=CONNECT).stdout.strip()
+
+
+def ask(host: str, *endpoints: str) -> dict[str, str]:
+    """Return the state of each worker as a test host sees it."""
+    return dict(json.loads(ssh(host, "python3", "-", *endpoints, text_in=ASK).stdout))
+
+
+def at_once(look: Callable[[str], Any], hosts: Iterable[str]) -> dict[str, Any]:
+    """Return what a look at each host gives, all of them side by side."""
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(hosts, threads.map(look, hosts)))
 
 
 def eventually(true: Callable[[], Any], limit: float, what: str) -> Any:
@@ -85,6 +142,29 @@ def play(
     done = _ansible("ansible-playbook", "-i", str(inventory), str(path), *options, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def refused(cases: dict[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the tasks of a play in which each role must fail with its variables, and the next one follows."""
+    return [
+        {
+            "name": f"Refused: {case}",
+            "block": [
+                {"ansible.builtin.include_role": {"name": role}, "vars": variables},
+                {"ansible.builtin.fail": {"msg": "It was not refused."}},
+            ],
+            "rescue": [{"name": f"End of {case}", "ansible.builtin.debug": {"msg": "."}}],
+        }
+        for case, (role, variables) in cases.items()
+    ]
+
+
+def refusals_in(output: str) -> dict[str, str]:
+    """Return what such a play printed for each case, in one line."""
+    found = re.split(r"TASK \[End of (\S+)\]", output)
+    cases = dict(zip(found[1::2], (" ".join(text.split()) for text in found[::2])))
+    assert not [case for case, text in cases.items() if "It was not refused." in text], output
+    return cases
 
 
 def module(host: str, name: str, **arguments: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ADDRESS, PORT, UNIT, WORKERS, connect, eventually, module, play, ssh
+from harness import ADDRESS, PORT, UNIT, WORKERS, ask, at_once, connect, eventually, module, play, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,12 +29,21 @@ cpus = os.sched_getaffinity(1)
 names = [pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus]
 print(len({name.read_text() if name.exists() else name for name in names}))
 """
+# The most threads that a process has within some time, until they are as many as expected.
+THREADS = """
+import pathlib, sys, time
+process, expected = pathlib.Path("/proc", sys.argv[1], "task"), int(sys.argv[2])
+most, end = 0, time.monotonic() + 50
+while most < expected and time.monotonic() < end:
+    most = max(most, sum(1 for thread in process.iterdir()))
+    time.sleep(0.002)
+print(most)
+"""
 
 
 def states() -> dict[str, str]:
     """What the master sees of each worker."""
-    found = module("master", "rpc_worker_info", endpoints=ENDPOINTS, timeout=3)
-    return {worker["endpoint"]: worker["state"] for worker in found["workers"]}
+    return ask("master", *ENDPOINTS)
 
 
 def main_pid(worker: str) -> int:
@@ -47,7 +56,7 @@ def infer(**arguments: Any) -> dict[str, Any]:
         "model": MODEL,
         "prompt": "Once upon a time",
         "workers": ENDPOINTS,
-        "n_predict": 16,
+        "n_predict": 8,
         "ctx_size": 256,
         "bin_dir": "/opt/llama_cpp/current/bin",
         **arguments,
@@ -80,19 +89,20 @@ def test_a_worker_has_a_thread_for_each_core(worker: str) -> None:
     assert int(argv[argv.index(option) + 1]) == cores
 
 
-@pytest.mark.parametrize("worker", WORKERS)
-def test_a_worker_computes_with_these_threads(worker: str) -> None:
-    cores = int(ssh(worker, "python3", "-", text_in=CORES).stdout)
-    run = threading.Thread(target=infer, kwargs={"n_predict": 80})
+def test_workers_compute_with_these_threads() -> None:
+    cores = {worker: int(ssh(worker, "python3", "-", text_in=CORES).stdout) for worker in WORKERS}
+
+    def most(worker: str) -> int:
+        arguments = ("python3", "-", str(main_pid(worker)), str(cores[worker]))
+        return int(ssh(worker, *arguments, text_in=THREADS).stdout)
+
+    run = threading.Thread(target=infer)
     run.start()
-    seen = 0
     try:
-        while run.is_alive() and seen < cores:
-            status = ssh(worker, "cat", f"/proc/{main_pid(worker)}/status").stdout
-            seen = max(seen, int(status.partition("Threads:")[2].split()[0]))
+        seen = at_once(most, WORKERS)
     finally:
         run.join()
-    assert seen >= cores
+    assert {worker: seen[worker] >= cores[worker] for worker in WORKERS} == dict.fromkeys(WORKERS, True)
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -102,7 +112,8 @@ def test_a_worker_listens_on_its_private_address_alone(worker: str) -> None:
 
 
 def test_the_master_reaches_every_worker() -> None:
-    assert states() == dict.fromkeys(ENDPOINTS, "ready")
+    found = module("master", "rpc_worker_info", endpoints=ENDPOINTS, timeout=3)
+    assert {worker["endpoint"]: worker["state"] for worker in found["workers"]} == dict.fromkeys(ENDPOINTS, "ready")
 
 
 @pytest.mark.parametrize("worker", WORKERS)
@@ -159,7 +170,8 @@ def test_both_workers_compute_and_the_text_is_that_of_one() -> None:
 
 def test_infer_prints_the_tables_and_writes_the_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    said = play("infer", "-e", json.dumps({"prompt": "Once upon", "inference_report_path": str(report)})).stdout
+    given = {"prompt": "Once upon", "inference_report_path": str(report), "inference_n_predict": 4}
+    said = play("infer", "-e", json.dumps(given)).stdout
     for endpoint in ENDPOINTS:
         assert endpoint in said
     assert "tokens/s" in said

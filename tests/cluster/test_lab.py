@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -138,7 +139,14 @@ def _text(path: Path) -> str:
         (["up"], "256", 'lab: LAB_NUMBER is "256"; give a number from 0 to 255.\n'),
         (["up"], "-1", 'lab: LAB_NUMBER is "-1"; give a number from 0 to 255.\n'),
         (["up"], "two", 'lab: LAB_NUMBER is "two"; give a number from 0 to 255.\n'),
-        (["up", "nas"], OTHER, "lab: no such host: nas; there are master, worker1, worker2, outsider.\n"),
+        (
+            ["up", "nas"],
+            OTHER,
+            (
+                "lab: no such host: nas; there are master, worker1, worker2, outsider, "
+                "arm-master, arm-worker1, arm-worker2.\n"
+            ),
+        ),
     ],
     ids=["number-too-large", "number-negative", "number-no-number", "unknown-host"],
 )
@@ -148,11 +156,20 @@ def test_a_mistake_is_one_sentence(arguments: list[str], number: object, sentenc
     assert said == sentence
 
 
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """The program where anybody may read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(PROGRAM.parent, Path(folder) / "lab", ignore=shutil.ignore_patterns("__pycache__"))
+        Path(folder).chmod(0o755)
+        yield copy / PROGRAM.name
+
+
 @pytest.mark.skipif(PYTHON is None, reason="this machine has no Python that another user may run")
-def test_without_root_it_says_so() -> None:
+def test_without_root_it_says_so(readable: Path) -> None:
     done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(PYTHON), "-", "up"],
-        input=PROGRAM.read_text(), cwd="/", env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False,
+        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(PYTHON), readable, "up"],
+        cwd="/", env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "lab: test hosts need root (containers, a bridge, packet filter rules); run this with sudo.\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ADDRESS, LAB, NUMBER, PORT, UNIT, WORKERS, play, ssh
+from harness import ADDRESS, NUMBER, PORT, UNIT, WORKERS, at_once, play, ssh, ssh_command
 
 NOBODY = f"10.87.{NUMBER}.99"
 MANIFEST = "/opt/llama_cpp/current/manifest.json"
@@ -66,7 +66,7 @@ def footprint() -> dict[str, str]:
         "readlink /opt/llama_cpp/current; cat /etc/firewalld/zones/*.xml; stat --format '%n %Y %s' /srv/models/*; "
         "dpkg-query --show | sha256sum"
     )
-    return {host: ssh(host, "sh", "-c", look, check=False).stdout for host in ("master", *WORKERS)}
+    return at_once(lambda host: ssh(host, "sh", "-c", look, check=False).stdout, ("master", *WORKERS))
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +181,7 @@ def test_without_a_model_the_cluster_is_verified_and_the_variable_is_named() -> 
 def client(host: str, worker: str) -> Iterator[None]:
     """Hold a worker from a host, as a run does."""
     command = f"python3 -c {shlex.quote(CLIENT)} {worker} {PORT}"
-    process = subprocess.Popen(
-        ["ssh", "-F", str(LAB / "ssh_config"), host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([*ssh_command(host), command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout
         assert process.stdout.readline() == "held\n"
