@@ -95,10 +95,13 @@ AnyArchive = Union[tarfile.TarFile, _Zip]
 
 
 def _open(stream: BinaryIO) -> AnyArchive:
-    if zipfile.is_zipfile(stream):
+    # In this order: a tar archive whose last member is a zip archive looks like one itself.
+    try:
+        return tarfile.open(fileobj=stream, mode="r:*")
+    except tarfile.ReadError:
+        if not zipfile.is_zipfile(stream):
+            raise
         return _Zip(stream)
-    stream.seek(0)
-    return tarfile.open(fileobj=stream, mode="r:*")
 
 
 def sha256_of(stream: BinaryIO) -> str:

@@ -158,33 +158,41 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def test_a_class_is_built_for_once(fleet: Fleet) -> None:
-    """Four workers and a master are alike, two are of another class of which one cannot build, and one stands alone."""
+    """Five hosts are alike; of two others one cannot build; one has another host build for it; one stands alone."""
     alike = ("one", "two", "three", "four", "master")
     other = ("broken5", "six")
     fleet.hosts = {
         **{name: {} for name in alike},
         **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in other},
         "broken7": {"llama_cpp_cpu_features": ["baseline"]},
+        "broken8": {"llama_cpp_cpu_features": ["avx"], "llama_cpp_builder": "six"},
     }
     fleet.has_an_older_release("broken7")
 
+    run = fleet.run("one", "two", "master", options=("--check",))
+    assert run.code == 0, run.text
+    assert run.holds("rpc-server on one for the class x86_64-", "(one, two, master)."), run.text
+    assert run.text.count("would be unpacked here") == 2
+    assert not fleet.cache.exists()
+    assert not (fleet.folder / "one").exists()
+
     run = fleet.run(*fleet.hosts)
-    assert sorted(fleet.builds()) == ["one", "six"], run.text
+    assert sorted(fleet.builds()) == ["one", "six", "six"], run.text
     fleet.failed(run, "broken7", "No host could build for the class x86_64-baseline-glibc", "broken7: the command f")
     assert fleet.release("broken7") == "old"
-    assert run.text.count("failed=0") == 7
+    assert run.text.count("failed=0") == 8
     workers = [fleet.programs(host) for host in alike if host != "master"]
     assert workers[0].keys() == {"rpc-server"}
     assert all(programs == workers[0] for programs in workers)
     assert sorted(fleet.programs("master")) == MASTER
     assert fleet.release("broken5") == fleet.release("six") != fleet.release("one")
     made = fleet.artifacts()
-    assert len(made) == 3, "one for the workers and one for the master of a class, and one for the other class"
+    assert len(made) == 4, "one for the workers and one for the master of a class, and one for each other class"
     manifest = fleet.record("six")["manifest"]
     assert manifest["cpu_class"]["features"] == ["sse4_2"]
     assert manifest["cmake_options"]["GGML_AVX2"] is False
     assert manifest["cmake_options"]["GGML_NATIVE"] is False
-    assert fleet.record("six")["built_by"] == "six"
+    assert [fleet.record(host)["built_by"] for host in ("one", "broken5", "broken8")] == ["one", "six", "six"]
     needs = subprocess.run(
         ["readelf", "--dynamic", fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True
     ).stdout
