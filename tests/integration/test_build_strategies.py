@@ -158,16 +158,14 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def test_a_class_is_built_for_once(fleet: Fleet) -> None:
-    """Five hosts are alike; of two others one cannot build; one has another host build for it; one stands alone."""
+    """Five hosts are alike; of two others one cannot build; one has another host build for it."""
     alike = ("one", "two", "three", "four", "master")
     other = ("broken5", "six")
     fleet.hosts = {
         **{name: {} for name in alike},
         **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in other},
-        "broken7": {"llama_cpp_cpu_features": ["baseline"]},
-        "broken8": {"llama_cpp_cpu_features": ["avx"], "llama_cpp_builder": "six"},
+        "broken7": {"llama_cpp_cpu_features": ["avx"], "llama_cpp_builder": "six"},
     }
-    fleet.has_an_older_release("broken7")
 
     run = fleet.run("one", "two", "master", options=("--check",))
     assert run.code == 0, run.text
@@ -177,10 +175,8 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     assert not (fleet.folder / "one").exists()
 
     run = fleet.run(*fleet.hosts)
+    assert run.code == 0, run.text
     assert sorted(fleet.builds()) == ["one", "six", "six"], run.text
-    fleet.failed(run, "broken7", "No host could build for the class x86_64-baseline-glibc", "broken7: the command f")
-    assert fleet.release("broken7") == "old"
-    assert run.text.count("failed=0") == 8
     workers = [fleet.programs(host) for host in alike if host != "master"]
     assert workers[0].keys() == {"rpc-server"}
     assert all(programs == workers[0] for programs in workers)
@@ -192,7 +188,7 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     assert manifest["cpu_class"]["features"] == ["sse4_2"]
     assert manifest["cmake_options"]["GGML_AVX2"] is False
     assert manifest["cmake_options"]["GGML_NATIVE"] is False
-    assert [fleet.record(host)["built_by"] for host in ("one", "broken5", "broken8")] == ["one", "six", "six"]
+    assert [fleet.record(host)["built_by"] for host in ("one", "broken5", "broken7")] == ["one", "six", "six"]
     needs = subprocess.run(
         ["readelf", "--dynamic", fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True
     ).stdout
@@ -202,7 +198,7 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     said = subprocess.run([fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True).stderr
     assert "built from ./source/main.cpp" in said, "no path of the builder is in it"
 
-    again = fleet.run(*alike, *other)
+    again = fleet.run("one", "master", "broken5")
     assert again.code == 0, again.text
     assert again.changed == 0
 
@@ -347,8 +343,9 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
     fleet.failed(run, "both", "llama_cpp_portable builds for all features, and llama_cpp_cpu_features for some")
     fleet.failed(run, "digest", "give the artifact's SHA-256 digest")
     fleet.failed(
-        run, "march", "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16",
-        "needs: name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
+        run, "march", "No host could build for the class aarch64-dotprod-fp16-glibc2.41: march: c++",
+        "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16-glibc2.41 needs:",
+        "name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
     )  # fmt: skip
     fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
     fleet.failed(run, "libc", "and the class x86_64-", "has glibc 2.17, which is older")
