@@ -25,10 +25,10 @@ KERNEL_LINE = (
 INIT = """#!/busybox sh
 /busybox mount -t devtmpfs dev /dev
 for module in /modules/*; do /busybox insmod "$module"; done
-/busybox mount -t ext4 -o noatime /dev/vda /root || exec /busybox poweroff -f
-[ -e /root/etc/ssh/ssh_host_ed25519_key ] || /busybox cp -a /identity/. /root/
+/busybox mount -t ext4 -o noatime /dev/vda /system || exec /busybox poweroff -f
+[ -e /system/etc/ssh/ssh_host_ed25519_key ] || /busybox cp -a /identity/. /system/
 /busybox umount /dev
-exec /busybox switch_root /root /sbin/init
+exec /busybox switch_root /system /sbin/init
 """
 # What a host writes is in a file that has no name, and is gone with it. A restart of the guest is none of the emulator.
 KEEPER = r"""
@@ -75,7 +75,7 @@ def write_initramfs(file: Path, image: Path, identity: Path) -> None:
             for part in (head, content):
                 out.write(part + b"\0" * (-len(part) % 4))
 
-        for name in ("dev", "root", "modules"):
+        for name in ("dev", "system", "modules"):
             add(name, b"", stat.S_IFDIR | 0o755)
         add("busybox", (image / "busybox").read_bytes(), stat.S_IFREG | 0o755)
         add("init", INIT.encode(), stat.S_IFREG | 0o755)
