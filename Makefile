@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-down test test-cluster check clean
+.PHONY: help demo lab lab-down test test-cluster test-aarch64 check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -27,13 +27,17 @@ check: ## Lint and unit tests, after every change
 	@scripts/bootstrap.sh dev
 	@scripts/check.sh
 
-test: ## Everything: check, sanity, the built collection, real llama.cpp processes, a cluster on test hosts (root)
+test: ## Everything: check, sanity, the built collection, real llama.cpp processes, clusters on test hosts (root)
 	@scripts/bootstrap.sh dev
 	@scripts/test.sh
 
 test-cluster: ## A cluster on test hosts, from minimal systems and back (root); part of test
 	@scripts/bootstrap.sh dev
 	@scripts/cluster.sh
+
+test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none (root); part of test
+	@scripts/bootstrap.sh dev
+	@scripts/aarch64.sh
 
 lab: ## Test hosts to try things on, with inventories/lab: master, worker1, worker2, outsider (root)
 	@scripts/bootstrap.sh dev

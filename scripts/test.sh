@@ -34,6 +34,8 @@ tier "ansible-test sanity" python scripts/sanity.py
 tier "The llama.cpp releases that the next tier runs" ansible-playbook tests/integration/releases.yml
 tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-2}" tests/integration
 tier "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
+# Last, as what is wrong with a role shows sooner on hosts that are not emulated.
+tier "A cluster of aarch64 hosts" scripts/aarch64.sh
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster of aarch64 hosts of two CPU classes and a worker of another architecture: what its users were promised."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import hosts
+import numpy as np
+import pytest
+from hosts import ARM, EIGHT_BITS, EIGHT_BITS_AGAIN, FLOATS, MASTER, OTHER, STRANGER, WORKERS, endpoint
+from logits import SUMS, Logits, compare, first_choices
+
+PROMPT = "Once upon a time"
+TOKENS = 12
+ELF_AARCH64 = 183
+# By the host that has them; those of the second are in addition to the first's.
+FEATURES = {"arm-worker1": {"asimddp", "asimdhp"}, "arm-worker2": {"i8mm", "sve", "sve2", "bf16"}}
+# llama.cpp's names of what a program was compiled for (ggml/src/ggml-cpu/ggml-cpu.c, ggml_cpu_has_...).
+USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker2": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
+# What only the second class's programs may be compiled for.
+ONLY_SECOND = {"MATMUL_INT8", "SVE"}
+# An x86-64 processor differs from itself by this much when its attention adds in another order; samples vary.
+ALLOWANCE = 1.3
+# How soon a worker is to serve again by itself, on an emulated host.
+BACK_LIMIT_S = 240
+
+by_emulation_only = pytest.mark.skipif(
+    hosts.NATIVE, reason="this machine is aarch64, so there is no x86-64 host to compare with"
+)
+
+# Which workers compute, as the master is given them.
+MIXED = pytest.param((OTHER, "arm-worker1"), id="mixed-x86_64-aarch64", marks=by_emulation_only)
+BOTH = pytest.param(("arm-worker1", "arm-worker2"), id="both")
+FIRST, SECOND = (
+    pytest.param((f"arm-worker{number}",), id=name) for number, name in ((1, "neoverse-n1"), (2, "i8mm-sve2"))
+)
+Show = Callable[[str], None]
+Seen = dict[str, dict[str, Any]]
+
+
+def named(workers: tuple[str, ...]) -> str:
+    return " + ".join(workers)
+
+
+# --- What the hosts are -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ARM)
+def test_a_host_is_an_aarch64_system(host: str, seen: Seen, show: Show) -> None:
+    found = seen[host]
+    show(f"{host}: {found['uname']}; {found['system']}; {found['processors']} processors; on {found['virtualization']}")
+    show(f"{host}: Features: {' '.join(found['features'])}")
+    assert found["machine"] == "aarch64"
+    assert found["init"].endswith("/systemd")
+    assert FEATURES["arm-worker1"] <= set(found["features"])
+    if not hosts.NATIVE:
+        assert found["virtualization"] == "qemu"
+        assert (FEATURES["arm-worker2"] <= set(found["features"])) is (host == "arm-worker2")
+
+
+@pytest.mark.parametrize("host", ARM)
+def test_its_programs_are_of_its_architecture(host: str, seen: Seen) -> None:
+    assert set(seen[host]["programs"].values()) == {ELF_AARCH64}
+    if host != MASTER:
+        assert seen[host]["running_elf"] == ELF_AARCH64
+        assert re.fullmatch(r".*/(ggml-)?rpc-server", seen[host]["running"])
+
+
+@by_emulation_only
+def test_a_release_is_made_for_its_class_and_elsewhere(seen: Seen, show: Show) -> None:
+    classes = {host: found["manifest"]["cpu_class"] for host, found in seen.items()}
+    for host, cpu_class in classes.items():
+        show(f"{host}: release {seen[host]['manifest']['id']}: {cpu_class['name']}")
+    first, second = classes["arm-worker1"], classes["arm-worker2"]
+    assert first["name"] == classes[MASTER]["name"] != second["name"]
+    assert FEATURES["arm-worker2"].isdisjoint(first["features"])
+    assert FEATURES["arm-worker2"] <= set(second["features"])
+    assert classes[OTHER]["machine"] == "x86_64"
+    # They could not have been compiled here.
+    assert [found["compilers"] for found in seen.values()] == [[]] * len(seen)
+    assert len({found["manifest"]["source"]["commit"] for found in seen.values()}) == 1
+
+
+@pytest.mark.parametrize("host", sorted(USED))
+def test_llama_cpp_uses_what_the_processor_has(host: str, models: None, show: Show) -> None:  # noqa: ARG001
+    _text, log = hosts.text(host, EIGHT_BITS, PROMPT, tokens=1)
+    line = next(line for line in log.splitlines() if "system_info:" in line)
+    show(f"{host}: {line[line.index('system_info:') :]}")
+    used = {name for name, value in re.findall(r"(\w+) = (\d+)", line) if value != "0"}
+    assert USED[host] <= used
+    if not hosts.NATIVE:
+        assert not (ONLY_SECOND - USED[host]) & used
+
+
+# --- What they compute ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def reference(models: None) -> str:  # noqa: ARG001
+    """The greedy text of x86-64, by weights in floats."""
+    host = MASTER if hosts.NATIVE else OTHER
+    return hosts.text(host, FLOATS, PROMPT, tokens=TOKENS)[0]
+
+
+@pytest.fixture(scope="session")
+def exact(reference: str) -> Logits:
+    return hosts.logits(MASTER if hosts.NATIVE else OTHER, FLOATS, PROMPT + reference)
+
+
+@pytest.fixture(scope="session")
+def usual(reference: str) -> tuple[Logits, float]:
+    """The logits of the same text by weights of eight bits, and how much x86-64 differs from itself in them."""
+    host = MASTER if hosts.NATIVE else OTHER
+    found, again = (hosts.logits(host, model, PROMPT + reference) for model in (EIGHT_BITS, EIGHT_BITS_AGAIN))
+    return found, ALLOWANCE * compare(found, again, 1.0).typical
+
+
+def test_the_text_is_what_the_logits_prefer(reference: str, exact: Logits) -> None:
+    chosen, preferred = first_choices(exact, TOKENS)
+    assert chosen == preferred
+    assert len(reference.split()) == TOKENS
+
+
+@pytest.mark.parametrize("workers", [FIRST, SECOND, MIXED])
+def test_sums_in_floats_agree(workers: tuple[str, ...], reference: str, exact: Logits, show: Show) -> None:
+    found = compare(exact, hosts.logits(MASTER, FLOATS, PROMPT + reference, workers), SUMS)
+    show(f"weights in floats, x86-64 alone | {MASTER} with {named(workers)}:\n  " + str(found).replace("\n", "\n  "))
+    assert found.is_rounding
+
+
+@pytest.mark.parametrize("workers", [BOTH, MIXED])
+def test_weights_of_eight_bits_differ_by_rounding(
+    workers: tuple[str, ...], reference: str, usual: tuple[Logits, float], show: Show
+) -> None:
+    first, limit = usual
+    found = compare(first, hosts.logits(MASTER, EIGHT_BITS, PROMPT + reference, workers), limit)
+    show(f"weights of 8 bits, x86-64 alone | {MASTER} with {named(workers)}:\n  " + str(found).replace("\n", "\n  "))
+    assert found.is_rounding
+
+
+@pytest.mark.parametrize("workers", [BOTH, MIXED])
+def test_the_greedy_text_is_that_of_x86_64(workers: tuple[str, ...], reference: str, show: Show) -> None:
+    found, log = hosts.text(MASTER, FLOATS, PROMPT, workers, TOKENS)
+    show(f"greedy text, x86-64 alone: {reference}\n  {MASTER} with {named(workers)}: {found}")
+    assert found == reference
+    for worker in workers:
+        held = re.search(rf"\[{re.escape(endpoint(worker))}\] model buffer size = +([\d.]+) MiB", log)
+        assert held, f"{worker} has worked\n{log}"
+        assert float(held[1]) > 1
+
+
+def one_weight(weights: np.ndarray) -> None:
+    """Of the hundreds of thousands in one matrix."""
+    weights.ravel()[1000] *= -1
+
+
+def four_bits(weights: np.ndarray) -> None:
+    """Blocks of one scale of two bytes and 32 weights: the lower four bits of each weight are gone."""
+    bits = weights.reshape(-1, 34)[:, 2:].view(np.int8)
+    bits[:] = (bits >> 4 << 4) + 8
+
+
+@pytest.mark.parametrize(
+    ("model", "change"),
+    [
+        pytest.param(FLOATS, one_weight, id="one-weight-has-the-wrong-sign"),
+        pytest.param(EIGHT_BITS, four_bits, id="one-matrix-is-quantised-to-four-bits"),
+    ],
+)
+def test_a_fault_is_not_taken_for_rounding(
+    model: hosts.Model, change: Callable[[np.ndarray], None], reference: str, exact: Logits,
+    usual: tuple[Logits, float], tmp_path: Path, show: Show,
+) -> None:  # fmt: skip
+    """What the comparisons above must be able to see, as a wrong kernel would make it."""
+    path = tmp_path / "spoilt.gguf"
+    path.write_bytes((hosts.CACHE / "lab" / Path(model.path).name).read_bytes())
+    reader = gguf.GGUFReader(path, "r+")
+    change(next(tensor.data for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight"))
+    reader.data.flush()
+    spoilt = hosts.Model("/srv/spoilt.gguf", model.options)
+    hosts.send(MASTER, path.read_bytes(), spoilt.path)
+    first, limit = (exact, SUMS) if model is FLOATS else usual
+    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ("arm-worker1", "arm-worker2")), limit)
+    show(f"made wrong ({change.__name__} of one layer), seen as such:\n  " + str(found).replace("\n", "\n  "))
+    assert not found.is_rounding
+
+
+def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
+    report = json.loads((hosts.LAB / "report.json").read_text())
+    for device in report["inference"]["devices"]:
+        place = device["endpoint"] or MASTER
+        show(f"site.yml: {place}: model {device['model_buffer_mib']} MiB, KV {device['kv_buffer_mib']} MiB")
+    show(f"site.yml: {report['prompt']}{report['inference']['text']}")
+    assert report["inference"]["failure"] is None
+    assert report["inference"]["text"].strip()
+    held = {
+        device["endpoint"]: device["model_buffer_mib"]
+        for device in report["inference"]["devices"]
+        if device["endpoint"]
+    }
+    assert set(held) == {endpoint(worker) for worker in WORKERS}
+    assert min(held.values()) > 0.1
+    assert {worker["state"] for worker in report["workers"]} == {"ready"}
+
+
+# --- Who gets in ------------------------------------------------------------------------------------------------------
+
+
+def test_workers_are_open_to_the_master_and_to_no_stranger() -> None:
+    assert hosts.reached(MASTER, *WORKERS) == ["connected"] * len(WORKERS)
+    assert hosts.reached(STRANGER, *WORKERS, port=22) == ["connected"] * len(WORKERS), "the way there is open"
+    assert "connected" not in hosts.reached(STRANGER, *WORKERS)
+
+
+# --- What a host cannot run -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the role says of artifacts that arm-worker1 cannot run, and what was on the host before and after."""
+    folder = tmp_path_factory.mktemp("artifacts")
+    ours = {
+        host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz" for host in (OTHER, "arm-worker2")
+    }
+    # Without their manifests, which say for what they are; and small, as the way to an emulated host is slow.
+    bare = {host: folder / f"{host}.tar.gz" for host in ours}
+    for host, path in ours.items():
+        with tarfile.open(path) as whole, tarfile.open(bare[host], "w:gz") as rest:
+            program = next(member for member in whole if member.name.endswith("bin/rpc-server"))
+            rest.addfile(program, whole.extractfile(program))
+    commit = seen["arm-worker1"]["manifest"]["source"]["commit"]
+    cases = [
+        {"name": name, "artifact": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit}
+        for name, path in (
+            ("class", ours["arm-worker2"]),
+            ("instruction", bare["arm-worker2"]),
+            ("architecture", bare[OTHER]),
+        )
+    ]
+    state = (
+        "sh",
+        "-c",
+        "readlink /opt/llama_cpp/current; cd /opt/llama_cpp; find . | sort | sha256sum; ls -A releases",
+    )
+    before = hosts.said("arm-worker1", *state)
+    done = hosts.play(Path(__file__).with_name("refusals.yml"), cases=cases, said_path=str(folder / "said.json"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = hosts.said("arm-worker1", *state)
+    return {**json.loads((folder / "said.json").read_text()), "before": before, "after": after}
+
+
+@by_emulation_only
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        pytest.param("class", r"i8mm|sve", id="of-another-class-by-its-manifest"),
+        pytest.param("instruction", r"instruction that this CPU lacks", id="of-another-class-by-running-it"),
+        pytest.param("architecture", r"x86_64.*aarch64", id="of-another-architecture"),
+    ],
+)
+def test_an_artifact_that_a_host_cannot_run_is_refused(
+    case: str, reason: str, refused: dict[str, Any], show: Show
+) -> None:
+    show(f"refused ({case}): {refused[case]}")
+    assert re.search(reason, refused[case])
+    assert len(refused[case].splitlines()) == 1
+
+
+@by_emulation_only
+def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, Any]) -> None:
+    assert refused["after"] == refused["before"]
+
+
+# --- What comes back --------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, show: Show) -> None:
+    host = "arm-worker1"
+    began = time.monotonic()
+    hosts.ssh(host, "systemctl", "--no-block", "reboot", check=False)
+    hosts.hang_up(host)
+
+    def is_back() -> bool:
+        done = hosts.ssh(host, "cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=30)
+        return done.returncode == 0 and done.stdout.decode().strip() != seen[host]["boot"]
+
+    hosts.eventually(is_back, BACK_LIMIT_S, f"{host} has started again")
+    hosts.eventually(lambda: hosts.answers(MASTER, host), BACK_LIMIT_S, f"{host} serves again")
+    show(f"{host}: served again {time.monotonic() - began:.0f} s after its reboot was asked for")
+    assert hosts.text(MASTER, FLOATS, PROMPT, ("arm-worker1", "arm-worker2"), TOKENS)[0] == reference
+    assert "connected" not in hosts.reached(STRANGER, host)
