@@ -89,7 +89,7 @@ class Fleet:
         """Give the hosts that have built since the last call."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
-        return [str(Path(line).relative_to(self.folder)).split("/")[0] for line in lines]
+        return [Path(line).relative_to(self.folder).parts[0] for line in lines]
 
     def artifacts(self) -> dict[str, str]:
         return {path.name: digest(path) for path in (self.cache / "artifacts").glob("*.tar.gz")}
