@@ -23,7 +23,7 @@ mount --bind "$folder/source" "$root/source"
 mount --bind "$folder/build" "$root/build"
 
 # Not optimised, and without two large files of kernels that it can do without: emulated, the rest takes minutes.
-PATH=/usr/bin:/usr/sbin LC_ALL=C GIT_DIR=/build/no-repository exec chroot "$root" /usr/bin/dash -eu -c '
+PATH=/usr/bin:/usr/sbin LC_ALL=C GIT_DIR=/build/no-repository exec chroot "$root" /usr/bin/dash -eus "$port" <<'INSIDE'
 echo "machine: $(uname -m)"
 echo "compiler: $(gcc --version | head -n 1)"
 [ -e /build/build.ninja ] || cmake -G Ninja -S /source -B /build -DCMAKE_BUILD_TYPE=None -DCMAKE_C_FLAGS=-O0 -DCMAKE_CXX_FLAGS=-O0 \
@@ -37,5 +37,5 @@ rm -f /build/bin/ggml-rpc-server $(find /build -name "ggml-threading.cpp.o")
 ninja -C /build ggml-rpc-server >/build/build.log 2>&1 || { tail -n 20 /build/build.log; exit 1; }
 echo "compiled now: $(grep -c "Building C" /build/build.log)"
 echo "program: $(od -An -j18 -N2 -tu2 /build/bin/ggml-rpc-server)"
-/build/bin/ggml-rpc-server -H 127.0.0.1 -p "$0" -t 1 -d CPU
-' "$port"
+/build/bin/ggml-rpc-server -H 127.0.0.1 -p "$1" -t 1 -d CPU </dev/null
+INSIDE
