@@ -207,7 +207,9 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     damaged = [fleet.cache / "artifacts" / f"{fleet.release(host)}.tar.gz" for host in ("two", "master")]
     damaged[0].write_bytes(damaged[0].read_bytes()[:1000])
     damaged[1].with_name(damaged[1].name.replace(".tar.gz", ".json")).unlink()
-    (fleet.cache / "artifacts" / f".{fleet.release('master')}.part").write_bytes(b"half")
+    half = fleet.cache / "artifacts" / f".{fleet.release('master')}.0123456789ab.part"
+    half.write_bytes(b"half")
+    os.utime(half, (0, 0))
     for host in ("two", "master", "six"):
         shutil.rmtree(fleet.folder / host)
     run = fleet.run("two", "master", "six")
@@ -277,7 +279,11 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
 
     fleet.variables["llama_cpp_build_strategy"] = "artifact"
     fleet.hosts = {
-        "worker": gives(good),
+        "worker": {
+            "llama_cpp_artifact": "http://user:password@127.0.0.1/llama.tar.xz?signature=5ecret",
+            "llama_cpp_artifact_sha256": digest(good),
+        },
+        "worker2": {**gives(good), "llama_cpp_targets": ["rpc-server"]},
         "master": gives(upstream),
         "wrong": gives(whole, "0" * 64),
         "half": gives(half),
@@ -287,7 +293,10 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
         "empty": gives(packed(fleet.folder / "empty.tar.gz", {"x/other": alone})),
         "full": gives(packed(fleet.folder / "full.tar.gz", full)),
     }
-    bad = list(fleet.hosts)[2:]
+    sources = fleet.cache / "sources"
+    sources.mkdir(parents=True)
+    shutil.copy(good, sources / f"artifact-{digest(good)}")
+    bad = list(fleet.hosts)[3:]
     (fleet.folder / "full").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
     try:
@@ -305,17 +314,48 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
             assert fleet.is_as_it_was(host), host
     finally:
         subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
-    assert run.text.count("failed=0") == 2, run.text
+    assert run.text.count("failed=0") == 3, run.text
+    assert fleet.release("worker2") == fleet.release("worker")
     assert sorted(fleet.programs("worker")) == ["libanswer.so", "rpc-server"]
     assert sorted(fleet.programs("master")) == ["libanswer.so", *MASTER]
     manifest = json.loads((fleet.current("worker") / "manifest.json").read_text())
-    assert manifest["artifact"]["sha256"] == digest(good)
+    assert manifest["artifact"] == {"name": "http://127.0.0.1/llama.tar.xz", "sha256": digest(good)}
+    assert manifest["source"]["name"] == "http://127.0.0.1/llama.tar.xz"
+    for secret in ("password", "5ecret"):
+        assert secret not in run.text
     assert manifest["source"]["commit"] == "abcdef0123"
     assert manifest["id"] == fleet.release("worker")
     assert not (fleet.cache / "build").exists() or not list((fleet.cache / "build").glob("*/rpc-server"))
     again = fleet.run("worker", "master")
     assert again.code == 0, again.text
     assert again.changed == 0
+
+
+def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -> None:
+    """One has something in the way and is rescued by the play, on one the build fills the disk."""
+    fleet.hosts = {
+        **{name: {"llama_cpp_builder": "localhost"} for name in ("blocked", "next")},
+        **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in ("full", "six")},
+    }
+    (fleet.folder / "blocked" / "current").mkdir(parents=True)
+    (fleet.folder / "full").mkdir()
+    rescuing = fleet.folder / "rescuing.yml"
+    role = {"name": "llama.cpp", "ansible.builtin.import_role": {"name": "llama_cpp.cluster.llama_cpp"}}
+    rescue = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is out."}}
+    rescuing.write_text(
+        json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [{"block": [role], "rescue": [rescue]}]}])
+    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
+    try:
+        run = fleet.run(*fleet.hosts, playbook=rescuing)
+        assert fleet.release("full") == fleet.release("six"), run.text
+        assert {path.name for path in (fleet.folder / "full").iterdir()} == {"current", "releases"}
+    finally:
+        subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
+    assert run.text.count("is out.") == 1, run.text
+    assert run.holds("No space left on device", "blocked is out."), run.text
+    assert sorted(fleet.builds()) == ["cache", "six"]
+    assert fleet.release("next") in {name.replace(".tar.gz", "") for name in fleet.artifacts()}
 
 
 def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -> None:
