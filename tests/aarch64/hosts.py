@@ -138,7 +138,7 @@ def play(playbook: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of random weights on the master and on the other host, and how it is computed."""
+    """A model of random weights on the master, and how it is computed."""
 
     path: str
     options: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ set -eu
 folder=$1 port=$2
 root=$folder/root
 if [ "$(uname -m)" != aarch64 ]; then
+    [ -x /usr/bin/qemu-aarch64-static ] || { echo "there is no /usr/bin/qemu-aarch64-static: install qemu-user-static" >&2; exit 1; }
     # Programs of the other architecture start through QEMU: known to the kernel by how their files begin.
     mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
     printf '%s' ':qemu-aarch64:M:0:\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:/usr/bin/qemu-aarch64-static:F' \
