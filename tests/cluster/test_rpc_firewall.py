@@ -328,9 +328,10 @@ def package(host: str, name: str) -> Iterator[None]:
 
 def assert_refused(converge: Converge, host: str, manager: str) -> None:
     def found() -> str:
-        return ssh(
-            host, "sh", "-c", "cat /etc/firewalld/zones/*.xml; systemctl is-active firewalld", check=False
-        ).stdout
+        # One that ends the other is started before that has come to its end.
+        settled = "timeout 30 sh -c 'while systemctl is-active firewalld | grep -q ing$; do sleep 0.2; done'"
+        look = f"{settled}; cat /etc/firewalld/zones/*.xml; systemctl is-active firewalld"
+        return ssh(host, "sh", "-c", look, check=False).stdout
 
     before = found()
     said = " ".join(converge(host, fails=True).split())
