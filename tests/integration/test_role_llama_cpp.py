@@ -478,8 +478,13 @@ def test_old_releases_go_and_an_older_one_comes_back_by_relinking(site: Site) ->
     assert use(1) == first
     assert (site.prefix / "releases" / first).stat().st_ino == inode, "it was there, and only the link moved"
     third = use(3)
-    assert first != third
-    assert len(site.releases()) == 2
+    assert site.releases() == {second, third}, "the one that was made first is the oldest"
+    for age in range(6):
+        made = site.prefix / f"releases/made-{age}"
+        made.mkdir()
+        os.utime(made, (1_700_000_000 - age,) * 2)
+    site.ok(llama_cpp_keep_releases=5, llama_cpp_cmake_options={"NUMBER": 3})
+    assert site.releases() == {third, second, "made-0", "made-1", "made-2"}
     site.ok(llama_cpp_keep_releases=1, llama_cpp_cmake_options={"NUMBER": 3})
     assert site.releases() == {third}, "the current one always stays"
     assert site.works()
