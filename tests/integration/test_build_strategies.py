@@ -256,7 +256,7 @@ def compiled(folder: Path) -> dict[str, bytes]:
     return {
         "llama-b1/libanswer.so": (folder / "libanswer.so").read_bytes(),
         "llama-b1/rpc-server": server,
-        **{f"llama-b1/{name}": server for name in MASTER},
+        **{f"llama-b1/{name}": server for name in [*MASTER, "llama-results"]},
         "alone": (folder / "alone").read_bytes(),
     }
 
@@ -285,6 +285,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
         },
         "worker2": {**gives(good), "llama_cpp_targets": ["rpc-server"]},
         "master": gives(upstream),
+        "asked": {**gives(good), "llama_cpp_targets": ["llama-results"]},
         "wrong": gives(whole, "0" * 64),
         "half": gives(half),
         "evil": gives(packed(fleet.folder / "evil.tar.gz", {"rpc-server": alone}, member("../evil"))),
@@ -296,7 +297,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     sources = fleet.cache / "sources"
     sources.mkdir(parents=True)
     shutil.copy(good, sources / f"artifact-{digest(good)}")
-    bad = list(fleet.hosts)[3:]
+    bad = list(fleet.hosts)[4:]
     (fleet.folder / "full").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
     try:
@@ -314,10 +315,11 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
             assert fleet.is_as_it_was(host), host
     finally:
         subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
-    assert run.text.count("failed=0") == 3, run.text
+    assert run.text.count("failed=0") == 4, run.text
     assert fleet.release("worker2") == fleet.release("worker")
     assert sorted(fleet.programs("worker")) == ["libanswer.so", "rpc-server"]
     assert sorted(fleet.programs("master")) == ["libanswer.so", *MASTER]
+    assert sorted(fleet.programs("asked")) == ["libanswer.so", "llama-results"]
     manifest = json.loads((fleet.current("worker") / "manifest.json").read_text())
     assert manifest["artifact"] == {"name": "http://127.0.0.1/llama.tar.xz", "sha256": digest(good)}
     assert manifest["source"]["name"] == "http://127.0.0.1/llama.tar.xz"
