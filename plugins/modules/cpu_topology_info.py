@@ -38,16 +38,8 @@ options:
       cpu_affinity:
         description: A list of CPUs as systemd's C(CPUAffinity) takes it, such as V(0-15,32-47).
         type: str
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it does the same in check mode.
-  diff_mode:
-    support: none
-    description: There is nothing to show a difference of.
-  idempotent:
-    support: full
-    description: Changes nothing.
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - A set that does not exist is no failure of the module; RV(sets[].problem) says what is wrong with it.
 """

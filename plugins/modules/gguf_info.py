@@ -30,16 +30,8 @@ options:
     description: Whether RV(tensors) is to list each tensor; large models have thousands.
     type: bool
     default: false
-attributes:
-  check_mode:
-    description: Reads only, so it does the same in check mode.
-    support: full
-  diff_mode:
-    description: There is nothing to show a difference of.
-    support: none
-  idempotent:
-    description: Changes nothing.
-    support: full
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
   - Types, names and sizes are those of the llama.cpp of release 0.3.36. A tensor type or an architecture of a later one

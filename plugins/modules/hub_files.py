@@ -57,16 +57,8 @@ options:
     description: How often it is tried again.
     type: int
     default: 5
-attributes:
-  check_mode:
-    description: Reads only, so it does the same in check mode.
-    support: full
-  diff_mode:
-    description: There is nothing to show a difference of.
-    support: none
-  idempotent:
-    description: Changes nothing.
-    support: full
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 """

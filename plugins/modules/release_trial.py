@@ -39,16 +39,8 @@ options:
     description: Seconds that each program may take.
     type: int
     default: 20
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it does the same in check mode.
-  diff_mode:
-    support: none
-    description: There is nothing to show a difference of.
-  idempotent:
-    support: full
-    description: Changes nothing.
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Needs coreutils' C(timeout) on the host.
 seealso:

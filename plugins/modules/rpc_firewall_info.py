@@ -38,16 +38,8 @@ options:
     type: list
     elements: int
     default: []
-attributes:
-  check_mode:
-    description: Reads only, in check mode too.
-    support: full
-  diff_mode:
-    description: There is nothing that could differ.
-    support: N/A
-  idempotent:
-    description: Changes nothing.
-    support: full
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Needs root, as firewalld does.
   - Direct rules and the entries of ipsets are not looked into.

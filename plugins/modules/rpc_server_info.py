@@ -36,16 +36,8 @@ options:
   account:
     description: The name of an account to look at.
     type: str
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it does the same in check mode.
-  diff_mode:
-    support: none
-    description: There is nothing to show a difference of.
-  idempotent:
-    support: full
-    description: Changes nothing.
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Without root, processes of other users are not known; what is not known is V(null).
   - Only the network namespace of the module itself is seen, not that of a container.

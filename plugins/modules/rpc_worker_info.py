@@ -41,16 +41,8 @@ options:
       - A worker that speaks another one is V(incompatible). Without this option every version is accepted.
       - Write it in quotes, or YAML makes a number of it.
     type: str
-attributes:
-  check_mode:
-    support: full
-    description: Reads only, so it does the same in check mode.
-  diff_mode:
-    support: none
-    description: There is nothing to show a difference of.
-  idempotent:
-    support: full
-    description: Changes nothing.
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - It is safe on a cluster that is serving. A worker serves one client at a time, and one that is held by a client is
     reported as V(busy) and left unharmed.

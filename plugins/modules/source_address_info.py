@@ -21,16 +21,8 @@ options:
     description: An IPv4 or IPv6 address, or a name that this host can resolve.
     type: str
     required: true
-attributes:
-  check_mode:
-    description: Reads only, in check mode too.
-    support: full
-  diff_mode:
-    description: There is nothing that could differ.
-    support: N/A
-  idempotent:
-    description: Changes nothing.
-    support: full
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 seealso:
