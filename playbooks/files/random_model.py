@@ -57,6 +57,18 @@ def random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
     return blocks.reshape(rows, columns // 32 * 34)
 
 
+def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[bytes], scores: list[float], types: list[int]) -> None:
+    """Add a tokenizer of the vocabulary that `vocabulary` gives."""
+    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list(tokens)
+    writer.add_token_scores(scores)
+    writer.add_token_types(types)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+
+
 def write_model(path: Path, layers: int, width: int, context: int, seed: int, as_floats: bool = False) -> None:
     """Write a llama-architecture model to `path`, which appears only when it is whole."""
     rng = np.random.default_rng(seed)
@@ -80,14 +92,7 @@ def write_model(path: Path, layers: int, width: int, context: int, seed: int, as
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(len(tokens))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if as_floats else gguf.LlamaFileType.MOSTLY_Q8_0)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_scores(scores)
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    add_tokenizer(writer, tokens, scores, types)
     writer.add_add_bos_token(True)
     writer.add_add_eos_token(False)
 

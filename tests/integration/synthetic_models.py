@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
-from random_model import vocabulary
+from random_model import add_tokenizer, vocabulary
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 Numbers = dict[str, Any]
@@ -303,14 +303,7 @@ def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
     for key, value in keys.items():
         add_key(writer, f"{architecture}.{key}", value)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_scores(scores)
-    writer.add_token_types(types)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
+    add_tokenizer(writer, tokens, scores, types)
     add_weight(writer, "token_embd", (len(tokens), WIDTH))
     add_weight(writer, "token_embd_norm" if architecture == "lfm2" else "output_norm", (WIDTH,))
     for name, shape in n.get("extra", {}).items():
