@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
 
-Hosts of another architecture are whole systems under emulation, on the same bridge (see emulated.py); only who names
-them gets them. Needs root, and Debian's package archive; what it needs on this machine (systemd-container, mmdebstrap,
-nftables, and QEMU to emulate) it installs where apt-get can. Several labs can stand side by side, told apart by
-LAB_NUMBER: lab N has the bridge `llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and
-fd87:0:0:<N>::/64, and the folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it
-was started with, so that whatever a killed run left behind is found and ended: by its process, held fast, and never by
-a program's name. The hosts are for tests, not for strangers: who is root in one has all capabilities of this machine.
+Hosts of another architecture are whole systems under emulation, on the same bridge (see emulated.py). They, and more
+workers, are for who names them. Needs root, and Debian's package archive; what it needs on this machine
+(systemd-container, mmdebstrap, nftables, and QEMU to emulate) it installs where apt-get can. Several labs can stand
+side by side, told apart by LAB_NUMBER: lab N has the bridge `llama-lab<N>`, the packet filter table `llama_lab<N>`, the
+networks 10.87.<N>.0/24 and fd87:0:0:<N>::/64, and the folder `lab/<N>` in the cache. Nothing else is touched. A host is
+known by the arguments it was started with, so that whatever a killed run left behind is found and ended: by its
+process, held fast, and never by a program's name. The hosts are for tests, not for strangers: who is root in one has
+all capabilities of this machine.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Host:
     number: int  # the last part of its addresses
     arch: str | None = None  # as Debian calls it; None: this machine's
     cpu: str = ""  # as QEMU calls it
+    on_request: bool = False  # only who names it gets it
 
     @property
     def emulated(self) -> bool:
@@ -69,10 +71,23 @@ HOSTS = (
     Host("worker1", "trixie", 11),
     Host("worker2", "bookworm", 12),
     Host("outsider", "trixie", 20),
-    Host("arm-master", "trixie", 30, "arm64", NEOVERSE_N1),
-    Host("arm-worker1", "trixie", 31, "arm64", NEOVERSE_N1),
-    Host("arm-worker2", "trixie", 32, "arm64", NEWER_ARM),
+    # Equals of worker1.
+    Host("worker3", "trixie", 13, on_request=True),
+    Host("worker4", "trixie", 14, on_request=True),
+    Host("worker5", "trixie", 15, on_request=True),
+    Host("arm-master", "trixie", 30, "arm64", NEOVERSE_N1, on_request=True),
+    Host("arm-worker1", "trixie", 31, "arm64", NEOVERSE_N1, on_request=True),
+    Host("arm-worker2", "trixie", 32, "arm64", NEWER_ARM, on_request=True),
 )
+
+
+def chosen(names: list[str]) -> list[Host]:
+    """Return the hosts of these names, or without any those that a lab has by itself."""
+    unknown = set(names) - {host.name for host in HOSTS}
+    if unknown:
+        raise LabError(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(h.name for h in HOSTS)}.")
+    return [host for host in HOSTS if (host.name in names if names else not host.on_request)]
+
 
 TOOLS = {
     "ip": "iproute2",
@@ -173,10 +188,7 @@ class Lab:
     # --- up ---------------------------------------------------------------------------------------------------------
 
     def up(self, wanted: list[str], share: Path | None) -> None:
-        unknown = set(wanted) - {host.name for host in HOSTS}
-        if unknown:
-            raise LabError(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(h.name for h in HOSTS)}.")
-        hosts = [host for host in HOSTS if (host.name in wanted if wanted else host.arch is None)]
+        hosts = chosen(wanted)
         began = time.monotonic()
         self.down()
         install_tools({**TOOLS, **(emulated.TOOLS if any(host.emulated for host in hosts) else {})})

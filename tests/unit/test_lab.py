@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Emulated test hosts: when they are, what they start with, and how packages are known by another architecture."""
+"""Test hosts: which there are; when they are emulated, what they start with, and how packages are known by another
+architecture."""
 
 from __future__ import annotations
 
@@ -9,10 +10,31 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 import emulated
 import emulated_image
+
+import lab
+
+INVENTORIES = Path(__file__).resolve().parents[2] / "inventories"
+
+
+def test_only_who_names_more_hosts_gets_them() -> None:
+    assert [host.name for host in lab.chosen([])] == ["master", "worker1", "worker2", "outsider"]
+    assert [host.name for host in lab.chosen(["worker3", "worker1"])] == ["worker1", "worker3"]
+    with pytest.raises(lab.LabError, match=r"no such host: worker9; there are master, worker1, .*arm-worker2[.]$"):
+        lab.chosen(["worker1", "worker9"])
+
+
+@pytest.mark.parametrize("path", ["lab/hosts.yml", "lab/more_workers.yml", "lab_aarch64/hosts.yml"])
+def test_inventories_know_the_hosts_by_their_addresses(path: str) -> None:
+    groups = yaml.safe_load((INVENTORIES / path).read_text(encoding="utf-8")).values()
+    listed = {name: known["ansible_host"] for group in groups for name, known in group.get("hosts", {}).items()}
+    assert listed == {
+        host.name: "10.87.{{ lab_number }}." + str(host.number) for host in lab.HOSTS if host.name in listed
+    }
 
 
 @pytest.mark.parametrize(
