@@ -269,36 +269,31 @@ msg:
 
 import math
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference as inference
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
-    EndpointError,
-    WorkerStatus,
-    parse_endpoints,
-    probe,
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
+    Failure,
+    ModelError,
+    OptionError,
+    check_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Run, RunnerError, run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
 
-PROBE_TIMEOUT_S = 5.0
-# What a build says of itself takes milliseconds.
-DESCRIBE_TIMEOUT_S = 30
 # Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
 # whose cores have two other programs each to run.
 REPETITIONS = 5
-LOG_TAIL_LINES = 20
-LOG_TAIL_COLUMNS = 500
 
 
-class Task:
-    """One call of the module: its result grows as it goes, and is returned whole however it ends."""
+class Task(WorkerTask):
+    """One call of the module."""
 
     def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.result: dict[str, Any] = {
+        result: dict[str, Any] = {
             "changed": False,
             "text": None,
             "perf": None,
@@ -310,12 +305,7 @@ class Task:
             "command": None,
             "failure": None,
         }
-
-    def fail(self, failure: inference.Failure) -> NoReturn:
-        """End the module with a failure and all that is known."""
-        self.result["failure"] = failure._asdict()
-        self.module.fail_json(msg=failure.message, **self.result)
-        raise AssertionError  # not reached: fail_json ends the process
+        super().__init__(module, result)
 
     def options(self) -> inference.Options:
         """Return what to run, or fail with the first value that cannot be."""
@@ -337,9 +327,9 @@ class Task:
             )
             inference.check_options(options)
         except EndpointError as error:
-            self.fail(inference.Failure("option_rejected", None, f"workers: {error}."))
-        except inference.OptionError as error:
-            self.fail(inference.Failure("option_rejected", None, str(error)))
+            self.fail(Failure("option_rejected", None, f"workers: {error}."))
+        except OptionError as error:
+            self.fail(Failure("option_rejected", None, str(error)))
         return options
 
     def capabilities(self) -> capabilities_of.Capabilities:
@@ -354,25 +344,13 @@ class Task:
                 program, version.stderr + version.stdout, usage.stdout, capabilities_of.read_manifest(bin_dir)
             )
         except (capabilities_of.BinaryError, RunnerError) as error:
-            self.fail(inference.Failure("binary_missing", None, str(error)))
+            self.fail(Failure("binary_missing", None, str(error)))
         self.result["build"] = {
             "number": described.build_number,
             "commit": described.commit,
             "version": described.version,
         }
         return described
-
-    def run(self, command: list[str], timeout: int) -> Run:
-        """Run a program of llama.cpp."""
-        return run(self.module, command, timeout, inference.ENVIRONMENT, inference.WITHOUT_ENVIRONMENT)
-
-    def verify(self, options: inference.Options, protocol: str | None) -> list[WorkerStatus]:
-        """Return the state of the workers, all of them ready."""
-        statuses = probe(options.workers, PROBE_TIMEOUT_S)
-        failure = inference.worker_failure(statuses, protocol)
-        if failure:
-            self.fail(failure)
-        return statuses
 
     def prompt_file(self, prompt: str) -> str | None:
         """Write a prompt that is too long for a command line into a file that goes with the module."""
@@ -389,13 +367,13 @@ class Task:
         capabilities = self.capabilities()
         try:
             inference.check_extra_args(options.extra_args, capabilities)
-            model_bytes = inference.check_model(options.model)
-        except inference.OptionError as error:
-            self.fail(inference.Failure("option_rejected", None, str(error)))
-        except inference.ModelError as error:
-            self.fail(inference.Failure("model_invalid", None, str(error)))
+            model_bytes = check_model(options.model)
+        except OptionError as error:
+            self.fail(Failure("option_rejected", None, str(error)))
+        except ModelError as error:
+            self.fail(Failure("model_invalid", None, str(error)))
         timeout = inference.time_limit(options, model_bytes)
-        statuses = self.verify(options, capabilities.protocol) if self.module.params["verify"] else []
+        statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
         command = inference.build_command(capabilities, options, statuses, self.prompt_file(options.prompt))
         self.result["command"] = command
         if self.module.check_mode:
@@ -423,38 +401,19 @@ class Task:
         capabilities: capabilities_of.Capabilities,
         command: list[str],
         timeout: int,
-    ) -> inference.Failure | None:
+    ) -> Failure | None:
         """Run once, put what it gave into the result, and return what was wrong with it."""
-        try:
-            ended = self.run(command, timeout)
-        except RunnerError as error:
-            self.fail(inference.Failure("binary_missing", None, str(error)))
-        log = parse_log(ended.stderr, require_perf=False)
+        ended, ending = self.ended(command, timeout, options.workers)
         self.result["attempts"] += 1
         self.result.update(
             text=inference.generated_text(ended.stdout),
-            perf=log["perf"],
-            devices=log["devices"],
-            offload=log["offload"],
+            perf=ending.log["perf"],
+            devices=ending.log["devices"],
+            offload=ending.log["offload"],
             wall_time_ms=ended.wall_time_ms,
         )
-        well = ended.exit_status == 0 and not ended.timed_out
-        ending = inference.Ending(
-            program=capabilities.program,
-            exit_status=ended.exit_status,
-            timed_out=ended.timed_out,
-            timeout=timeout,
-            stderr=ended.stderr,
-            log=log,
-            # Upstream does not say which worker it lost; the workers themselves do.
-            workers_after=[] if well else probe(options.workers, PROBE_TIMEOUT_S),
-        )
         failure = inference.classify(options, ending, capabilities.protocol)
-        if failure:
-            tail = ended.stderr.splitlines()[-LOG_TAIL_LINES:]
-            self.result["log_tail"] = [line[:LOG_TAIL_COLUMNS] for line in tail]
-        else:
-            self.result.pop("log_tail", None)
+        self.keep_log_tail(ending, failure)
         return failure
 
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client, _worker_run
 from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference
 from tree import COLLECTION, ROOT, documentation
 
@@ -76,12 +76,10 @@ def shown(sample: Any) -> dict[str, Any] | None:
 
 def produced_kinds() -> set[str]:
     """Return every kind that the code gives a failure: the first argument of its class, or the table by state."""
-    found = set(_inference._KIND_BY_STATE.values())
-    failure = re.compile(
-        "|".join(rf"\b{c.__name__}\b" for c in [_inference.Failure, *_inference.Failure.__subclasses__()])
-    )
-    for name in ("module_utils/_inference.py", "modules/distributed_inference.py"):
-        for node in ast.walk(ast.parse((ROOT / "plugins" / name).read_text(encoding="utf-8"))):
+    found = set(_worker_run._KIND_BY_STATE.values())
+    failure = re.compile("|".join(rf"\b{c.__name__}\b" for c in [_worker_run.Failure, _inference.OutputLost]))
+    for name in ("_worker_run.py", "_inference.py", "_worker_task.py", "../modules/distributed_inference.py"):
+        for node in ast.walk(ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and failure.search(ast.unparse(node.func)):
                 kind = node.args[0]
                 if isinstance(kind, ast.Constant):
@@ -119,7 +117,7 @@ def test_the_code_returns_what_is_documented() -> None:
     always = {name for name, value in documented("distributed_inference").items() if value["returned"] == "always"}
     assert distributed_inference.Task(cast("Any", None)).result.keys() == always | {"changed"}
     assert {field.name for field in fields(_rpc_client.WorkerStatus)} == WORKER_INFO["workers"].keys()
-    assert set(_inference.Failure._fields) == INFERENCE["failure"].keys()
+    assert set(_worker_run.Failure._fields) == INFERENCE["failure"].keys()
     for name, shape in [
         ("PerfLog", PERF_LOG),
         ("Perf", PERF_LOG["perf"]),

@@ -11,24 +11,26 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._capabilities import Capabilities, describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._inference import (
     MAX_PROMPT_ARGUMENT_BYTES,
-    Ending,
-    Failure,
-    ModelError,
-    OptionError,
     Options,
     OutputLost,
     build_command,
     check_extra_args,
-    check_model,
     check_options,
     classify,
     generated_text,
     output_lost,
     time_limit,
-    worker_failure,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import WorkerStatus, parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
+    Ending,
+    Failure,
+    ModelError,
+    OptionError,
+    check_model,
+    worker_failure,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -583,11 +585,11 @@ def test_recorded_failures(recorded: str, endpoints: list[str], kind: str) -> No
         ("", [status(A), status(B)], None, "Nothing hinders it; raise timeout"),
         ("", [status(A), status(B, "busy")], B, f"{B} is busy"),
         ("", [status(A), status(B, "not_rpc")], B, f"{B} is not_rpc"),
-        (BUFFERS, [status(A, "busy"), status(B)], None, "Nothing hinders it; raise timeout"),
+        (BUFFERS, [status(A, "busy"), status(B)], A, f"{A} has answered nothing since: it computes its last batch"),
         (BUFFERS, [status(A, "busy"), status(B, "unreachable")], B, f"{B} is unreachable"),
         (BUFFERS, [status(A, "refused"), status(B)], None, f"{A} stopped as its master was ended; start it again"),
     ],
-    ids=["slow", "held", "not-rpc", "worker-still-computing", "cut-off-network", "worker-died-of-it"],
+    ids=["slow", "held", "not-rpc", "worker-computes-or-hangs", "cut-off-network", "worker-died-of-it"],
 )
 def test_a_run_out_of_time_says_whom_it_waited_for(
     log: str, after_run: list[WorkerStatus], endpoint: str | None, message: str
