@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import IO
 
 # Between the polite signal and the one that cannot be ignored.
 KILL_AFTER_S = 5
@@ -34,6 +35,36 @@ class Module(Protocol):
         """Return the path of a program, or None."""
 
 
+class Listeners(NamedTuple):
+    """Who gets the output of a program as it comes."""
+
+    stdout: Callable[[bytes], None]
+    stderr: Callable[[bytes], None]
+
+
+class _Heard:
+    """One of the pipes that run_command reads; a listener gets what is read, too."""
+
+    def __init__(self, pipe: IO[bytes], listener: Callable[[bytes], None]) -> None:
+        self._pipe = pipe
+        self._listener = listener
+        self.fileno = pipe.fileno
+        self.close = pipe.close
+
+    def read(self, size: int) -> bytes | None:
+        data: bytes | None = self._pipe.read(size)
+        self._listener(data or b"")
+        return data
+
+
+def _heard(listeners: Listeners) -> Callable[[Any], None]:
+    def listen(process: Any) -> None:  # noqa: ANN401 (a Popen, whose pipes are of a type of their own)
+        process.stdout = _Heard(process.stdout, listeners.stdout)
+        process.stderr = _Heard(process.stderr, listeners.stderr)
+
+    return listen
+
+
 @dataclass(frozen=True)
 class Run:
     """How a program ended."""
@@ -52,6 +83,7 @@ def run(
     timeout: int,
     environment: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
+    listeners: Listeners | None = None,
 ) -> Run:
     """Run a command with standard input closed and end it after `timeout` seconds.
 
@@ -72,6 +104,7 @@ def run(
             expand_user_and_vars=False,
             handle_exceptions=False,
             environ_update=dict(environment or {}),
+            before_communicate_callback=_heard(listeners) if listeners else None,
         )
     except OSError as error:
         raise RunnerError(f"{command[0]} cannot be started: {error.strerror}.") from error

@@ -7,9 +7,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import Progress
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Listeners, Run, RunnerError, run
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Module as RunsCommands
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Run, RunnerError, run
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
     ENVIRONMENT,
     WITHOUT_ENVIRONMENT,
@@ -37,6 +38,9 @@ class Module(RunsCommands, Protocol):
     check_mode: bool
     tmpdir: str
 
+    def warn(self, warning: str) -> None:
+        """Show a warning."""
+
     def exit_json(self, **result: object) -> NoReturn:
         """End well."""
 
@@ -47,18 +51,19 @@ class Module(RunsCommands, Protocol):
 class WorkerTask:
     """One call of a module: its result grows as it goes, and is returned whole however it ends."""
 
-    def __init__(self, module: Module, result: dict[str, Any]) -> None:
+    def __init__(self, module: Module, result: dict[str, Any], progress: Progress | None = None) -> None:
         self.module = module
         self.result = result
+        self.progress = progress or Progress()
 
     def fail(self, failure: Failure) -> NoReturn:
         """End the module with a failure and all that is known."""
         self.result["failure"] = failure._asdict()
         self.module.fail_json(msg=failure.message, **self.result)
 
-    def run(self, command: Sequence[str], timeout: int) -> Run:
+    def run(self, command: Sequence[str], timeout: int, listeners: Listeners | None = None) -> Run:
         """Run a program of llama.cpp. Raises RunnerError."""
-        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT)
+        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT, listeners)
 
     def verify(self, workers: Sequence[Endpoint], protocol: str | None) -> list[WorkerStatus]:
         """Return the state of the workers, all of them ready."""
@@ -71,7 +76,7 @@ class WorkerTask:
     def ended(self, command: Sequence[str], timeout: int, workers: Sequence[Endpoint]) -> tuple[Run, Ending]:
         """Run a program over workers, and return how it ended."""
         try:
-            ended = self.run(command, timeout)
+            ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log))
         except RunnerError as error:
             self.fail(Failure("binary_missing", None, str(error)))
         well = ended.exit_status == 0 and not ended.timed_out

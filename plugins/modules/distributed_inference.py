@@ -268,12 +268,14 @@ msg:
 """
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference as inference
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, Progress, told
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import EndpointError, parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
@@ -292,7 +294,7 @@ REPETITIONS = 5
 class Task(WorkerTask):
     """One call of the module."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
         result: dict[str, Any] = {
             "changed": False,
             "text": None,
@@ -305,7 +307,10 @@ class Task(WorkerTask):
             "command": None,
             "failure": None,
         }
-        super().__init__(module, result)
+        super().__init__(module, result, progress)
+        # For those who wait: the size of the model, and the addresses of the workers if they were verified.
+        self.model_bytes = 0
+        self.peers: list[str] = []
 
     def options(self) -> inference.Options:
         """Return what to run, or fail with the first value that cannot be."""
@@ -367,13 +372,14 @@ class Task(WorkerTask):
         capabilities = self.capabilities()
         try:
             inference.check_extra_args(options.extra_args, capabilities)
-            model_bytes = check_model(options.model)
+            self.model_bytes = check_model(options.model)
         except OptionError as error:
             self.fail(Failure("option_rejected", None, str(error)))
         except ModelError as error:
             self.fail(Failure("model_invalid", None, str(error)))
-        timeout = inference.time_limit(options, model_bytes)
+        timeout = inference.time_limit(options, self.model_bytes)
         statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
+        self.peers = [f"{status.address}:{status.port}" for status in statuses]
         command = inference.build_command(capabilities, options, statuses, self.prompt_file(options.prompt))
         self.result["command"] = command
         if self.module.check_mode:
@@ -403,6 +409,7 @@ class Task(WorkerTask):
         timeout: int,
     ) -> Failure | None:
         """Run once, put what it gave into the result, and return what was wrong with it."""
+        self.progress.begin(self.result["attempts"] + 1, self.model_bytes, options.n_predict, self.peers)
         ended, ending = self.ended(command, timeout, options.workers)
         self.result["attempts"] += 1
         self.result.update(
@@ -438,7 +445,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    Task(module).main()
+    with told(os.environ.pop(VARIABLE, None)) as progress:
+        Task(module, progress).main()
 
 
 if __name__ == "__main__":
