@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What each task did on each host, as lines of JSON in the file that TASK_RESULTS names: what benchmarks count."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ansible.plugins.callback import CallbackBase
+
+if TYPE_CHECKING:
+    from ansible.executor.task_result import CallbackTaskResult
+
+DOCUMENTATION = """
+name: task_results
+type: aggregate
+short_description: What each task did on each host, as lines of JSON
+description: The file is named by the environment variable TASK_RESULTS.
+"""
+
+
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "task_results"
+    CALLBACK_NEEDS_ENABLED = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = Path(os.environ["TASK_RESULTS"]).open("w", encoding="utf-8")  # noqa: SIM115 (open until Ansible ends)
+
+    def write(self, status: str, done: CallbackTaskResult) -> None:
+        result = done.result
+        delegated = (result.get("_ansible_delegated_vars") or {}).get("ansible_delegated_host")
+        line = {
+            "host": done.host.get_name(),
+            "on": str(delegated or done.host.get_name()),
+            "task": done.task.get_name(),
+            "action": str(done.task.action),
+            "status": status,
+            "changed": bool(result.get("changed")),
+            "log": str(result.get("log", "")),
+            "elapsed_s": result.get("elapsed_s"),
+        }
+        self.out.write(json.dumps(line) + "\n")
+        self.out.flush()
+
+    def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
+        self.write("ok", result)
+
+    def v2_runner_on_failed(self, result: CallbackTaskResult, ignore_errors: bool = False) -> None:  # noqa: ARG002
+        self.write("failed", result)
+
+    def v2_runner_on_unreachable(self, result: CallbackTaskResult) -> None:
+        self.write("unreachable", result)

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What benchmarks share: test hosts, runs of Ansible that are timed and counted, figures with their spread."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache/llama_cpp_cluster")
+INVENTORIES = ("inventories/lab/hosts.yml", "inventories/lab/more_workers.yml")
+SSH_LIMIT_S = 60
+LAB_LIMIT_S = 900  # the first one makes the hosts' system as well
+# As a long command shows how far it is.
+PROGRESS = re.compile(r"^\[[\w-]+\] ")
+
+
+class BenchError(Exception):
+    """One sentence for the person who asked."""
+
+
+def say(text: str) -> None:
+    print(f"bench: {text}", flush=True)
+
+
+def interrupted(number: int, frame: object) -> NoReturn:  # noqa: ARG001
+    raise BenchError("interrupted; its hosts are removed.")
+
+
+def end_on_signals() -> None:
+    """Let what is open be closed, whatever ends this program."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+
+
+# --- figures --------------------------------------------------------------------------------------------------------
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Return what the repetitions of one measurement say."""
+    return {
+        "median": round(statistics.median(values), 2),
+        "min": round(min(values), 2),
+        "max": round(max(values), 2),
+        "values": [round(value, 2) for value in values],
+    }
+
+
+def shown(figure: dict[str, Any]) -> str:
+    return f"{figure['median']:.1f} ({figure['min']:.1f} to {figure['max']:.1f})"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [list(map(str, row)) for row in (head, *rows)]
+    wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    lines.insert(1, ["-" * width for width in wide])
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, wide)).rstrip() for line in lines)
+
+
+def machine() -> dict[str, Any]:
+    """Return what a reader must know of the machine that figures come from."""
+    cpu = re.search(r"^(?:model name|Model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return {
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "cores_used": len(os.sched_getaffinity(0)),
+        "memory_gib": round(int(memory[1]) / 2**20, 1) if memory else None,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "ansible_core": version("ansible-core"),
+        "load_before": [round(load, 1) for load in os.getloadavg()],
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+# --- test hosts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a playbook: how long it took, and what its tasks did."""
+
+    seconds: float
+    results: list[dict[str, Any]]
+
+    @property
+    def compiled(self) -> list[dict[str, Any]]:
+        """The builds that were really run, by the results of the tasks that run long commands."""
+        return [
+            {"on": line["on"], "seconds": line["elapsed_s"]}
+            for line in self.results
+            if line["action"].endswith("watched_command") and Path(line["log"]).name == "build.log"
+        ]
+
+    @property
+    def changed(self) -> int:
+        return sum(line["changed"] for line in self.results)
+
+
+class Hosts:
+    """The hosts of a lab that is up."""
+
+    def __init__(self, number: int, names: Sequence[str], scratch: Path) -> None:
+        self.number = number
+        self.names = names
+        self.scratch = scratch
+        self.folder = CACHE / "lab" / str(number)
+        # A folder of their own: connections to hosts that stood here before are none to these.
+        self.sockets = scratch / "cp"
+
+    def ssh(self, host: str, command: str) -> str:
+        done = subprocess.run(
+            ["ssh", "-F", str(self.folder / "ssh_config"), host, command],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=SSH_LIMIT_S,
+        )  # fmt: skip
+        if done.returncode:
+            raise BenchError(f'"{command}" failed on {host}: {done.stderr.strip()[-300:]}')
+        return done.stdout.strip()
+
+    def disconnect(self) -> None:
+        """Let the next run of Ansible connect anew, as that of a user does."""
+        for socket in self.sockets.glob("*"):
+            command = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "any"]
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=SSH_LIMIT_S)
+
+    def play(self, playbook: Path, variables: dict[str, Any], *, forks: int, limit_s: int, log: Path) -> Run:
+        """Run a playbook over new connections; its output goes to `log`, and how far a long command is, is shown."""
+        self.disconnect()
+        said = self.scratch / "results"
+        inventories = [word for path in INVENTORIES for word in ("-i", str(ROOT / path))]
+        environment = {
+            **os.environ,
+            "ANSIBLE_CALLBACKS_ENABLED": "task_results",
+            "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callbacks"),
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(CACHE / "ansible"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.sockets),
+            "LAB_NUMBER": str(self.number),
+            "LLAMA_CPP_CLUSTER_CACHE": str(CACHE),
+            "PYTHONUNBUFFERED": "1",
+            "TASK_RESULTS": str(said),
+        }
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), *inventories, "--forks", str(forks)]
+        command += ["--extra-vars", json.dumps(variables), str(playbook)]
+        began = time.monotonic()
+        with log.open("w") as out, subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ) as process:  # fmt: skip
+            ended = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))
+            ended.start()
+            try:
+                for line in process.stdout or ():
+                    out.write(line)
+                    if PROGRESS.match(line):
+                        say(f"  {line.strip()}")
+                process.wait()
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+            finally:
+                ended.cancel()
+        seconds = time.monotonic() - began
+        if process.returncode:
+            late = f" after its limit of {limit_s} s" if seconds >= limit_s else ""
+            raise BenchError(f"{playbook.name} failed ({process.returncode}){late}: see {log}.")
+        return Run(seconds, [json.loads(line) for line in said.read_text().splitlines()])
+
+
+@contextlib.contextmanager
+def lab(number: int, names: Sequence[str]) -> Iterator[Hosts]:
+    """Hosts that nothing was ever installed on; they are removed in the end."""
+    environment = {**os.environ, "LAB_NUMBER": str(number), "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}
+
+    def make(*words: str) -> None:
+        command = [sys.executable, str(ROOT / "tests/lab/lab.py"), *words]
+        if subprocess.run(command, env=environment, check=False, timeout=LAB_LIMIT_S).returncode:
+            raise BenchError(f"lab.py {' '.join(words)} failed: see above.")
+
+    scratch = Path(tempfile.mkdtemp(prefix="bench-"))
+    hosts = Hosts(number, names, scratch)
+    try:
+        make("up", *names)
+        yield hosts
+    finally:
+        hosts.disconnect()
+        make("down")
+        shutil.rmtree(scratch)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What it costs to bring llama.cpp onto N equal workers: how often it is compiled, and what one more worker adds.
+
+Role llama_cpp compiles the worker of the real, pinned source on hosts that have nothing, of which another one comes
+first each time; then its artifact goes to hosts that have no release; then there is nothing to do. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from measure import CACHE, HERE, BenchError, Hosts, end_on_signals, lab, machine, say, shown, spread, table
+
+# Equal ones: a host of another C library is of another class.
+WORKERS = ("worker1", "worker3", "worker4", "worker5")
+BUILD_LIMIT_S = 3600
+DELIVERY_LIMIT_S = 300
+MOST_PER_HOST_S = 5
+FORKS = 5  # Ansible's default; no fewer than there are hosts
+SHARED = (
+    "The hosts are containers on this one machine: they share its cores, memory and disk with each other and with "
+    "Ansible, and their network is a bridge; what they do at once takes turns. Nothing is emulated, and no compiler's "
+    "cache is used."
+)
+FOLDER = CACHE / "benchmarks" / "rollout"
+
+
+def rollout(hosts: Hosts, names: list[str], log: str, limit_s: int) -> Any:
+    variables = {"rollout_hosts": ":".join(names), "llama_cpp_cache_dir": str(FOLDER / "cache")}
+    log_path = FOLDER / f"{log}.log"
+    return hosts.play(HERE / "rollout.yml", variables, forks=FORKS, limit_s=limit_s, log=log_path)
+
+
+def empty_cache() -> None:
+    """Leave no artifact there. The source, which is fetched once, is that of all runs."""
+    (FOLDER / "cache").mkdir(parents=True, exist_ok=True)
+    for artifact in (FOLDER / "cache").glob("artifacts/*"):
+        artifact.unlink()
+    sources = FOLDER / "cache/sources"
+    if not sources.is_symlink():
+        (CACHE / "sources").mkdir(parents=True, exist_ok=True)
+        sources.symlink_to(CACHE / "sources")
+
+
+def build(hosts: Hosts, names: list[str]) -> dict[str, Any]:
+    """Compile on hosts that have nothing, and look at what there is afterwards."""
+    empty_cache()
+    say(f"{len(names)} bare hosts get a release that nobody has: {', '.join(names)}")
+    load = os.getloadavg()[0]
+    run = rollout(hosts, names, f"build-{len(names)}", BUILD_LIMIT_S)
+    look = "command -v c++ g++ cc gcc >/dev/null && echo compiler; sha256sum /opt/llama_cpp/current/bin/rpc-server"
+    seen = {name: hosts.ssh(name, look) for name in names}
+    records = {path.stem: json.loads(path.read_text()) for path in (FOLDER / "cache/artifacts").glob("*.json")}
+    found = {
+        "hosts": names,
+        "seconds": round(run.seconds, 1),
+        "builds": run.compiled,
+        "hosts_with_a_compiler": [name for name in names if "compiler" in seen[name]],
+        "artifacts": [
+            {"id": name, "sha256": it["sha256"], "size_bytes": it["size_bytes"]} for name, it in records.items()
+        ],
+        "compiler": sorted({it["manifest"]["compiler"] for it in records.values()}),
+        "programs": sorted({text.splitlines()[-1].split()[0] for text in seen.values()}),
+        "load": round(load, 1),
+    }
+    with_compiler = ", ".join(found["hosts_with_a_compiler"])
+    say(f"  {len(run.compiled)} builds in {run.seconds:.0f} s; a compiler is on {with_compiler}")
+    return found
+
+
+def deliver(hosts: Hosts, names: list[str], repetition: int) -> dict[str, float]:
+    """Bring the artifact in the cache to hosts without a release; then there is nothing to do."""
+    for name in names:
+        hosts.ssh(name, "sudo rm -rf /opt/llama_cpp")
+    load = os.getloadavg()[0]
+    took = {}
+    for kind in ("delivery", "nothing"):
+        run = rollout(hosts, names, f"{kind}-{len(names)}-{repetition}", DELIVERY_LIMIT_S)
+        if run.compiled:
+            raise BenchError(f"{', '.join(line['on'] for line in run.compiled)} compiled what was in the cache.")
+        if (run.changed > 0) != (kind == "delivery"):
+            raise BenchError(f"{run.changed} tasks changed something in a run for {kind} on {', '.join(names)}.")
+        took[kind] = run.seconds
+    say(
+        f"  {len(names)} hosts, repetition {repetition}: delivery {took['delivery']:.1f} s, "
+        f"nothing to do {took['nothing']:.1f} s (load before: {load:.1f})"
+    )
+    return {**took, "load": load}
+
+
+def costs(taken: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the totals for each number of hosts, and what one more host adds, each over all repetitions."""
+    found: dict[str, Any] = {}
+    for size, runs in taken.items():
+        found[str(size)] = {
+            "delivery_s": spread([run["delivery"] for run in runs]),
+            "nothing_to_do_s": spread([run["nothing"] for run in runs]),
+            # What is done at once counts once, so that this is no more than a share.
+            "push_and_switch_s_per_host": spread([(run["delivery"] - run["nothing"]) / size for run in runs]),
+            "load": spread([run["load"] for run in runs]),
+        }
+    sizes = sorted(taken)
+    for fewer, more in [*zip(sizes, sizes[1:]), *([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])]:
+        for kind in ("delivery", "nothing"):
+            pairs = zip(taken[fewer], taken[more])
+            each = [(after[kind] - before[kind]) / (more - fewer) for before, after in pairs]
+            found.setdefault("one_more_host_s", {}).setdefault(f"{fewer} to {more}", {})[kind] = spread(each)
+    return found
+
+
+def faults(builds: list[dict[str, Any]], cost: dict[str, Any]) -> list[str]:
+    """Return which of the targets are missed, one sentence each."""
+    missed = []
+    for built in builds:
+        who = f"{len(built['hosts'])} hosts"
+        if len(built["builds"]) != 1 or len(built["hosts_with_a_compiler"]) != 1 or len(built["artifacts"]) != 1:
+            missed.append(f"{who} of one class cost {len(built['builds'])} builds.")
+        if len(built["programs"]) != 1:
+            missed.append(f"{who} have programs that differ.")
+    if len({artifact["sha256"] for built in builds for artifact in built["artifacts"]}) != 1:
+        missed.append("Different hosts made different bytes of the same source.")
+    for step, added in cost.get("one_more_host_s", {}).items():
+        if added["delivery"]["median"] > MOST_PER_HOST_S:
+            missed.append(
+                f"From {step} hosts, one more adds {added['delivery']['median']} s, over {MOST_PER_HOST_S} s."
+            )
+    return missed
+
+
+def as_text(report: dict[str, Any]) -> str:
+    facts, cost = report["machine"], report["delivery"]
+    machine_line = (
+        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"Linux {facts['kernel']}, ansible-core {facts['ansible_core']}, load before {facts['load_before'][0]}, "
+        f"{facts['date']}"
+    )
+    built = [
+        [
+            len(one["hosts"]),
+            one["hosts"][0],
+            len(one["builds"]),
+            ", ".join(line["on"] for line in one["builds"]),
+            ", ".join(one["hosts_with_a_compiler"]),
+            sum(line["seconds"] for line in one["builds"]),
+            one["seconds"],
+            ", ".join(f"{artifact['sha256'][:16]}… {artifact['size_bytes']}" for artifact in one["artifacts"]),
+        ]
+        for one in report["builds"]
+    ]
+    delivered = [
+        [size, *(shown(cost[size][key]) for key in ("delivery_s", "nothing_to_do_s", "push_and_switch_s_per_host"))]
+        for size in map(str, report["sizes"])
+    ]
+    more = [
+        [step, shown(added["delivery"]), shown(added["nothing"])]
+        for step, added in cost.get("one_more_host_s", {}).items()
+    ]
+    builds_head = "hosts, comes first, builds, compiled on, has a compiler, compiling s, run s, artifact: sha256 bytes"
+    parts = [
+        f"{machine_line}\n{report['shared']}",
+        "Bare hosts, no artifact\n" + table(builds_head.split(", "), built),
+        f"Seconds of a whole run, {FORKS} forks, new connections; median (min to max) of {report['repetitions']}\n"
+        + table(["hosts", "artifact in the cache", "nothing to do", "their difference, per host"], delivered),
+    ]
+    if more:
+        parts.append("What one more host adds, seconds\n" + table(["hosts", "delivery", "nothing to do"], more))
+    met = (
+        f"Met: one build for a class, the same bytes from each builder, at most {MOST_PER_HOST_S} s for one more host."
+    )
+    return "\n\n".join([*parts, "\n".join(report["missed"]) or met])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[1, 2, 4], help=f"numbers of hosts, up to {len(WORKERS)}"
+    )
+    parser.add_argument("--repetitions", type=int, default=5, help="of each delivery")
+    parser.add_argument("--output", type=Path, default=FOLDER / "rollout.json", help="the JSON report")
+    options = parser.parse_args()
+    sizes = sorted(set(options.sizes))
+    if not 1 <= sizes[0] <= sizes[-1] <= len(WORKERS) or options.repetitions < 1:
+        parser.error(f"there are 1 to {len(WORKERS)} hosts, and at least one repetition.")
+    if os.geteuid() != 0:
+        print("Not run: the cost of a rollout; it makes containers, which needs root: sudo make bench", file=sys.stderr)
+        return 77
+    end_on_signals()
+    number = int(os.environ.get("LAB_NUMBER") or 102)
+    report: dict[str, Any] = {
+        "machine": machine(),
+        "shared": SHARED,
+        "sizes": sizes,
+        "repetitions": options.repetitions,
+    }
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        report["builds"] = []
+        taken: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
+        for turn, size in enumerate(sizes):
+            # Each time another one comes first, which is the one that builds.
+            names = [*WORKERS[turn % len(WORKERS) :], *WORKERS[: turn % len(WORKERS)]][:size]
+            with lab(number, names) as hosts:
+                report["builds"].append(build(hosts, names))
+                if size != sizes[-1]:
+                    continue
+                say(f"its artifact goes to hosts without a release, {options.repetitions} times")
+                for repetition in range(1, options.repetitions + 1):
+                    for count, runs in taken.items():
+                        runs.append(deliver(hosts, names[:count], repetition))
+    except (BenchError, subprocess.TimeoutExpired) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    report["delivery"] = costs(taken)
+    report["missed"] = faults(report["builds"], report["delivery"])
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\n{as_text(report)}\n\nAll of it: {options.output}")
+    return 1 if report["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
