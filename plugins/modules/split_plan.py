@@ -1,0 +1,431 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Divide a model among workers before it is loaded, and say whether it fits."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: split_plan
+short_description: Divide a model among llama.cpp RPC workers, and say beforehand whether it fits
+version_added: 0.1.0
+description:
+  - Reads the header of a GGUF model and says which layers each worker gets, what it needs for them (weights, KV cache,
+    compute buffers), and what room is left; and the same of the master.
+  - Chooses RV(tensor_split) so that the fullest worker is as empty as can be, or, if workers have a
+    O(workers[].weight), so that none has more to do for its speed than it must. With O(tensor_split), says what comes
+    of that one.
+  - If it does not fit, says what each host lacks, and the smallest changes with which it would fit.
+  - Runs where the model is, reads nothing but its header, and asks no worker.
+  - That a model does not fit is no failure of this module; RV(fits) and RV(message) say so.
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  model:
+    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
+    type: path
+    required: true
+  workers:
+    description: The workers in the order in which llama.cpp gets them (C(--rpc)); 1 to 15.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      endpoint:
+        description: The worker as V(host:port).
+        type: str
+        required: true
+      memory_available_bytes:
+        description:
+          - What its host can still give to programs (C(MemAvailable) of C(/proc/meminfo)), or what the worker may use
+            if that is less.
+          - What a worker says of itself is no good for this; CPU workers report all memory as free.
+        type: int
+      weight:
+        description: Its speed next to the other workers'; those without one count as V(1).
+        type: float
+      host:
+        description: A name of its host. Workers that have the same share its memory.
+        type: str
+  ctx_size:
+    description: Tokens of context (C(--ctx-size)); V(0) for what the model was trained for.
+    type: int
+    default: 0
+  batch_size:
+    description: Tokens of a batch (C(--batch-size)).
+    type: int
+    default: 2048
+  ubatch_size:
+    description: Tokens that are computed at a time (C(--ubatch-size)).
+    type: int
+    default: 512
+  cache_type_k:
+    description: The type of the keys in the cache (C(--cache-type-k)).
+    type: str
+    choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
+    default: f16
+  cache_type_v:
+    description: The type of the values in the cache (C(--cache-type-v)).
+    type: str
+    choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
+    default: f16
+  flash_attn:
+    description:
+      - Whether flash attention is used (C(--flash-attn)). V(auto) is on with CPU workers.
+      - Quote V('on') and V('off').
+    type: str
+    choices: [auto, 'on', 'off']
+    default: auto
+  n_gpu_layers:
+    description:
+      - How many layers go to the workers (C(--n-gpu-layers)), the output counted as one, as upstream does; the first
+        layers stay with the master. A number beyond the model's layers means all.
+    type: int
+    default: 999
+  tensor_split:
+    description: A share for each worker, to be judged; empty to have one chosen.
+    type: list
+    elements: float
+    default: []
+  reserve_bytes:
+    description:
+      - What is to stay free on each host, for the worker's own program and work, and for all else that runs there.
+      - Of this and O(reserve_percent) the greater one counts.
+    type: int
+    default: 268435456
+  reserve_percent:
+    description: What is to stay free on each host, in percent of what is available there.
+    type: float
+    default: 5
+  master_memory_available_bytes:
+    description: What the master's own host can still give; without it, the master's share is shown and not judged.
+    type: int
+  master_host:
+    description: The O(workers[].host) that is the master too; its share is then taken from there.
+    type: str
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
+notes:
+  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
+  - The division, and the sizes of what is allocated, are those of the llama.cpp of release 0.3.36 with C(--split-mode
+    layer), one sequence, and workers of one CPU device each.
+  - What llama.cpp lets stay in the file (C(--mmap)) counts for the master as what is in memory, since it is read for
+    each token.
+"""
+
+EXAMPLES = r"""
+- name: The model is divided between two hosts
+  llama_cpp.cluster.split_plan:
+    model: /srv/models/model.gguf
+    ctx_size: 8192
+    workers:
+      - endpoint: 192.0.2.11:50052
+        memory_available_bytes: 16000000000
+      - endpoint: 192.0.2.12:50052
+        memory_available_bytes: 8000000000
+  register: plan
+
+- name: It fits
+  ansible.builtin.assert:
+    that: plan.fits
+    fail_msg: "{{ plan.message }}"
+
+- name: What each worker gets
+  ansible.builtin.debug:
+    msg: >-
+      {{ item.endpoint }}: {{ item.layers }} layers, {{ (item.total_bytes / 1024 ** 3) | round(2) }} GiB,
+      {{ (item.headroom_bytes / 1024 ** 3) | round(2) }} GiB left
+  loop: "{{ plan.workers }}"
+  loop_control:
+    label: "{{ item.endpoint }}"
+
+- name: A split by hand is judged, with a smaller cache, and one worker that is twice as quick
+  llama_cpp.cluster.split_plan:
+    model: /srv/models/model.gguf
+    cache_type_k: q8_0
+    cache_type_v: q8_0
+    tensor_split: [2, 1]
+    workers:
+      - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000, weight: 2}
+      - {endpoint: "192.0.2.12:50052", memory_available_bytes: 8000000000}
+"""
+
+RETURN = r"""
+fits:
+  description:
+    - Whether each host has room for what it would hold, its reserve left free, and each worker gets a layer.
+    - V(null) if it would without the cache, whose size is not known for this architecture (RV(kv_known)).
+  returned: success
+  type: bool
+  sample: true
+message:
+  description: The same in a sentence, with what is lacking and what would help.
+  returned: success
+  type: str
+  sample: It fits; the least room is left on 192.0.2.12:50052, 2.9 GiB.
+tensor_split:
+  description:
+    - What to give llama.cpp as C(--tensor-split), in the order of O(workers). A chosen one has the layers of each
+      worker, the output counted as one, which llama.cpp's rounding gives exactly.
+    - Empty if there are more workers than layers.
+  returned: success
+  type: list
+  elements: float
+  sample: [22, 11]
+ctx_size:
+  description: The context that is planned for.
+  returned: success
+  type: int
+  sample: 8192
+layers:
+  description: The layers of the model, without the output.
+  returned: success
+  type: int
+  sample: 32
+workers:
+  description: What each worker gets; empty if there are more workers than layers.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    endpoint:
+      description: The worker.
+      type: str
+    first_layer:
+      description: Its first layer, from 0; V(null) if it gets none.
+      type: int
+    layers:
+      description: How many layers it gets, without the output.
+      type: int
+    has_output:
+      description: Whether the output is made there.
+      type: bool
+    weights_bytes:
+      description: What llama.cpp's log calls its model buffer.
+      type: int
+    kv_bytes:
+      description: Its KV buffer, with the state of recurrent layers.
+      type: int
+    compute_bytes:
+      description: Its compute buffer.
+      type: int
+    total_bytes:
+      description: All three.
+      type: int
+    memory_available_bytes:
+      description: What it can use. Workers of one O(workers[].host) have equal parts of what that has.
+      type: int
+    reserve_bytes:
+      description: What of that is to stay free.
+      type: int
+    headroom_bytes:
+      description: What is left beyond that; negative if it lacks.
+      type: int
+  sample:
+    - endpoint: 192.0.2.11:50052
+      first_layer: 0
+      layers: 22
+      has_output: false
+      weights_bytes: 2878128128
+      kv_bytes: 738197504
+      compute_bytes: 103874560
+      total_bytes: 3720200192
+      memory_available_bytes: 16000000000
+      reserve_bytes: 800000000
+      headroom_bytes: 11479799808
+master:
+  description: >-
+    What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like
+    RV(workers). Its numbers on memory are V(null) without O(master_memory_available_bytes).
+  returned: success
+  type: dict
+  contains:
+    layers:
+      description: How many layers stay there, the first ones.
+      type: int
+    weights_bytes:
+      description: Like RV(workers[].weights_bytes).
+      type: int
+    kv_bytes:
+      description: Like RV(workers[].kv_bytes).
+      type: int
+    compute_bytes:
+      description: Its compute and output buffers.
+      type: int
+    total_bytes:
+      description: All three.
+      type: int
+    memory_available_bytes:
+      description: What it can use.
+      type: int
+    reserve_bytes:
+      description: What of that is to stay free; V(0) on a worker's host, whose reserve counts.
+      type: int
+    headroom_bytes:
+      description: What is left beyond that; negative if it lacks.
+      type: int
+  sample:
+    layers: 0
+    weights_bytes: 295501824
+    kv_bytes: 0
+    compute_bytes: 75632640
+    total_bytes: 371134464
+    memory_available_bytes: null
+    reserve_bytes: null
+    headroom_bytes: null
+kv_known:
+  description: Whether the size of the cache is known; if not it is counted as far as it is.
+  returned: success
+  type: bool
+  sample: true
+compute_known:
+  description: >-
+    Whether the compute buffers are followed for this architecture (to a quarter, commonly to a few percent). If not,
+    RV(workers[].compute_bytes) is an upper estimate.
+  returned: success
+  type: bool
+  sample: true
+shortfall:
+  description: What hosts lack; empty if nothing.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    host:
+      description: The worker, or V(the master).
+      type: str
+    bytes:
+      description: What it lacks.
+      type: int
+  sample: []
+suggestions:
+  description: Of each kind the smallest change with which it would fit; a kind that cannot help is not there.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    kind:
+      description: V(tensor_split) (leave it out), V(context), V(cache_type), V(workers) or V(quantisation).
+      type: str
+    message:
+      description: The change in words.
+      type: str
+    ctx_size:
+      description: The largest context that fits, for V(context).
+      type: int
+    cache_type_k:
+      description: For V(cache_type), like RV(suggestions[].cache_type_v).
+      type: str
+    cache_type_v:
+      description: For V(cache_type).
+      type: str
+    workers:
+      description: For V(workers), how many more.
+      type: int
+    memory_available_bytes:
+      description: For V(workers), of what size, which is that of the largest worker.
+      type: int
+    bits_per_weight:
+      description: For V(quantisation), the most that fits.
+      type: float
+  sample: []
+fits_on_one:
+  description: The host that could hold all of it alone, and what that means; V(null) if none, or if it does not fit.
+  returned: success
+  type: dict
+  contains:
+    endpoint:
+      description: The worker, or V(the master).
+      type: str
+    message:
+      description: What dividing the model brings then.
+      type: str
+  sample: null
+notes:
+  description: A sentence for each thing that is not known of the model, or is counted otherwise than llama.cpp does.
+  returned: success
+  type: list
+  elements: str
+  sample: []
+"""
+
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_types import CACHE_TYPES
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._split import Cluster, Load, SplitError, Worker, plan
+
+WORKER: dict[str, dict[str, Any]] = {
+    "endpoint": {"type": "str", "required": True},
+    "memory_available_bytes": {"type": "int"},
+    "weight": {"type": "float"},
+    "host": {"type": "str"},
+}
+
+
+def cluster_of(params: dict[str, Any]) -> Cluster:
+    """Return where to load to."""
+    workers = []
+    for worker in params["workers"]:
+        if worker["memory_available_bytes"] is None:
+            raise SplitError(
+                f"The memory of worker {worker['endpoint']} is not known; give its memory_available_bytes "
+                "(MemAvailable of its host)."
+            )
+        workers.append(Worker(**worker))
+    return Cluster(
+        workers=tuple(workers),
+        reserve_bytes=params["reserve_bytes"],
+        reserve_percent=params["reserve_percent"],
+        tensor_split=tuple(params["tensor_split"]),
+        master_memory_available_bytes=params["master_memory_available_bytes"],
+        master_host=params["master_host"],
+    )
+
+
+def main() -> None:
+    """Run the module."""
+    names = list(CACHE_TYPES)
+    module = AnsibleModule(
+        argument_spec={
+            "model": {"type": "path", "required": True},
+            "workers": {"type": "list", "elements": "dict", "required": True, "options": WORKER},
+            "ctx_size": {"type": "int", "default": 0},
+            "batch_size": {"type": "int", "default": 2048},
+            "ubatch_size": {"type": "int", "default": 512},
+            "cache_type_k": {"type": "str", "choices": names, "default": "f16"},
+            "cache_type_v": {"type": "str", "choices": names, "default": "f16"},
+            "flash_attn": {"type": "str", "choices": ["auto", "on", "off"], "default": "auto"},
+            "n_gpu_layers": {"type": "int", "default": 999},
+            "tensor_split": {"type": "list", "elements": "float", "default": []},
+            "reserve_bytes": {"type": "int", "default": 268435456},
+            "reserve_percent": {"type": "float", "default": 5},
+            "master_memory_available_bytes": {"type": "int"},
+            "master_host": {"type": "str"},
+        },
+        supports_check_mode=True,
+    )
+    params = module.params
+    load = Load(
+        ctx_size=params["ctx_size"],
+        batch_size=params["batch_size"],
+        ubatch_size=params["ubatch_size"],
+        cache_type_k=params["cache_type_k"],
+        cache_type_v=params["cache_type_v"],
+        flash_attn=params["flash_attn"],
+        n_gpu_layers=params["n_gpu_layers"],
+    )
+    try:
+        result = plan(read_model(Path(params["model"])), load, cluster_of(params))
+    except (GgufError, SplitError) as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(msg=f"{params['model']} cannot be read: {error.strerror}.")
+    module.exit_json(changed=False, **result)
+
+
+if __name__ == "__main__":
+    main()
