@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter that makes a report of a benchmark."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: benchmark_report
+short_description: The report of a benchmark, as data, HTML and Markdown
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Joins what modules of this collection returned into one report, with a sentence on top that says the result.
+  - The HTML is one file that loads nothing and runs no script, for screens of any width, light or dark, and for print.
+  - Names of hosts, models and builds are text in it, whatever they hold; control characters and marks that turn the
+    direction of writing are replaced.
+positional: _input
+options:
+  _input:
+    description: What was measured, planned and known before.
+    type: dict
+    required: true
+    suboptions:
+      bench:
+        description: The result of M(llama_cpp.cluster.llama_bench).
+        type: dict
+        required: true
+      time:
+        description: When it was, in UTC, such as V(2026-01-31T23:59:59Z).
+        type: str
+        required: true
+      run:
+        description: The result of M(llama_cpp.cluster.distributed_inference); it says what each worker held.
+        type: dict
+      plan:
+        description: The result of M(llama_cpp.cluster.split_plan).
+        type: dict
+      model:
+        description: The result of M(llama_cpp.cluster.gguf_info).
+        type: dict
+      workers:
+        description: RV(llama_cpp.cluster.rpc_worker_info#module:workers).
+        type: list
+        elements: dict
+      hosts:
+        description:
+          - What is known of each host, its C(name) and, where known, C(master) (whether it is one), C(endpoints) (of
+            its workers), C(architecture), C(cpu), C(cores), C(threads) (a list, one for each worker), C(version) and
+            C(commit) of its llama.cpp, C(memory_available_bytes) and C(memory_total_bytes).
+        type: list
+        elements: dict
+      history:
+        description: The runs before, the oldest first, as P(llama_cpp.cluster.benchmark_history#filter) gives them.
+        type: list
+        elements: dict
+      settings:
+        description: What else is to be said of how it was measured.
+        type: dict
+      title:
+        description: The heading; by default the model's name and the number of workers.
+        type: str
+seealso:
+  - module: llama_cpp.cluster.llama_bench
+"""
+
+EXAMPLES = r"""
+- name: The cluster is measured
+  llama_cpp.cluster.llama_bench:
+    model: /srv/models/model.gguf
+    workers: [192.0.2.11, 192.0.2.12]
+  register: bench
+
+- name: A page says how fast it is
+  ansible.builtin.copy:
+    content: "{{ (results | llama_cpp.cluster.benchmark_report).html }}"
+    dest: benchmark.html
+    mode: "0644"
+  delegate_to: localhost
+  vars:
+    results:
+      bench: "{{ bench }}"
+      time: "{{ now(utc=true, fmt='%Y-%m-%dT%H:%M:%SZ') }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The report.
+  type: dict
+  contains:
+    report:
+      description:
+        - All of it as data. C(schema_version) changes when what reads it would notice.
+        - C(summary) is the sentence on top, C(split) plan and reality of each worker, C(history) the last runs, this
+          one among them.
+      type: dict
+    html:
+      description: The page.
+      type: str
+    markdown:
+      description: The same in Markdown, without plots.
+      type: str
+    history_line:
+      description: The line, without its end, by which the history gets longer.
+      type: str
+"""
+
+from typing import TYPE_CHECKING, Any, Mapping
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._benchmark_data import (
+    BenchmarkError,
+    build_report,
+    history_line,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._benchmark_report import render_html, render_markdown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def benchmark_report(results: object) -> dict[str, Any]:
+    """Return the report in its forms."""
+    if not isinstance(results, Mapping):
+        raise AnsibleFilterError("benchmark_report needs a dictionary with the results of modules, such as bench")
+    try:
+        report = build_report(results)
+        return {
+            "report": report,
+            "html": render_html(report),
+            "markdown": render_markdown(report),
+            "history_line": history_line(report),
+        }
+    except BenchmarkError as error:
+        raise AnsibleFilterError(str(error)) from None
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"benchmark_report": benchmark_report}
