@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # In this order: `llama-completion` is what `llama-cli` was before b7348, when that became a chat client.
 PROGRAMS = ("llama-completion", "llama-cli")
+BENCH_PROGRAMS = ("llama-bench",)
 
 # The RPC protocol of source archives in use, by commit: their builds have no build number to tell it by.
 # (ggml/include/ggml-rpc.h at that commit, RPC_PROTO_*_VERSION)
@@ -58,10 +59,17 @@ _COLORS_WITH_VALUE = re.compile(r"^--log-colors \[", re.MULTILINE)
 # b9151 on: each line begins with a time and a level, and device and buffer lines are of the level "trace".
 _TRACE_LEVEL = re.compile(r"^ +- (\d+): trace\b", re.MULTILINE)
 
+# llama-bench says in its help which values these options take; the oldest builds take no words for flash attention.
+# (tools/llama-bench/llama-bench.cpp, print_usage)
+_BENCH_VALUES = {
+    option: re.compile(rf"^ +-\w+, {option} +<([\w|]+)>", re.MULTILINE) for option in ("--flash-attn", "--split-mode")
+}
+_FLASH_ATTN_NUMBERS = {"on": "1", "off": "0"}
+
 _VERSION_NUMBERED = re.compile(r"^version: (\d+) \(([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
 _VERSION_NAMED = re.compile(r"^version: (\S+) \(build (\d+), commit ([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
 _PROTOCOL = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}")
-_OPTION_NAMES = re.compile(r"^-{1,2}[A-Za-z][\w-]*(?:, +-{1,2}[A-Za-z][\w-]*)*", re.MULTILINE)
+_OPTION_NAMES = re.compile(r"^ {0,2}-{1,2}[A-Za-z][\w-]*(?:, +-{1,2}[A-Za-z][\w-]*)*", re.MULTILINE)
 
 
 class BinaryError(Exception):
@@ -69,8 +77,8 @@ class BinaryError(Exception):
 
 
 @dataclass(frozen=True)
-class Capabilities:
-    """A llama.cpp completion program: what it is, and the arguments by which this build does a thing."""
+class Program:
+    """A llama.cpp program: what it is, and what it takes."""
 
     program: str
     version: str | None
@@ -80,15 +88,6 @@ class Capabilities:
     protocol: str | None
     # Whether RPC devices are RPC0, RPC1, ... (True) or RPC[host:port] (False); None where that is not known.
     counted_devices: bool | None
-    # "prefixed": a time and a level before each line; "plain": neither.
-    log_format: str
-    no_conversation: tuple[str, ...]
-    no_display_prompt: tuple[str, ...]
-    no_escape: tuple[str, ...]
-    no_fit: tuple[str, ...]
-    no_colors: tuple[str, ...]
-    # Needed so that the lines about devices, buffers and offloaded layers are in the log.
-    verbosity: tuple[str, ...]
     # The spellings of each option: {-m, --model}, ...
     options: tuple[frozenset[str], ...]
 
@@ -114,21 +113,45 @@ class Capabilities:
         return [f"RPC{index}" for index in range(sum(device_counts))]
 
 
-def find_program(bin_dir: str) -> str:
-    """Return the path of the completion program in a folder.
+@dataclass(frozen=True)
+class Capabilities(Program):
+    """A completion program, and the arguments by which this build does a thing."""
+
+    # "prefixed": a time and a level before each line; "plain": neither.
+    log_format: str
+    no_conversation: tuple[str, ...]
+    no_display_prompt: tuple[str, ...]
+    no_escape: tuple[str, ...]
+    no_fit: tuple[str, ...]
+    no_colors: tuple[str, ...]
+    # Needed so that the lines about devices, buffers and offloaded layers are in the log.
+    verbosity: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bench(Program):
+    """A benchmark program, and what differs among builds."""
+
+    split_modes: tuple[str, ...]
+    # How this build spells on, off and auto.
+    flash_attn: Mapping[str, str]
+
+
+def find_program(bin_dir: str, names: Sequence[str] = PROGRAMS) -> str:
+    """Return the path of the first of these programs in a folder.
 
     Raises BinaryError if there is none, or if what is there is no program for this machine.
     """
     folder = Path(bin_dir)
     if not folder.is_dir():
         raise BinaryError(f"There is no folder {bin_dir}; install llama.cpp there, or set bin_dir.")
-    for name in PROGRAMS:
+    for name in names:
         path = folder / name
         if path.exists() or path.is_symlink():
             _check_program(path)
             return str(path)
-    names = " nor ".join(PROGRAMS)
-    raise BinaryError(f"There is neither {names} in {bin_dir}; install llama.cpp there, or set bin_dir.")
+    missing = f"neither {' nor '.join(names)}" if len(names) > 1 else f"no {names[0]}"
+    raise BinaryError(f"There is {missing} in {bin_dir}; install llama.cpp there, or set bin_dir.")
 
 
 def _check_program(path: Path) -> None:
@@ -184,16 +207,8 @@ def _counted_devices(protocol: str | None, build_number: int | None) -> bool | N
     return None
 
 
-def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
-    """Return what a build is and can do, from what it says of itself. Raises BinaryError if it is not of use."""
-    version, build_number, commit = _identity(program, version_text)
-    options = tuple(frozenset(re.split(r", +", names)) for names in _OPTION_NAMES.findall(help_text))
-    known = frozenset().union(*options)
-    if "--rpc" not in known:
-        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
-    arguments = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
-    if not arguments["no_conversation"]:
-        raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
+def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """Return commit and RPC protocol, as exactly as the manifest of the program's release knows them."""
     source = manifest.get("source")
     full_commit = _text(source.get("commit")) if isinstance(source, dict) else None
     if full_commit and (commit is None or full_commit.startswith(commit)):
@@ -201,7 +216,24 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
     stated = _text(manifest.get("rpc_protocol"))
     if stated is None or not _PROTOCOL.fullmatch(stated):
         stated = None
-    protocol = stated or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
+    return commit, stated or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
+
+
+def _options(help_text: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))
+
+
+def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
+    """Return what a build is and can do, from what it says of itself. Raises BinaryError if it is not of use."""
+    version, build_number, commit = _identity(program, version_text)
+    options = _options(help_text)
+    known = frozenset().union(*options)
+    if "--rpc" not in known:
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    arguments = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
+    if not arguments["no_conversation"]:
+        raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
+    commit, protocol = _release(commit, manifest)
     trace = _TRACE_LEVEL.search(help_text)
     return Capabilities(
         program=program,
@@ -215,4 +247,37 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
         verbosity=("-lv", trace.group(1)) if trace else (),
         options=options,
         **arguments,
+    )
+
+
+def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Bench:
+    """Return what a build of llama-bench is and can do, as `describe` does.
+
+    Older ones do not answer --version: what build they are, their results say.
+    """
+    options = _options(help_text)
+    known = frozenset().union(*options)
+    if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
+        raise BinaryError(f"{program} does not answer --help as llama-bench does; set bin_dir to a llama.cpp release.")
+    if "--rpc" not in known:
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    version, build_number, commit = _identity(program, version_text) if "--version" in known else (None, None, None)
+    commit, protocol = _release(commit, manifest)
+    values = {
+        option: found[1].split("|")
+        for option in _BENCH_VALUES
+        for found in [_BENCH_VALUES[option].search(help_text)]
+        if found
+    }
+    words = values.get("--flash-attn", [])
+    return Bench(
+        program=program,
+        version=version,
+        build_number=build_number,
+        commit=commit,
+        protocol=protocol,
+        counted_devices=_counted_devices(protocol, build_number),
+        options=options,
+        split_modes=tuple(values.get("--split-mode", [])),
+        flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
     )

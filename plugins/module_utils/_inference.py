@@ -250,7 +250,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         or _option_rejected(ending, protocol)
         or not_connected(options, ending)
         or other_version(options, ending, protocol)
-        or out_of_memory(ending)
+        or out_of_memory(ending, "lower ctx_size")
         or cut_off(options, ending, protocol)
         or model_invalid(options, ending)
         or _message_lost(options, ending)

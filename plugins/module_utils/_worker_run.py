@@ -349,8 +349,8 @@ def other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure
     )
 
 
-def out_of_memory(ending: Ending) -> Failure | None:
-    """Return the failure of a run that was short of memory."""
+def out_of_memory(ending: Ending, smaller: str) -> Failure | None:
+    """Return the failure of a run that was short of memory; `smaller` is what to do about it beside the usual."""
     # What comes before a retry was not the end.
     found = _NO_MEMORY.search(ending.stderr.rpartition(_RETRIED)[2])
     if found:
@@ -361,7 +361,7 @@ def out_of_memory(ending: Ending) -> Failure | None:
         endpoint, who = None, "The program was killed by the system, most likely because the master"
     else:
         return None
-    remedy = "lower ctx_size, use a smaller model or quantization, or give it less with tensor_split"
+    remedy = f"{smaller}, use a smaller model or quantization, or give it less with tensor_split"
     return Failure("out_of_memory", endpoint, f"{who} has too little memory for its part; {remedy}.")
 
 

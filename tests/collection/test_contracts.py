@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client, _worker_run
-from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference
+from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference, llama_bench
 from tree import COLLECTION, ROOT, documentation
 
 WORKER_INFO = {
@@ -74,11 +74,16 @@ def shown(sample: Any) -> dict[str, Any] | None:
     return {name: shown(inner) for name, inner in sample.items()} if isinstance(sample, dict) else None
 
 
-def produced_kinds() -> set[str]:
+OF_EVERY_RUN = ("_worker_run.py", "_worker_task.py")
+OF_INFERENCE = (*OF_EVERY_RUN, "_inference.py", "../modules/distributed_inference.py")
+OF_BENCH = (*OF_EVERY_RUN, "_bench.py", "../modules/llama_bench.py")
+
+
+def produced_kinds(names: tuple[str, ...] = OF_INFERENCE) -> set[str]:
     """Return every kind that the code gives a failure: the first argument of its class, or the table by state."""
     found = set(_worker_run._KIND_BY_STATE.values())
     failure = re.compile("|".join(rf"\b{c.__name__}\b" for c in [_worker_run.Failure, _inference.OutputLost]))
-    for name in ("_worker_run.py", "_inference.py", "_worker_task.py", "../modules/distributed_inference.py"):
+    for name in names:
         for node in ast.walk(ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and failure.search(ast.unparse(node.func)):
                 kind = node.args[0]
@@ -143,6 +148,22 @@ def test_kinds_of_failure_are_documented() -> None:
     listed = named_first(documented("distributed_inference")["failure"]["contains"]["kind"]["description"])
     assert (set(listed), len(listed)) == (kinds, len(kinds))
     assert table("docs/troubleshooting.md", "Failures of a run") == listed
+
+
+def test_kinds_of_failure_of_a_benchmark_are_documented() -> None:
+    kinds = produced_kinds(OF_BENCH)
+    listed = named_first(documented("llama_bench")["failure"]["contains"]["kind"]["description"])
+    assert (set(listed), len(listed)) == (kinds, len(kinds))
+    assert table("docs/benchmarking.md", "Failures of a benchmark") == [
+        kind for kind in listed if kind not in produced_kinds()
+    ]
+
+
+def test_a_benchmark_returns_what_is_documented() -> None:
+    page = documented("llama_bench")
+    always = {name for name, value in page.items() if value["returned"] == "always"}
+    assert llama_bench.Task(cast("Any", None)).result.keys() == always | {"changed"}
+    assert set(page) == always | {"log_tail", "msg"}
 
 
 @pytest.mark.parametrize(

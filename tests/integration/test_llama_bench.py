@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark as users run it, on real workers: its figures, its baseline, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import HANG_S, Release, Worker, free_port, run_module
+from test_distributed_inference import failure as failure_of
+from test_distributed_inference import generating, held_by_another_client, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+# Quick: the figures themselves are of no interest here.
+SMALL = {"n_prompt": [32], "n_gen": [4], "repetitions": 2}
+# Longer than any test waits.
+ENDLESS = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1000}
+
+
+def bench(release: Release, model: Path, *workers: str, check: bool = False, changes: bool = False, **args: Any) -> Any:
+    given = {"bin_dir": str(release.bin), "model": str(model), "workers": workers}
+    return run_module("llama_bench", {**given, **SMALL, **args}, check=check, changes=changes)
+
+
+def failure(result: dict[str, Any]) -> tuple[str, str | None]:
+    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    assert {"tests", "model", "devices", "options", "comparison", "workers"} <= set(result)
+    return failure_of({"text": None, "perf": None, "offload": None, **result})
+
+
+@pytest.fixture
+def two(release_7: Release, start_worker: StartWorker) -> list[str]:
+    return [start_worker(release_7).endpoint for _number in range(2)]
+
+
+def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, model: Path, two: list[str]) -> None:
+    result = bench(
+        release_7,
+        model,
+        *two,
+        n_prompt=[16, 32, 16],
+        n_gen=4,
+        mixed=[{"n_prompt": 16, "n_gen": 2}],
+        n_depth=[0, 24],
+        ubatch_size=[16, 512],
+        cache_type_k="q8_0",
+        flash_attn="on",
+        threads=1,
+        tensor_split=[1, 1],
+    )
+    assert result["failure"] is None, result["msg"]
+    names = ["pp16", "pp32", "tg4", "pp16+tg2"]
+    every = [(name, ubatch) for ubatch in (16, 512) for name in [*names, *(f"{name} @ d24" for name in names)]]
+    assert [(test["name"], test["ubatch_size"]) for test in result["tests"]] == every
+    for test in result["tests"]:
+        rates = test["tokens_per_second"]
+        assert len(rates["samples"]) == 2
+        assert 0 < rates["min"] <= rates["mean"] <= rates["max"]
+        assert rates["stddev"] >= 0
+    assert result["build"]["commit"][:9] == "0c1e57098"
+    assert (result["model"]["type"], result["model"]["sha256"]) == ("llama ?B Q8_0", None)
+    assert 0.9 < result["model"]["size_bytes"] / model.stat().st_size < 1
+    assert result["options"] == {
+        "split_mode": "layer",
+        "tensor_split": [1, 1],
+        "n_gpu_layers": 999,
+        "cache_type_k": "q8_0",
+        "cache_type_v": "f16",
+        "flash_attn": "on",
+        "threads": 1,
+        "repetitions": 2,
+    }
+    held = {device["endpoint"]: device for device in result["devices"] if device["endpoint"]}
+    assert list(held) == result["workers"] == two
+    assert sum(device["layers"] for device in held.values()) == 9
+    assert all(device["model_buffer_mib"] > 1 for device in held.values())
+    assert result["comparison"] is None
+
+
+def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, two: list[str]) -> None:
+    result = bench(release_7, model, *two, split_mode="tensor")
+    assert result["failure"] is None, result["msg"]
+    assert result["options"]["split_mode"] == "tensor"
+
+
+def test_a_baseline_is_written_once_and_then_compared_with(
+    release_7: Release, model: Path, two: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "baseline.json"
+    given = {"baseline_path": str(path), "tolerance_percent": 99}
+    assert bench(release_7, model, *two, check=True, changes=True, **given)["tests"] == []
+    assert not path.exists()
+    missing = bench(release_7, model, *two, **given, baseline_required=True)
+    assert failure(missing) == ("not_compared", None)
+    assert missing["wall_time_ms"] is None
+    assert not path.exists()
+
+    first = bench(release_7, model, *two, changes=True, **given)
+    assert first["comparison"]["baseline_written"]
+    written = path.read_bytes()
+    assert bench(release_7, model, *two, check=True, **given)["comparison"] is None
+    second = bench(release_7, model, *reversed(two), **given, baseline_required=True)
+    assert second["comparison"]["compared"]
+    for before, metric, now in zip(first["tests"], second["comparison"]["metrics"], second["tests"]):
+        assert metric["name"] == before["name"] == now["name"]
+        assert metric["baseline"]["mean"] == before["tokens_per_second"]["mean"]
+        assert metric["now"]["stddev"] == now["tokens_per_second"]["stddev"]
+    assert path.read_bytes() == written
+
+    # Reading was a hundred times as fast.
+    content = json.loads(written)
+    content["tests"][0]["tokens_per_second"]["mean"] *= 100
+    path.write_text(json.dumps(content))
+    faster = path.read_bytes()
+    slower = bench(release_7, model, *two, baseline_path=str(path), generation_tolerance_percent=99)
+    assert failure(slower) == ("regression", None)
+    assert slower["msg"].startswith(f"Slower than the baseline {path}: pp32 ")
+    assert "±" in slower["msg"]
+    assert "tg4" not in slower["msg"]
+    assert [metric["regression"] for metric in slower["comparison"]["metrics"]] == [True, False]
+    assert slower["tests"][0]["tokens_per_second"]["mean"] > 1
+    assert path.read_bytes() == faster
+
+    other = bench(release_7, model, two[0], baseline_path=str(path))
+    assert other["failure"] is None
+    assert not other["comparison"]["compared"]
+    assert other["comparison"]["differences"] == [{"what": "number of workers", "baseline": 2, "now": 1}]
+    assert f"Not compared with the baseline {path}: number of workers was 2 and is 1." in json.dumps(other["warnings"])
+    assert failure(bench(release_7, model, two[0], baseline_path=str(path), baseline_required=True)) == (
+        "not_compared",
+        None,
+    )
+    assert path.read_bytes() == faster
+
+    updated = bench(release_7, model, *two, changes=True, baseline_path=str(path), baseline_update=True)
+    assert updated["failure"] is None
+    assert updated["comparison"]["metrics"][0]["regression"]
+    assert json.loads(path.read_text())["tests"] == updated["tests"]
+    assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "kind", "message"),
+    [
+        ("{", {}, "baseline_invalid", "is not JSON of this module"),
+        ('{"a": 1}', {"baseline_update": True}, "baseline_invalid", "is not a baseline of llama_bench"),
+        (None, {"tolerance_percent": -1}, "option_rejected", "tolerance_percent is -1; give a number from 0"),
+        (None, {"n_prompt": [], "n_gen": 0}, "option_rejected", "There is nothing to measure"),
+        (None, {"repetitions": 0}, "option_rejected", "repetitions is 0; give a number from 1"),
+        (None, {"workers": []}, "option_rejected", "workers has 0 entries"),
+    ],
+    ids=["broken", "another-file", "tolerance", "nothing", "repetitions", "no-workers"],
+)
+def test_bad_input_is_one_sentence_before_anything_is_run(
+    release_7: Release, model: Path, tmp_path: Path, content: str | None, args: dict[str, Any], kind: str, message: str
+) -> None:
+    path = tmp_path / "baseline.json"
+    if content is not None:
+        path.write_text(content)
+    result = bench(release_7, model, "127.0.0.1:1", **{"baseline_path": str(path), **args})
+    assert failure(result) == (kind, None)
+    assert message in result["msg"]
+    assert result["build"] is None
+    assert (path.read_text() if content is not None else path.exists()) == (content or False)
+
+
+def test_a_release_without_llama_bench_is_named(release_2: Release, model: Path) -> None:
+    result = bench(release_2, model, "127.0.0.1:1")
+    assert failure(result) == ("binary_missing", None)
+    assert f"There is no llama-bench in {release_2.bin}; install llama.cpp there" in result["msg"]
+
+
+def test_workers_that_are_not_as_they_should_be(
+    release_7: Release, release_2: Release, model: Path, start_worker: StartWorker
+) -> None:
+    ours, theirs, missing = start_worker(release_7), start_worker(release_2), f"127.0.0.1:{free_port()}"
+    assert failure(bench(release_7, model, ours.endpoint, missing)) == ("worker_unreachable", missing)
+    assert failure(bench(release_7, model, ours.endpoint, missing, verify=False)) == ("worker_unreachable", missing)
+    assert failure(bench(release_7, model, ours.endpoint, theirs.endpoint)) == ("protocol_mismatch", theirs.endpoint)
+    with held_by_another_client(ours, release_7):
+        assert failure(bench(release_7, model, ours.endpoint)) == ("worker_busy", ours.endpoint)
+    idle = start_worker(release_7)
+    dropped = bench(release_7, model, ours.endpoint, idle.endpoint, tensor_split=[1, 0.0001])
+    assert failure(dropped) == ("worker_dropped", idle.endpoint)
+    assert [test["name"] for test in dropped["tests"]] == ["pp32", "tg4"]
+
+
+def test_what_llama_cpp_refuses_is_said(release_7: Release, model: Path, two: list[str], tmp_path: Path) -> None:
+    result = bench(release_7, model, *two, cache_type_v="q8_0", flash_attn="off")
+    assert failure(result) == ("option_rejected", None)
+    assert "quantized V cache requires flash_attn to be enabled; change flash_attn" in result["msg"]
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(model.read_bytes()[:5_000_000])
+    result = bench(release_7, bad, *two)
+    assert failure(result) == ("model_invalid", None)
+    assert "is not within the file bounds" in result["msg"]
+
+
+def test_a_worker_killed_during_the_run_is_named(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    stays, dies = start_worker(release_7), start_worker(release_7)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(bench, release_7, model, stays.endpoint, dies.endpoint, **ENDLESS)
+        wait_for(lambda: generating(dies))
+        dies.kill()
+        began = time.monotonic()
+        result = run.result(HANG_S)
+    assert time.monotonic() - began < 20
+    assert failure(result) == ("worker_lost", dies.endpoint)
+    assert result["log_tail"]
+
+
+def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    stays, hangs = start_worker(release_7), start_worker(release_7)
+    path = tmp_path / "baseline.json"
+    given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 6, "baseline_path": str(path)}
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(bench, release_7, model, stays.endpoint, hangs.endpoint, **given)
+        wait_for(lambda: generating(hangs))
+        os.kill(hangs.process.pid, signal.SIGSTOP)
+        result = run.result(HANG_S)
+    assert failure(result) == ("timed_out", hangs.endpoint)
+    assert result["msg"].startswith("The run did not end within 6 s and was ended. ")
+    assert f"{hangs.endpoint} has answered nothing since" in result["msg"]
+    assert [test["name"] for test in result["tests"]] == ["pp16"]
+    assert not path.exists()
