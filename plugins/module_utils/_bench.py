@@ -193,7 +193,7 @@ def check_baseline_options(path: str | None, *, update: bool, required: bool) ->
 def time_limit(options: Options, model_bytes: int) -> int:
     """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
 
-    The latter is 120 s, the model at 20 MB/s, and for each test and its warm-up prompts at 10 tokens a second and 2 s
+    The latter is 120 s, the model at 10 MB/s, and for each test and its warm-up prompts at 10 tokens a second and 2 s
     for each generated token.
     """
     if options.timeout is not None:

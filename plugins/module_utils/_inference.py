@@ -173,7 +173,7 @@ def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> N
 def time_limit(options: Options, model_bytes: int) -> int:
     """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
 
-    The latter is 120 s, the model at 20 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
+    The latter is 120 s, the model at 10 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
     """
     if options.timeout is not None:
         return options.timeout

@@ -28,7 +28,8 @@ WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
 # Of the default time limit: what a slow card, a slow network and a slow processor take.
 BASE_S = 120
-LOAD_BYTES_PER_S = 20_000_000
+# A link of 100 Mbit/s: every byte of the model may have to go through the one of the master.
+LOAD_BYTES_PER_S = 10_000_000
 PROMPT_TOKENS_PER_S = 10
 S_PER_TOKEN = 2
 

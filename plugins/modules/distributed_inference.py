@@ -15,6 +15,10 @@ description:
   - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
     exit status of the program says.
   - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Shows about every ten seconds one line with the host, the time that has passed, the phase (verifying, loading the
+    model, reading the prompt, generating), how much of the model is loaded or of the text is there, and how long the
+    phase will take if it goes on like that. The share is what is there at least. Nothing is shown with C(async), in
+    check mode, by the program C(ansible), or if the callback (C(stdout_callback)) is not known to be for people.
   - Builds since 2026 can end before their last lines are written. Then the run is repeated, at most five times and
     as long as O(timeout) leaves the time for it. A text that may be cut off is never taken for a result.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
@@ -96,8 +100,8 @@ options:
       - Limit of the run in seconds, a repetition included. The program is ended when it is reached.
       - A worker that answers a master that is gone dies of it (SIGPIPE), so workers may have to be started again
         then; a service manager should do so.
-      - By default 120 s, plus the size of the model (all its parts) divided by 20 MB/s, plus one second for each
-        40 bytes of the prompt, plus 2 s for each token of O(n_predict).
+      - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
+        one second for each 40 bytes of the prompt, plus 2 s for each token of O(n_predict).
     type: int
   verify:
     description:

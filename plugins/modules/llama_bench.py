@@ -137,7 +137,7 @@ options:
       - A worker that hangs, or whose host is gone without a word, is noticed by this limit only.
       - A worker that answers a master that is gone dies of it (SIGPIPE), so workers may have to be started again
         then; a service manager should do so.
-      - By default 120 s, plus the size of the model (all its parts) divided by 20 MB/s, plus for each test, repetition
+      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each test, repetition
         and warm-up one second for each 10 tokens read and 2 s for each token generated.
     type: int
   verify:

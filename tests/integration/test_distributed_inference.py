@@ -244,7 +244,7 @@ def test_the_program_gets_no_input_no_debugger_and_a_limit_from_the_model_s_size
     assert result["failure"] is None, result["msg"]
     stdin, limited, *environment = (tmp_path / "seen").read_text().splitlines()
     assert stdin == "/dev/null"
-    seconds = 120 + model.stat().st_size / 20_000_000 + len(PROMPT) / 40 + 16 * 2
+    seconds = 120 + model.stat().st_size / 10_000_000 + len(PROMPT) / 40 + 16 * 2
     assert f"timeout -s TERM -k 5 {math.ceil(seconds)} {programs}/" in limited
     assert "GGML_NO_BACKTRACE=1" in environment
     assert not [line for line in environment if line.startswith("LLAMA_ARG_")]

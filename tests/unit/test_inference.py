@@ -197,8 +197,8 @@ def test_a_missing_model_and_a_folder_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_the_time_limit_grows_with_model_prompt_and_tokens() -> None:
-    # 120 s + 40 GB at 20 MB/s + 4000 bytes at 40 B/s + 64 tokens of 2 s
-    assert time_limit(options(prompt="x" * 4000), 40_000_000_000) == 120 + 2000 + 100 + 128
+    # 120 s + 40 GB at 10 MB/s + 4000 bytes at 40 B/s + 64 tokens of 2 s
+    assert time_limit(options(prompt="x" * 4000), 40_000_000_000) == 120 + 4000 + 100 + 128
     assert time_limit(options(timeout=7), 40_000_000_000) == 7
 
 

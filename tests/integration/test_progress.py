@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a person sees of a long run, what a program sees, and what stays behind when nobody looks any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import HANG_S, ROOT, Release, Worker, run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+TASK = "The prompt is continued"
+MESSAGE_S = 0.1
+LINE = re.compile(rf"\[master\] {TASK}: (\d+):(\d\d) (.*)")
+LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, about \d+:\d\d more)?")
+GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d+:\d\d more)?")
+
+
+class SlowLink:
+    """A way to a worker that needs so many seconds for a load, and some for each token; it counts what goes to it."""
+
+    def __init__(self, worker: Worker, load_bytes: int, load_s: float) -> None:
+        self.worker, self.load_bytes, self.bytes_per_s, self.sent = worker, load_bytes, load_bytes / load_s, 0
+        self.listener = socket.socket()
+        # What the kernel takes meanwhile is not at the worker; let it be little.
+        self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(8)
+        self.endpoint = f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def serve(self) -> None:
+        """Serve one client after the other, as a worker does."""
+        while True:
+            try:
+                client, _address = self.listener.accept()
+            except OSError:
+                return
+            with client, socket.create_connection(("127.0.0.1", self.worker.port)) as server:
+                back = threading.Thread(target=self._pump, args=(server, client, False))
+                back.start()
+                self._pump(client, server, True)
+                back.join()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, slow: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(16384):
+                sink.sendall(data)
+                if slow:
+                    self.sent += len(data)
+                    loading = self.sent < 0.95 * self.load_bytes
+                    time.sleep(len(data) / self.bytes_per_s if loading else MESSAGE_S)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def slow_link(worker: Worker, load_bytes: int, load_s: float) -> Iterator[SlowLink]:
+    link = SlowLink(worker, load_bytes, load_s)
+    thread = threading.Thread(target=link.serve)
+    thread.start()
+    try:
+        yield link
+    finally:
+        link.listener.shutdown(socket.SHUT_RDWR)
+        thread.join(HANG_S)
+        link.listener.close()
+
+
+@contextmanager
+def play(folder: Path, callback: str, arguments: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+    """Run one task on this machine, with a folder of its own for temporary files."""
+    folder.mkdir()
+    (folder / "tmp").mkdir()
+    task = {"name": TASK, "llama_cpp.cluster.distributed_inference": arguments}
+    (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    process = subprocess.Popen(
+        [
+            Path(sys.executable).with_name("ansible-playbook"), "-i", "master,", "-c", "local",
+            "-e", f"ansible_python_interpreter={sys.executable}", folder / "play.json",
+        ],
+        cwd=ROOT,
+        env={
+            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
+            "ANSIBLE_SYSTEM_TMPDIRS": str(folder / "tmp"), "ANSIBLE_STDOUT_CALLBACK": callback,
+        },
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=HANG_S)
+
+
+def test_people_see_where_a_run_is_and_programs_get_their_json(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    size = model.stat().st_size
+    given = {
+        "bin_dir": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": 48,
+        "extra_args": ["--ignore-eos"], "threads": 1,
+    }  # fmt: skip
+    workers = [start_worker(release_7) for _number in range(2)]
+    seen = []
+    with ExitStack() as stack:
+        link = stack.enter_context(slow_link(workers[0], size, 14))
+        other_link = stack.enter_context(slow_link(workers[1], size, 12))
+        people = stack.enter_context(play(tmp_path / "people", "default", {**given, "workers": [link.endpoint]}))
+        programs = stack.enter_context(
+            play(tmp_path / "programs", "ansible.posix.json", {**given, "workers": [other_link.endpoint]})
+        )
+        assert people.stdout is not None
+        for output in people.stdout:
+            line = LINE.fullmatch(output.rstrip())
+            if line:
+                print(output.rstrip(), f"| {100 * link.sent / size:.0f} %")
+                seen.append((int(line[1]) * 60 + int(line[2]), line[3], 100 * link.sent / size))
+        out, err = programs.communicate(timeout=HANG_S)
+        assert people.wait(HANG_S) == 0
+    assert programs.returncode == 0, out + err
+
+    # One line about every ten seconds, and none before.
+    seconds = [second for second, _what, _percent in seen]
+    assert 9 <= seconds[0] <= 16
+    assert all(8 <= later - earlier <= 20 for earlier, later in zip(seconds, seconds[1:]))
+    # The first comes in the midst of the load, and says of it what is true, never more.
+    loading = LOADING.fullmatch(seen[0][1])
+    assert loading, seen
+    assert seen[0][2] - 30 <= int(loading[1]) <= seen[0][2] + 3
+    assert "more" in seen[0][1]
+    generating = [int(match[1]) for match in (GENERATING.fullmatch(what) for _second, what, _percent in seen) if match]
+    assert generating
+    assert generating == sorted(generating)
+    assert all(0 < tokens <= 48 for tokens in generating)
+
+    # The result is that of the module alone.
+    (result,) = (task["hosts"]["master"] for task in json.loads(out)["plays"][0]["tasks"])
+    alone = run_module("distributed_inference", {**given, "workers": [workers[0].endpoint]})
+    assert result["text"] == alone["text"]
+    assert {name for name in result if not name.startswith("_")} == {*alone, "action"}
+    assert result["invocation"]["module_args"] == {
+        **alone["invocation"]["module_args"], "workers": [other_link.endpoint],
+    }  # fmt: skip
+    assert LINE.search(err) is None
+    assert [path for folder in tmp_path.glob("*/tmp") for path in folder.iterdir()] == []
+
+
+def test_nothing_stays_behind_when_the_controller_goes_away(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker(release_7)
+    given = {"bin_dir": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
+    with slow_link(worker, model.stat().st_size, 60) as link:
+        with play(tmp_path / "p", "default", {**given, "workers": [link.endpoint]}) as controller:
+            deadline = time.monotonic() + 60
+            while not list((tmp_path / "p/tmp").iterdir()) or not worker.held():
+                assert time.monotonic() < deadline, controller.communicate()
+                time.sleep(0.05)
+            # Its children live on, as they do on a host whose controller is gone.
+            controller.kill()
+        deadline = time.monotonic() + 60
+        while list((tmp_path / "p/tmp").iterdir()) or worker.held():
+            assert time.monotonic() < deadline, "the run goes on, or its file is still there"
+            time.sleep(0.1)
