@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What benchmarks on this machine alone share: workers on loopback bound to cores, a model of a useful size."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from measure import CACHE, ROOT, BenchError, machine, say, spread
+
+sys.path.insert(0, str(ROOT / "tests/integration"))
+from harness import RELEASES, Release, Worker, run_module, running_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+# 47 million parameters in a layer of this width; the weights of the default shape are 0.43 GB as Q4_0.
+LAYERS, WIDTH = 16, 2048
+SMOKE_LAYERS, SMOKE_WIDTH = 4, 512
+MODEL_LIMIT_S = 600
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def release() -> Release:
+    """Return the default release, as `make test` builds it."""
+    found = RELEASES["7.0.0"]
+    missing = [
+        name
+        for name in ("rpc-server", "llama-completion", "llama-bench", "llama-quantize")
+        if not (found.bin / name).exists()
+    ]
+    if missing:
+        raise BenchError(f"There is no {', '.join(missing)} in {found.bin}; build it with `make test`.")
+    return found
+
+
+def model(*, smoke: bool) -> Path:
+    """Return a model of random weights in four bits, made on first use and kept in the cache."""
+    layers, width = (SMOKE_LAYERS, SMOKE_WIDTH) if smoke else (LAYERS, WIDTH)
+    path = CACHE / "benchmarks" / "models" / f"random-{layers}x{width}-q4_0.gguf"
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    say(f"making {path.name}, a model of random weights")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        eight, four = Path(folder, "q8_0.gguf"), Path(folder, "q4_0.gguf")
+        make = [
+            sys.executable,
+            ROOT / "playbooks/files/random_model.py",
+            eight,
+            "--layers",
+            str(layers),
+            "--width",
+            str(width),
+        ]
+        # Of Q8_0, which the weights are made in: they are random either way.
+        quantise = [release().bin / "llama-quantize", "--allow-requantize", eight, four, "Q4_0"]
+        for command in (make, quantise):
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MODEL_LIMIT_S, check=False
+            )
+            if done.returncode:
+                raise BenchError(f"{Path(command[0]).name} could not make the model: {done.stderr.strip()[-300:]}")
+        four.replace(path)
+    return path
+
+
+def task(name: str, arguments: dict[str, Any], *, check: bool = False) -> dict[str, Any]:
+    """Run a module of the collection as Ansible does on a host, and return its result."""
+    result = run_module(name, arguments, check=check)
+    if result.get("failure"):
+        raise BenchError(f"{name} failed: {result['msg']}")
+    return result
+
+
+@contextmanager
+def workers(*of_each: tuple[int, Sequence[int]]) -> Iterator[list[Worker]]:
+    """Run one worker for each pair of threads and cores; each keeps the weights it was sent in a cache."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = []
+        for number, (threads, cores) in enumerate(of_each):
+            cache = folder / f"cache{number}"
+            bound = ("env", f"LLAMA_CACHE={cache}", "taskset", "-c", ",".join(map(str, cores)))
+            worker = running_worker(release(), folder / f"{number}.log", "-c", threads=threads, prefix=bound)
+            found.append(stack.enter_context(worker))
+        yield found
+
+
+def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """Return how much more the ones are than the others, measured in the same round each."""
+    return precise([one / other for one, other in zip(ones, others)])
+
+
+def precise(values: Sequence[float]) -> dict[str, Any]:
+    """Return what the repetitions of a ratio or of a short time say, to four digits."""
+    return {**spread(values), "median": round(statistics.median(values), 4), "min": round(min(values), 4),
+            "max": round(max(values), 4), "values": [round(value, 4) for value in values]}  # fmt: skip
+
+
+def shown_ratio(figure: dict[str, Any]) -> str:
+    """Return the median and the range of a ratio."""
+    return f"{figure['median']:.3f} ({figure['min']:.3f} to {figure['max']:.3f})"
+
+
+def keep(name: str, results: dict[str, Any]) -> Path:
+    """Write all values as JSON, and return where."""
+    path = CACHE / "benchmarks" / name / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": machine(), "cores": CORES, **results}, indent=2) + "\n")
+    return path

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmarks that need no test hosts run and say what they measured; what they say of speed is not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import CACHE, HANG_S, ROOT
+
+pytestmark = pytest.mark.llama
+
+
+def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
+    """Run a benchmark with a cache of its own, and return its table and its values."""
+    (folder / "llama_cpp").symlink_to(CACHE / "llama_cpp")
+    done = subprocess.run(
+        [sys.executable, ROOT / "tests/benchmarks" / f"{name}.py", "--smoke"],
+        env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(folder)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    path = folder / "benchmarks" / name / f"{name}.json"
+    assert str(path) in done.stdout
+    return done.stdout, json.loads(path.read_text())
+
+
+@pytest.mark.usefixtures("release_7")
+def test_what_the_module_costs(tmp_path: Path) -> None:
+    said, found = smoke("module_overhead", tmp_path)
+    assert "task more than by hand, s" in said
+    assert len(found["extra_seconds"]["values"]) + found["repeated_runs"] == 2
+    assert 0 < found["hand_seconds"]["min"] <= found["hand_seconds"]["max"]
+    assert all(ratio > 0 for ratio in found["generation_ratio"]["values"])
+
+
+@pytest.mark.usefixtures("release_7")
+def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
+    said, found = smoke("throughput", tmp_path)
+    assert "What more workers bring" in said
+    cases = found["one_worker"]["cases"]
+    assert len(cases) == 5
+    for tests in cases.values():
+        assert set(tests) == {"prompt", "generation"}
+        assert all(figures["tokens_per_second"]["median"] > 0 for figures in tests.values())
+    assert set(cases[found["one_worker"]["reference"]]["prompt"]["ratio"]["values"]) == {1.0}
+    of_one_core = found["workers_of_one_core"]["cases"]
+    assert next(iter(of_one_core)) == found["workers_of_one_core"]["reference"] == "1 of one core"
+    assert {"prompt ub64", "prompt ub128"} <= set(of_one_core["1 of one core"])
