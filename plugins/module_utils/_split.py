@@ -58,12 +58,16 @@ class SplitError(ValueError):
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker; workers of one `host` share its memory. `weight` is its speed next to the others'."""
+    """A worker; workers of one `host` share its memory, `memory_max_bytes` is a limit of its own.
+
+    `weight` is its speed next to the others'.
+    """
 
     endpoint: str
     memory_available_bytes: int
     weight: float | None = None
     host: str | None = None
+    memory_max_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,10 @@ def check_cluster(cluster: Cluster) -> None:
             raise SplitError(
                 f"memory_available_bytes of worker {worker.endpoint} is {worker.memory_available_bytes}; "
                 "give the bytes that it has free."
+            )
+        if worker.memory_max_bytes is not None and worker.memory_max_bytes < 0:
+            raise SplitError(
+                f"memory_max_bytes of worker {worker.endpoint} is {worker.memory_max_bytes}; give its limit."
             )
         if worker.weight is not None and not (worker.weight > 0 and math.isfinite(worker.weight)):
             raise SplitError(f"weight of worker {worker.endpoint} is {worker.weight:g}; give a number above 0.")
@@ -420,7 +428,10 @@ def _rooms(planned: Planned, cluster: Cluster) -> list[_Room]:
         reserve = max(cluster.reserve_bytes, math.ceil(available * cluster.reserve_percent / 100))
         if worker.host is not None and worker.host == cluster.master_host:
             available = max(0, available - planned.master(len(workers)).total)
-        rooms.append(_Room(available // len(on_host), reserve // len(on_host)))
+        share = available // len(on_host)
+        if worker.memory_max_bytes is not None:
+            share = min(share, worker.memory_max_bytes)
+        rooms.append(_Room(share, reserve // len(on_host)))
     return rooms
 
 

@@ -38,8 +38,7 @@ options:
         required: true
       memory_available_bytes:
         description:
-          - What its host can still give to programs (C(MemAvailable) of C(/proc/meminfo)), or what the worker may use
-            if that is less.
+          - What its host can still give to programs (C(MemAvailable) of C(/proc/meminfo)).
           - What a worker says of itself is no good for this; CPU workers report all memory as free.
         type: int
       weight:
@@ -48,6 +47,9 @@ options:
       host:
         description: A name of its host. Workers that have the same share its memory.
         type: str
+      memory_max_bytes:
+        description: What the worker may use at most (C(MemoryMax) of its service), if there is a limit.
+        type: int
   ctx_size:
     description: Tokens of context (C(--ctx-size)); V(0) for what the model was trained for.
     type: int
@@ -363,6 +365,7 @@ WORKER: dict[str, dict[str, Any]] = {
     "memory_available_bytes": {"type": "int"},
     "weight": {"type": "float"},
     "host": {"type": "str"},
+    "memory_max_bytes": {"type": "int"},
 }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -277,3 +278,95 @@ def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
     result = run("ansible-playbook", "-i", "here,", "-c", "local", "-e", interpreter, playbook, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"192\.0\.2\.11:50052: \d layers", result.stdout)
+
+
+# The role
+
+
+ROLE = f"{COLLECTION}.inference"
+# Each case of its own would begin Ansible anew.
+PLAYS = """
+- hosts: llama_masters
+  gather_facts: false
+  vars:
+    inference_prompt: the river
+    inference_n_predict: 2
+    inference_ctx_size: 512
+  tasks:
+    - name: it fits
+      ansible.builtin.include_role: {name: ROLE}
+      vars:
+        inference_report_path: "{{ folder }}/fits.json"
+        inference_extra_args: [-ub, "128"]
+    - name: it does not
+      when: not ansible_check_mode
+      block:
+        - ansible.builtin.include_role: {name: ROLE}
+          vars:
+            inference_worker_memory_bytes: {FIRST: 10000000}
+            inference_reserve_bytes: 0
+            inference_report_path: "{{ folder }}/short.json"
+      rescue:
+        - ansible.builtin.debug: {msg: "rescued: {{ ansible_failed_result.msg }}"}
+    - name: a split is given, by endpoints alone
+      ansible.builtin.include_role: {name: ROLE}
+      when: not ansible_check_mode
+      vars:
+        inference_endpoints: "{{ groups.llama_workers | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
+        inference_worker_group: nobody
+        inference_tensor_split: [6, 3]
+        inference_report_path: "{{ folder }}/alone.json"
+"""
+
+
+def test_the_role_plans_before_it_loads(release_7: Release, four: list[Worker], model: Path, tmp_path: Path) -> None:
+    inventory = tmp_path / "hosts.yml"
+    hosts = {
+        f"worker{number}": {"rpc_server_address": "127.0.0.1", "rpc_server_port": worker.port}
+        for number, worker in enumerate(four[:2], 1)
+    }
+    variables = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "llama_cpp_prefix": str(release_7.prefix),
+        "folder": str(tmp_path),
+    }
+    inventory.write_text(
+        yaml.safe_dump(
+            {"all": {"vars": variables}, "llama_masters": {"hosts": {"m": {}}}, "llama_workers": {"hosts": hosts}}
+        )
+    )
+    playbook = tmp_path / "playbook.yml"
+    playbook.write_text(PLAYS.replace("ROLE", ROLE).replace("FIRST", f'"{four[0].endpoint}"'))
+    command = ("ansible-playbook", "-i", inventory, playbook)
+    done = run(*command, "-e", f"inference_model_path={model}", cwd=tmp_path)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"m : ok=\d+ changed=0 .* failed=0", said)
+
+    fits = json.loads((tmp_path / "fits.json").read_text())
+    shares = fits["plan"]["tensor_split"]
+    assert fits["plan"]["fits"]
+    assert f"-ts {','.join(f'{share:g}' for share in shares)}" in " ".join(fits["inference"]["command"])
+    held = {it["endpoint"]: it for it in fits["inference"]["devices"]}
+    for worker in fits["plan"]["workers"]:
+        real = held[worker["endpoint"]]
+        assert real["layers"] == worker["layers"] + worker["has_output"]
+        assert not off(worker["weights_bytes"], real["model_buffer_mib"], 0.02)
+        assert not off(worker["compute_bytes"], real["compute_buffer_mib"], 0.25)
+    assert "It fits; the least room is left on " in said
+
+    short = re.search(r'"rescued: (.*?)"', said)
+    assert short
+    assert f"It does not fit, {four[0].endpoint} lacks " in short.group(1)
+    assert "inference_plan: false" in short.group(1)
+    assert not (tmp_path / "short.json").exists()
+
+    alone = json.loads((tmp_path / "alone.json").read_text())
+    assert alone["plan"] is None
+    assert alone["inference"]["failure"] is None
+    assert f"The model is not planned before it is loaded, since worker {four[0].endpoint} is no host" in said
+
+    checked = run(*command, "--check", "-e", f"inference_model_path={tmp_path}/later.gguf", cwd=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "later.gguf is no whole GGUF model: there is no such file." in " ".join(checked.stdout.split())

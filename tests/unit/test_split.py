@@ -248,6 +248,13 @@ def test_workers_of_a_host_share_its_memory() -> None:
     assert with_master["master"]["reserve_bytes"] == 0
 
 
+def test_a_limit_of_the_worker_counts_if_it_is_smaller() -> None:
+    limited = [replace(worker, memory_max_bytes=5 * GIB) for worker in workers(12, 12, hosts=("a", "a"))]
+    limited[1] = replace(limited[1], memory_max_bytes=90 * GIB)
+    result = plan([header()], SMALL, Cluster(tuple(limited)))
+    assert [worker["memory_available_bytes"] for worker in result["workers"]] == [5 * GIB, 6 * GIB]
+
+
 @pytest.mark.parametrize(
     ("reserve", "expected"),
     [
@@ -415,6 +422,7 @@ def test_compute_that_is_not_followed_is_estimated_higher() -> None:
         ({"workers": workers(-1)}, "memory_available_bytes of worker w0:50052 is -1073741824"),
         ({"workers": workers(1, weights=(0,))}, "weight of worker w0:50052 is 0"),
         ({"workers": workers(1, weights=(float("nan"),))}, "weight of worker w0:50052 is nan"),
+        ({"workers": (replace(workers(1)[0], memory_max_bytes=-1),)}, "memory_max_bytes of worker w0:50052 is -1"),
         ({"reserve_bytes": -1}, "reserve_bytes is -1"),
         ({"reserve_percent": -1}, "reserve_percent is -1"),
         ({"reserve_percent": 101}, "reserve_percent is 101"),

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what split_plan is asked, from an inventory, the memory of its hosts and llama.cpp's options."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: split_plan_arguments
+short_description: What split_plan is asked for the workers of an inventory
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Turns endpoints of workers, C(/proc/meminfo) of their hosts and options of llama.cpp into options of the module
+    P(llama_cpp.cluster.split_plan#module).
+  - Workers of one host share its memory; the limit of a worker is C(rpc_server_memory_max) of its host or C(memory_max)
+    of its instance.
+  - Where that cannot be planned, because the memory of a worker is not known or llama.cpp is told to divide the model
+    in another way, the reason is in C(skipped).
+positional: _input, hostvars
+options:
+  _input:
+    description: The workers' endpoints, in the order in which they get layers.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  hosts:
+    description: The inventory hosts that the workers are on.
+    type: list
+    elements: str
+    default: []
+  meminfo:
+    description: The text of C(/proc/meminfo) by host; a host of which it is not known is missing.
+    type: dict
+    default: {}
+  given:
+    description: What memory workers have available, in bytes by endpoint, where that is told rather than read.
+    type: dict
+    default: {}
+  master:
+    description: The inventory host that is the master.
+    type: str
+  statuses:
+    description: The workers as M(llama_cpp.cluster.rpc_worker_info) returns them.
+    type: list
+    elements: dict
+    default: []
+  extra_args:
+    description: Further options that llama.cpp is given.
+    type: list
+    elements: str
+    default: []
+"""
+
+EXAMPLES = r"""
+# Role inference reads /proc/meminfo of the hosts; here it is told.
+- name: What the plan is made of is shown
+  ansible.builtin.debug:
+    msg: >-
+      {{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars)
+         | llama_cpp.cluster.split_plan_arguments(hostvars, hosts=groups['llama_workers'], meminfo=memory) }}
+  vars:
+    memory:
+      worker1: |
+        MemTotal:       16316412 kB
+        MemAvailable:   15031200 kB
+"""
+
+RETURN = r"""
+_value:
+  description: >-
+    C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
+    C(cache_type_v) and C(flash_attn) as the module takes them (V(null) where it is not told), and C(skipped), a
+    sentence, empty if there is nothing in the way.
+  type: dict
+"""
+
+import re
+from typing import Any, Callable, Iterator, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_types import CACHE_TYPES
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
+# common/arg.cpp: options that the plan goes by, and such as it does not know the consequences of.
+_FOLLOWED = {
+    "-b": "batch_size",
+    "--batch-size": "batch_size",
+    "-ub": "ubatch_size",
+    "--ubatch-size": "ubatch_size",
+    "-ctk": "cache_type_k",
+    "--cache-type-k": "cache_type_k",
+    "-ctv": "cache_type_v",
+    "--cache-type-v": "cache_type_v",
+    "-fa": "flash_attn",
+    "--flash-attn": "flash_attn",
+    "-sm": "split_mode",
+    "--split-mode": "split_mode",
+}
+_OTHERWISE = frozenset(
+    """
+    -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo --no-kv-offload -np --parallel --swa-full
+    --lora --lora-scaled --control-vector -md --model-draft -mm --mmproj -mg --main-gpu
+    """.split()
+)
+_FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
+
+
+class _SkippedError(Exception):
+    """Why there is no plan, as the end of a sentence."""
+
+
+def _meminfo(text: str, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    if not found:
+        raise _SkippedError(f"there is no {name} in what /proc/meminfo says")
+    return int(found.group(1)) << 10
+
+
+def _limit(text: object, total: int) -> int | None:
+    """Return a service's MemoryMax in bytes, as systemd reads it (systemd.resource-control)."""
+    words = str(text or "").strip()
+    if words in ("", "infinity"):
+        return None
+    found = _LIMIT.fullmatch(words)
+    if not found:
+        raise _SkippedError(f"rpc_server_memory_max {words} is no size")
+    number, unit = float(found.group(1)), found.group(2).upper()
+    return int(number * total / 100) if unit == "%" else int(number * _UNITS[unit])
+
+
+def _options(extra_args: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Give the options of the module that these options of llama.cpp are."""
+    words = [str(word) for word in extra_args]
+    for index, word in enumerate(words):
+        name = word.replace("_", "-") if word.startswith("--") else word
+        if name in _OTHERWISE:
+            raise _SkippedError(f"inference_extra_args holds {word}, of which it does not know what comes")
+        option = _FOLLOWED.get(name)
+        if option is None:
+            continue
+        value = words[index + 1] if index + 1 < len(words) else ""
+        if option == "split_mode" and value != "layer":
+            raise _SkippedError(f"inference_extra_args holds {word} {value}, and it is for split mode layer alone")
+        if option.endswith("_size") and value.isdecimal():
+            yield option, int(value)
+        elif option.startswith("cache_type") and value in CACHE_TYPES:
+            yield option, value
+        elif option == "flash_attn":
+            # The oldest builds have no value there.
+            yield option, _FLASH.get(value, "on")
+        elif option != "split_mode":
+            raise _SkippedError(f"inference_extra_args holds {word} {value}".rstrip() + ", which is no value of it")
+
+
+def _workers(
+    endpoints: Sequence[str],
+    hostvars: Mapping[str, Any],
+    hosts: Sequence[str],
+    meminfo: Mapping[str, str],
+    given: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    places: dict[str, tuple[str, object]] = {}
+    for host in hosts:
+        variables = hostvars[host]
+        own = variables.get("rpc_server_instances") or [{}]
+        for endpoint, instance in zip(rpc_endpoints([host], hostvars), own):
+            places[endpoint] = (host, instance.get("memory_max") or variables.get("rpc_server_memory_max"))
+    workers: list[dict[str, Any]] = []
+    for endpoint in endpoints:
+        worker: dict[str, Any] = {"endpoint": endpoint}
+        if endpoint in given:
+            worker["memory_available_bytes"] = int(given[endpoint])
+        elif endpoint in places:
+            host, limit = places[endpoint]
+            if host not in meminfo:
+                raise _SkippedError(f"the memory of host {host} could not be read")
+            worker["memory_available_bytes"] = _meminfo(meminfo[host], "MemAvailable")
+            worker["memory_max_bytes"] = _limit(limit, _meminfo(meminfo[host], "MemTotal"))
+            worker["host"] = host
+        else:
+            raise _SkippedError(
+                f"worker {endpoint} is no host of the inventory, so its memory is not known "
+                "(inference_worker_memory_bytes tells it)"
+            )
+        workers.append(worker)
+    return workers
+
+
+def _check_devices(statuses: Sequence[Mapping[str, Any]]) -> None:
+    for status in statuses:
+        devices = status.get("devices") or []
+        if len(devices) > 1:
+            raise _SkippedError(f"worker {status['endpoint']} has {len(devices)} devices, and it is for one of each")
+
+
+def split_plan_arguments(
+    endpoints: Sequence[str],
+    hostvars: Mapping[str, Any],
+    hosts: Sequence[str] = (),
+    meminfo: Mapping[str, str] | None = None,
+    given: Mapping[str, Any] | None = None,
+    master: str | None = None,
+    statuses: Sequence[Mapping[str, Any]] = (),
+    extra_args: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return options of the module, and why there are none."""
+    if isinstance(endpoints, str) or not isinstance(endpoints, Sequence):
+        raise AnsibleFilterError("split_plan_arguments needs a list of endpoints, such as inference_endpoints")
+    result: dict[str, Any] = {
+        "workers": [],
+        "master_memory_available_bytes": None,
+        "master_host": master,
+        "batch_size": None,
+        "ubatch_size": None,
+        "cache_type_k": None,
+        "cache_type_v": None,
+        "flash_attn": None,
+        "skipped": "",
+    }
+    texts = meminfo or {}
+    try:
+        _check_devices(statuses)
+        if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
+            # Builds of those days have flash attention off unless they are told.
+            result["flash_attn"] = "off"
+        result.update(_options(extra_args))
+        result["workers"] = _workers(endpoints, hostvars, hosts, texts, given or {})
+        if master in texts:
+            result["master_memory_available_bytes"] = _meminfo(texts[str(master)], "MemAvailable")
+    except _SkippedError as reason:
+        result["skipped"] = f"The model is not planned before it is loaded, since {reason}."
+    return result
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"split_plan_arguments": split_plan_arguments}

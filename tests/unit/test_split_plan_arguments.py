@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What split_plan is asked for an inventory, or why it is not asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.split_plan_arguments import FilterModule
+
+split_plan_arguments = FilterModule().filters()["split_plan_arguments"]
+
+GIB = 1 << 30
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1000000 kB\nMemAvailable:    8388608 kB\n"
+HOSTS: dict[str, dict[str, Any]] = {
+    "w1": {"ansible_host": "192.0.2.1"},
+    "w2": {"ansible_host": "192.0.2.2", "rpc_server_memory_max": "4G"},
+    "w3": {
+        "ansible_host": "192.0.2.3",
+        "rpc_server_memory_max": "50%",
+        "rpc_server_instances": [{"port": 1}, {"port": 2, "memory_max": "1.5G"}],
+    },
+}
+ENDPOINTS = ["192.0.2.1:50052", "192.0.2.2:50052", "192.0.2.3:1", "192.0.2.3:2"]
+
+
+def asked(endpoints: list[str] = ENDPOINTS, **given: Any) -> dict[str, Any]:
+    usual = {"hosts": list(HOSTS), "meminfo": dict.fromkeys([*HOSTS, "m"], MEMINFO), "master": "m"}
+    result: dict[str, Any] = split_plan_arguments(endpoints, HOSTS, **{**usual, **given})
+    return result
+
+
+def test_hosts_share_their_memory_and_limits_are_the_workers() -> None:
+    result = asked()
+    assert result["skipped"] == ""
+    assert [(it["endpoint"], it["host"], it["memory_max_bytes"]) for it in result["workers"]] == [
+        ("192.0.2.1:50052", "w1", None),
+        ("192.0.2.2:50052", "w2", 4 * GIB),
+        ("192.0.2.3:1", "w3", 8 * GIB),
+        ("192.0.2.3:2", "w3", GIB * 3 // 2),
+    ]
+    assert {it["memory_available_bytes"] for it in result["workers"]} == {8 * GIB}
+    assert (result["master_memory_available_bytes"], result["master_host"]) == (8 * GIB, "m")
+
+
+def test_the_order_is_that_of_the_endpoints() -> None:
+    assert [it["endpoint"] for it in asked(ENDPOINTS[::-1])["workers"]] == ENDPOINTS[::-1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("", None), ("infinity", None), ("1024", 1024), ("512M", 512 << 20), ("2t", 2 << 40), ("90%", 16 * GIB * 9 // 10)],
+)
+def test_limits_are_read_as_systemd_reads_them(limit: str, expected: int | None) -> None:
+    hosts = {"w": {"rpc_server_memory_max": limit}}
+    result = split_plan_arguments(["w:50052"], hosts, hosts=["w"], meminfo={"w": MEMINFO})
+    assert result["workers"][0]["memory_max_bytes"] == expected
+
+
+def test_memory_that_is_told_goes_before_what_is_read() -> None:
+    told = {"192.0.2.1:50052": GIB, "198.51.100.1:50052": "2048"}
+    result = asked(["192.0.2.1:50052", "198.51.100.1:50052"], given=told)
+    assert result["skipped"] == ""
+    assert result["workers"] == [
+        {"endpoint": "192.0.2.1:50052", "memory_available_bytes": GIB},
+        {"endpoint": "198.51.100.1:50052", "memory_available_bytes": 2048},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "expected"),
+    [
+        (["--temp", "1", "-b", "1024"], {"batch_size": 1024}),
+        (["-ub", "128", "-ctk", "q8_0"], {"ubatch_size": 128, "cache_type_k": "q8_0"}),
+        (["--cache_type_v", "q4_0", "-fa", "on"], {"cache_type_v": "q4_0", "flash_attn": "on"}),
+        (["-fa", "0"], {"flash_attn": "off"}),
+        (["-fa", "--mlock"], {"flash_attn": "on"}),
+        (["--split-mode", "layer"], {}),
+    ],
+    ids=" ".join,
+)
+def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, Any]) -> None:
+    result = asked(extra_args=extra_args)
+    names = ("batch_size", "ubatch_size", "cache_type_k", "cache_type_v", "flash_attn")
+    assert {name: result[name] for name in names if result[name] is not None} == expected
+    assert result["skipped"] == ""
+
+
+def test_old_builds_have_flash_attention_off() -> None:
+    old = [{"endpoint": "w", "protocol": {"major": 2}, "devices": []}]
+    assert asked(statuses=old)["flash_attn"] == "off"
+    assert asked(statuses=[{"endpoint": "w", "protocol": {"major": 7}, "devices": [{}]}])["flash_attn"] is None
+    assert asked(statuses=[{"endpoint": "w", "protocol": None, "devices": []}])["flash_attn"] is None
+
+
+SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "known by its endpoint": ({"endpoints": ["198.51.100.1:50052"]}, "198.51.100.1:50052 is no host of the inventory"),
+    "a host that cannot be asked": ({"meminfo": {"w1": MEMINFO}}, "the memory of host w2 could not be read"),
+    "no Linux": ({"meminfo": dict.fromkeys(HOSTS, "")}, "no MemAvailable"),
+    "split mode": ({"extra_args": ["-sm", "tensor"]}, "-sm tensor"),
+    "tensors elsewhere": ({"extra_args": ["--override_tensor", "x=CPU"]}, "--override_tensor"),
+    "a value that is none": ({"extra_args": ["-ub", "many"]}, "-ub many"),
+    "no value": ({"extra_args": ["-ctk"]}, "-ctk"),
+    "devices": ({"statuses": [{"endpoint": "w1", "devices": [{}, {}]}]}, "worker w1 has 2 devices"),
+}
+
+
+@pytest.mark.parametrize(("given", "said"), SKIPPED.values(), ids=SKIPPED)
+def test_it_is_said_why_there_is_no_plan(given: dict[str, Any], said: str) -> None:
+    sentence = asked(**given)["skipped"]
+    assert said in sentence
+    assert sentence.startswith("The model is not planned before it is loaded, since ")
+    assert sentence.endswith(".")
+
+
+def test_a_limit_that_is_no_size_is_said() -> None:
+    hosts = {"w": {"rpc_server_memory_max": "lots"}}
+    result = split_plan_arguments(["w:50052"], hosts, hosts=["w"], meminfo={"w": MEMINFO})
+    assert "rpc_server_memory_max lots is no size" in result["skipped"]
+
+
+def test_text_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(AnsibleFilterError, match="needs a list of endpoints"):
+        split_plan_arguments("w:50052", {})
