@@ -39,9 +39,9 @@ test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
-bench: ## What it costs to bring llama.cpp onto 1, 2 and 4 test hosts, as a table and JSON (root)
+bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, and rollouts to test hosts (root)
 	@scripts/bootstrap.sh dev
-	@.venv/bin/python tests/benchmarks/rollout.py
+	@scripts/bench.sh
 
 lab: ## Test hosts to try things on, with inventories/lab: master, worker1, worker2, outsider (root)
 	@scripts/bootstrap.sh dev

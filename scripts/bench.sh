@@ -1,0 +1,22 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make bench`: every benchmark in turn, or those that the arguments name, as in `scripts/bench.sh rollout`. One that misses
+# a target does not stop those after it. Exit status 1: one did, or failed; 77: one could not run here, and said why.
+set -eu
+
+cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+[ "$#" != 0 ] || set -- module_overhead throughput rollout
+
+# What the benchmarks on loopback run; with it there, this takes a second.
+[ "$*" = rollout ] || ansible-playbook tests/integration/releases.yml
+outcome=0
+for name; do
+    [ -e "tests/benchmarks/$name.py" ] || { echo "error: there is no benchmark $name in tests/benchmarks." >&2; exit 1; }
+    printf '\n==> %s\n' "$name"
+    status=0
+    python "tests/benchmarks/$name.py" || status=$?
+    [ "$status" = 0 ] || [ "$outcome" = 1 ] || { [ "$status" = 77 ] && outcome=77; } || outcome=1
+done
+exit "$outcome"
