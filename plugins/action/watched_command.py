@@ -11,11 +11,8 @@ import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
-from ansible.utils.display import Display
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
-display = Display()
-
-SHOW_EVERY_S = 10
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
 GRACE_S = 10  # between the polite and the forced end of a command that ran out of time
 TAIL_BYTES = 65536
@@ -69,11 +66,6 @@ def trouble(output: str) -> list[str]:
     # CMake says what is wrong in the lines that follow.
     telling |= {number + n for number in telling if lines[number].startswith("CMake Error") for n in (1, 2, 3)}
     return ([line for number, line in enumerate(lines) if number in telling] or lines)[-SHOWN_LINES:]
-
-
-def clock(seconds: float) -> str:
-    """Return minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -136,7 +128,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return int(words[-1]) if words else NO_RESULT
             if time.monotonic() - shown >= SHOW_EVERY_S:
                 shown = time.monotonic()
-                display.display(f"[{host}] {self._task.name}: {clock(shown - started)} {last_step(output)}")
+                show(host, self._task.name, shown - started, last_step(output))
         return LOCK_HELD
 
     def _reason(self, args: dict[str, Any], code: int) -> str:

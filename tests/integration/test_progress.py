@@ -85,11 +85,13 @@ def slow_link(worker: Worker, load_bytes: int, load_s: float) -> Iterator[SlowLi
 
 
 @contextmanager
-def play(folder: Path, callback: str, arguments: dict[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def play(
+    folder: Path, callback: str, arguments: dict[str, Any], module: str = "distributed_inference"
+) -> Iterator[subprocess.Popen[str]]:
     """Run one task on this machine, with a folder of its own for temporary files."""
     folder.mkdir()
     (folder / "tmp").mkdir()
-    task = {"name": TASK, "llama_cpp.cluster.distributed_inference": arguments}
+    task = {"name": TASK, f"llama_cpp.cluster.{module}": arguments}
     (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
     process = subprocess.Popen(
         [
@@ -128,6 +130,8 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
         programs = stack.enter_context(
             play(tmp_path / "programs", "ansible.posix.json", {**given, "workers": [other_link.endpoint]})
         )
+        long = {"argv": ["sleep", "13"], "log": str(tmp_path / "log")}
+        command = stack.enter_context(play(tmp_path / "command", "ansible.posix.json", long, "watched_command"))
         assert people.stdout is not None
         for output in people.stdout:
             line = LINE.fullmatch(output.rstrip())
@@ -135,6 +139,7 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
                 print(output.rstrip(), f"| {100 * link.sent / size:.0f} %")
                 seen.append((int(line[1]) * 60 + int(line[2]), line[3], 100 * link.sent / size))
         out, err = programs.communicate(timeout=HANG_S)
+        of_command, _err = command.communicate(timeout=HANG_S)
         assert people.wait(HANG_S) == 0
     assert programs.returncode == 0, out + err
 
@@ -151,6 +156,8 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
     assert generating
     assert generating == sorted(generating)
     assert all(0 < tokens <= 48 for tokens in generating)
+
+    assert json.loads(of_command)["plays"][0]["tasks"][0]["hosts"]["master"]["elapsed_s"] >= 13
 
     # The result is that of the module alone.
     (result,) = (task["hosts"]["master"] for task in json.loads(out)["plays"][0]["tasks"])

@@ -8,7 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import START, clock, last_step, trouble
+from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import START, last_step, trouble
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import clock
 
 if TYPE_CHECKING:
     from pathlib import Path
