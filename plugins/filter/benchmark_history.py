@@ -13,7 +13,8 @@ author:
 description:
   - Reads what the playbook P(llama_cpp.cluster.benchmark#playbook) appends to for each run, a text with one JSON object
     in a line.
-  - A line that is no run is an error that names the line and what is wrong with it; none is left out.
+  - If there is a line that is no run, it gives no runs but a sentence that names the line and what is wrong with it, so
+    that a history is either used as a whole or not at all.
 positional: _input
 options:
   _input:
@@ -29,16 +30,23 @@ options:
 EXAMPLES = r"""
 - name: How often the cluster was measured
   ansible.builtin.debug:
-    msg: >-
-      {{ lookup('ansible.builtin.file', 'benchmark/history.jsonl')
-         | llama_cpp.cluster.benchmark_history(name='benchmark/history.jsonl') | length }}
+    msg: "{{ (text | llama_cpp.cluster.benchmark_history(name='history.jsonl')).runs | length }}"
+  vars:
+    text: "{{ lookup('ansible.builtin.file', 'history.jsonl', errors='ignore') | default('', true) }}"
 """
 
 RETURN = r"""
 _value:
-  description: The runs, as they are in the file; what O(_input) has that is of no use here is left out.
-  type: list
-  elements: dict
+  description: What is in the history.
+  type: dict
+  contains:
+    runs:
+      description: The runs, the oldest first; what a line has beyond what makes a run is left out.
+      type: list
+      elements: dict
+    problem:
+      description: One sentence that names the first line that is no run; empty if there is none.
+      type: str
 """
 
 from typing import TYPE_CHECKING, Any
@@ -50,14 +58,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def benchmark_history(text: object, name: str = "history.jsonl") -> list[Any]:
-    """Return the runs of a history."""
+def benchmark_history(text: object, name: str = "history.jsonl") -> dict[str, Any]:
+    """Return the runs of a history, or what is wrong with it."""
     if not isinstance(text, str):
         raise AnsibleFilterError("benchmark_history needs the text of a history, one JSON object in a line")
     try:
-        return list(parse_history(text, name))
+        return {"runs": parse_history(text, name), "problem": ""}
     except BenchmarkError as error:
-        raise AnsibleFilterError(str(error)) from None
+        return {"runs": [], "problem": str(error)}
 
 
 class FilterModule:

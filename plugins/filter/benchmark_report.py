@@ -51,7 +51,7 @@ options:
         type: list
         elements: dict
       history:
-        description: The runs before, the oldest first, as P(llama_cpp.cluster.benchmark_history#filter) gives them.
+        description: The runs before, the oldest first, the C(runs) of P(llama_cpp.cluster.benchmark_history#filter).
         type: list
         elements: dict
       settings:
@@ -65,22 +65,22 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The cluster is measured
-  llama_cpp.cluster.llama_bench:
-    model: /srv/models/model.gguf
-    workers: [192.0.2.11, 192.0.2.12]
-  register: bench
-
-- name: A page says how fast it is
+- name: What was measured becomes a page
   ansible.builtin.copy:
     content: "{{ (results | llama_cpp.cluster.benchmark_report).html }}"
     dest: benchmark.html
     mode: "0644"
-  delegate_to: localhost
   vars:
     results:
-      bench: "{{ bench }}"
-      time: "{{ now(utc=true, fmt='%Y-%m-%dT%H:%M:%SZ') }}"
+      time: "2026-01-31T23:59:59Z"
+      bench: # as the module llama_bench returned it
+        build: {number: 1, commit: 0c1e57098, version: null}
+        model: {type: llama 8B Q4_K - Medium}
+        workers: ["192.0.2.11:50052", "192.0.2.12:50052"]
+        options: {split_mode: layer, repetitions: 2}
+        tests:
+          - {name: tg64, kind: generation, n_prompt: 0, n_gen: 64, n_depth: 0, batch_size: 2048, ubatch_size: 512,
+             tokens_per_second: {mean: 11.9, stddev: 0.14, min: 11.8, max: 12.0, samples: [11.8, 12.0]}}
 """
 
 RETURN = r"""

@@ -157,10 +157,7 @@ def build_report(results: Mapping[str, Any]) -> Report:
         "model": _model_facts(facts, this["model"]),
         "settings": dict(_mapping(results.get("settings") or {}, "settings")),
         "tests": this["tests"],
-        "plan": {
-            **{key: plan.get(key) for key in ("fits", "message", "tensor_split", "ctx_size")},
-            "one_host": _mapping(plan.get("fits_on_one") or {}, "plan.fits_on_one").get("message"),
-        },
+        "plan": {key: plan.get(key) for key in ("fits", "message", "tensor_split", "ctx_size")},
         "split": split,
         "split_note": _split_note(split),
         "run": _inference(inference),
@@ -335,7 +332,7 @@ def _identity(facts: Mapping[str, Any], other: Mapping[str, Any], where: str = "
 
     name, file_type = (None if of(key) is None else str(of(key)) for key in ("name", "file_type"))
     return {
-        "name": name or None,
+        "name": name or other.get("type") or None,
         "file_type": file_type,
         "parameters": _optional_count(
             other.get("n_params") if of("parameters") is None else of("parameters"), f"{where}.parameters"
@@ -377,7 +374,11 @@ def _split(plan: Mapping[str, Any], run: Mapping[str, Any], hosts: Sequence[Mapp
     for device in _sequence(run.get("devices") or [], "run.devices"):
         endpoint = _mapping(device, "run.devices").get("endpoint")
         held.setdefault(None if endpoint is None else str(endpoint).lower(), []).append(device)
-    names = {endpoint.lower(): str(host.get("name")) for host in hosts for endpoint in host["endpoints"]}
+    names = {
+        endpoint.lower(): str(host.get("name")) if len(host["endpoints"]) == 1 else f"{host.get('name')}, {endpoint}"
+        for host in hosts
+        for endpoint in host["endpoints"]
+    }
     shares = []
     for index, value in enumerate(_sequence(plan.get("workers") or [], "plan.workers")):
         worker = _mapping(value, f"plan.workers[{index}]")
@@ -388,7 +389,8 @@ def _split(plan: Mapping[str, Any], run: Mapping[str, Any], hosts: Sequence[Mapp
     on_master = held.pop(None, [])
     shares += [_share(names.get(str(key), str(key)), str(key), {}, devices, "run") for key, devices in held.items()]
     if master or on_master:
-        shares.append(_share("master", None, master, on_master, "plan.master"))
+        name = next((f"{host.get('name')} (master)" for host in hosts if host.get("master")), "master")
+        shares.append(_share(name, None, master, on_master, "plan.master"))
     return shares
 
 
@@ -396,8 +398,10 @@ def _share(
     name: str, endpoint: str | None, planned: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], at: str
 ) -> Share:
     def figure(key: str, buffer: str) -> Figure:
-        held = [_optional_mib(device.get(buffer), f"run.devices.{buffer}") for device in devices]
-        return _figure(_optional_count(planned.get(key), f"{at}.{key}"), _total(held))
+        held = _total([_optional_mib(device.get(buffer), f"run.devices.{buffer}") for device in devices])
+        if held is None and devices and planned.get(key) == 0:
+            held = 0  # the log has no line for what is not there
+        return _figure(_optional_count(planned.get(key), f"{at}.{key}"), held)
 
     weights, kv, compute = (
         figure("weights_bytes", "model_buffer_mib"),

@@ -200,6 +200,11 @@ def _percent(figure: Figure) -> str | None:
     return "0.0\u00a0%" if abs(difference) < 0.05 else rounded
 
 
+def _commit(value: object) -> str | None:
+    """Return a commit as people write it."""
+    return None if value is None else re.sub(r"^([0-9a-f]{9})[0-9a-f]{31}$", r"\1", str(value))
+
+
 def _moment(time: str) -> str:
     return f"{time[:10]}, {time[11:16]} UTC"
 
@@ -247,7 +252,7 @@ def _header(report: Report) -> str:
         if value is not None:
             number, _separator, unit = value.partition("\u00a0")
             figures.append(f"<div><dt>{word}</dt><dd>{_e(number)} <small>{_e(unit)}</small></dd></div>")
-    build = _e(report["build"].get("commit"))
+    build = _e(_commit(report["build"].get("commit")))
     return (
         f'<header>\n<p class="kicker">llama.cpp cluster benchmark · <time datetime="{_e(report["time"])}">'
         f"{_e(_moment(report['time']))}</time> · build {build}</p>\n"
@@ -340,7 +345,7 @@ def _facts(run: Run) -> dict[str, str]:
     """Return what makes a run another one, in words."""
     model = run["model"]
     words = {
-        "build": f"build {_line(run['build'].get('commit') or 'unknown')}",
+        "build": f"build {_line(_commit(run['build'].get('commit')) or 'unknown')}",
         "model": _line(model["name"] or "model"),
         "file_type": _line(model["file_type"] or ""),
         "size": _bytes(model["size_bytes"]) or "",
@@ -375,11 +380,12 @@ def _history(runs: Sequence[Run]) -> str:
             f'<li class="{"this-run" if rank == 0 else "other"}"><svg width="14" height="11" viewBox="-7 -7 14 14" '
             f'aria-hidden="true">{mark}</svg><span>{_e(name)}{note}</span></li>'
         )
-    number = f"The last {len(runs)} runs" if len(runs) > 1 else "The first run; the next ones will stand beside it"
-    note = (
-        f"{number}, in their order. A bar is the standard deviation. Runs of one build, model and shape are joined; "
-        "others are not to be compared."
-    )
+    note = "The first run; the next ones will stand beside it. A bar is the standard deviation."
+    if len(runs) > 1:
+        note = (
+            f"The last {len(runs)} runs, in their order. A bar is the standard deviation. Runs of one build, model and "
+            "shape are joined; others are not to be compared."
+        )
     body = (
         f'<p class="note">{note}</p>\n<ul class="legend">{"".join(items)}</ul>\n'
         f'<div class="plots">{"".join(plots)}</div>\n' + _runs_table(runs, names, series)
@@ -565,7 +571,7 @@ def _split(report: Report) -> str:
 
 def _notes(report: Report) -> list[str]:
     plan = report["plan"]
-    return [str(note) for note in (report["split_note"], plan.get("message"), plan.get("one_host")) if note]
+    return [str(note) for note in (report["split_note"], plan.get("message")) if note]
 
 
 def _figures(share: Share) -> list[Figure]:
@@ -588,7 +594,8 @@ def _bars(share: Share, most: int) -> str:
             f'<div class="bar"><span>{word}</span><svg role="img" width="100%" height="11"><title>{_e(says)}</title>'
             f'<rect class="room" width="100%" height="11"/>{"".join(parts)}</svg></div>'
         )
-    place = [share["endpoint"] if share["endpoint"] != share["name"] else None, _layers(share)]
+    endpoint = share["endpoint"] or ""
+    place = [None if endpoint in share["name"] else endpoint, _layers(share)]
     if share["memory_available_bytes"] is not None:
         used = share["total"]["measured_bytes"] or share["total"]["planned_bytes"]
         place.append(f"{_bytes(used)} of {_bytes(share['memory_available_bytes'])} available")
@@ -623,6 +630,7 @@ def _host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None
         roles = ["master"] * bool(host.get("master")) + ["worker"] * bool(host.get("endpoints"))
         available, total = (_bytes(host.get(f"memory_{which}_bytes")) for which in ("available", "total"))
         endpoints = ", ".join(map(str, host.get("endpoints") or []))
+        version, commit = host.get("version"), _commit(host.get("commit"))
         cells: list[tuple[object, object]] = [
             (host.get("name"), "" if endpoints == host.get("name") else endpoints),
             (" and ".join(roles), ""),
@@ -630,7 +638,7 @@ def _host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None
             (_grouped(host.get("cores")), ""),
             (", ".join(map(str, host.get("threads") or [])), ""),
             (available or total, f"of {total}" if available and total else ""),
-            (host.get("version"), host.get("commit")) if host.get("version") else (host.get("commit"), ""),
+            (version or commit, "" if not version or str(commit) in str(version) else commit),
             (", ".join(sorted(str(version) for version in protocols if version)), ""),
         ]
         rows.append([(_line(value) if value not in (None, "") else None, _line(below or "")) for value, below in cells])
@@ -694,7 +702,7 @@ def _model(model: Mapping[str, Any]) -> str:
 
 def _settings_facts(report: Report) -> list[tuple[str, str | None]]:
     build, this = report["build"], report["history"][-1]
-    words = " ".join(str(build[key]) for key in ("version", "commit") if build.get(key))
+    words = " ".join(str(word) for word in (build.get("version"), _commit(build.get("commit"))) if word)
     batches = [("batch_size", "batch_size"), ("ubatch_size", "ubatch_size"), ("n_depth", "n_depth")]
     tests = {
         name: sorted({test[key] for test in this["tests"]} - {None, 0})  # type: ignore[literal-required]
@@ -702,7 +710,8 @@ def _settings_facts(report: Report) -> list[tuple[str, str | None]]:
     }
     facts = [("build", words)]
     for name, value in {**tests, **this["options"], **report["settings"]}.items():
-        facts.append((name, ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)))
+        values = value if isinstance(value, (list, tuple)) else [value]
+        facts.append((name, ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)))
     return [(name, value) for name, value in facts if value not in ("", "None")]
 
 
@@ -725,7 +734,7 @@ def render_markdown(report: Report) -> str:
     rows = [
         [KINDS[test["kind"]], _test_words(test), shown_speed(test["tokens_per_second"]),
          str(len(test["tokens_per_second"]["samples"]) or "")]
-        for test in report["tests"]
+        for test in _ordered(report["tests"])
     ]  # fmt: skip
     parts += ["## Throughput", _m_table(("test", "of", "tokens/s", "runs"), rows)]
     if report["split"]:
@@ -764,7 +773,7 @@ def _m(value: object, *, whole: bool = False) -> str:
     if value is None or value == "":
         return DASH
     text = safe_text(re.sub(r"\s+", " ", str(value))) if whole else _line(value)
-    text = re.sub(r"([\\`*_{}\[\]()#!|~$])", r"\\\1", html.escape(text, quote=False))
+    text = re.sub(r"([\\`*_{}\[\]#!|~$])", r"\\\1", html.escape(text, quote=False))
     # What would begin a list, and what becomes a link by itself.
     text = re.sub(r"^(\d*)([-+.)=])(?=\s|=|$)", r"\1\\\2", text)
     return text.replace("://", ":\u200b//").replace("@", "&#64;")

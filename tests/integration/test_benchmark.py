@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 from benchmark_sample import HOSTILE, history, hostile, results, run
 from browser import Page, browser
-from harness import CACHE
+from harness import CACHE, ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    from harness import Release, Worker
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PICTURES = CACHE / "screenshots"
@@ -153,3 +157,108 @@ def test_the_page_in_a_browser(page: Page, tmp_path: Path, capfd: pytest.Capture
     pictures(page, tmp_path / "report.html", "benchmark-sample")
     with capfd.disabled():
         os.write(2, f"\npictures of the report: {PICTURES}\n".encode())
+
+
+def play(folder: Path, host: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the playbook over this machine, as master and as the host of the workers, from a folder of its own."""
+    connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    inventory = {
+        "llama_masters": {"hosts": {"here": {**connection, **host}}},
+        "llama_workers": {"hosts": {"here": {}}},
+    }
+    (folder / "hosts.json").write_text(json.dumps(inventory))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "-i", "hosts.json", ROOT / "playbooks/benchmark.yml", *options],
+        cwd=folder,
+        # PWD as a shell sets it: relative paths are from there.
+        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    done.stdout = " ".join(done.stdout.split())
+    return done
+
+
+def test_the_playbook_measures_reports_and_remembers(
+    tmp_path: Path, release_7: Release, model: Path, start_worker: Callable[..., Worker]
+) -> None:
+    ports = [start_worker(release_7, threads=threads).port for threads in (1, 2)]
+    folder = tmp_path / "benchmark"
+    folder.mkdir()
+    # Of another build, and its end of line is missing.
+    before = json.dumps(run("2026-10-01T02:03:04Z", 30, 2, "4227c9be8"))
+    (folder / "history.jsonl").write_text(before)
+    host = {
+        "rpc_server_address": "127.0.0.1",
+        "rpc_server_instances": [{"port": port} for port in ports],
+        "llama_cpp_prefix": str(release_7.prefix),
+        "gguf_model_path": str(model),
+        "benchmark_title": "Two workers <here>",
+    }
+    numbers = ("-e", "benchmark_n_prompt=32", "-e", "benchmark_n_gen=4", "-e", "benchmark_repetitions=2")
+    done = play(tmp_path, host, *numbers, "-e", "benchmark_n_predict=4")
+    assert done.returncode == 0, done.stdout
+    assert "the first run of this build, model and shape." in done.stdout
+    assert "here : ok=" in done.stdout
+    assert "changed=0" in done.stdout
+
+    report = json.loads((folder / "report.json").read_text())
+    lines = (folder / "history.jsonl").read_text().split("\n")
+    assert (lines[0], len(lines), lines[2]) == (before, 3, "")
+    assert json.loads(lines[1]) == report["history"][-1]
+    assert [test["name"] for test in report["tests"]] == ["pp32", "tg4"]
+    assert all(len(test["tokens_per_second"]["samples"]) == 2 for test in report["tests"])
+    assert report["hosts"][0]["threads"] == [1, 2]
+    assert report["hosts"][0]["memory_total_bytes"] > report["hosts"][0]["memory_available_bytes"] > 0
+    endpoints = [f"127.0.0.1:{port}" for port in ports]
+    assert [share["endpoint"] for share in report["split"]] == [*endpoints, None]
+    for share in report["split"][:2]:
+        for part, limit in (("weights", 2), ("kv", 2), ("compute", 25)):
+            assert abs(share[part]["difference_percent"]) <= limit, (share["name"], part)
+    assert "the plan was right within its limits" in report["split_note"]
+    assert report["model"]["layers"] == 8
+    assert "<h1>Two workers &lt;here&gt;</h1>" in (folder / "report.html").read_text()
+    assert "# Two workers &lt;here&gt;\n" in (folder / "report.md").read_text()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "history.jsonl",
+        "report.html",
+        "report.json",
+        "report.md",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        (
+            {},
+            "Line 2 of the history {folder}/history.jsonl is no run of a benchmark (it is no JSON from column 10 on)",
+        ),
+        ({"benchmark_repetitions": "many"}, "benchmark_repetitions is many: give a whole number from 1 to 1000."),
+        (
+            {"benchmark_folder": "no/such/folder"},
+            "There can be no report in benchmark_folder, {parent}/no/such/folder: it is no folder on the controller",
+        ),
+    ],
+    ids=["broken-history", "number", "folder"],
+)
+def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
+    tmp_path: Path, variables: dict[str, Any], sentence: str
+) -> None:
+    folder = tmp_path / "benchmark"
+    folder.mkdir()
+    broken = json.dumps(run("2026-10-01T02:03:04Z", 30, 2)) + '\n{"time": \n'
+    (folder / "history.jsonl").write_text(broken)
+    # Nobody answers at TEST-NET-1.
+    host = {"ansible_connection": "ssh", "ansible_host": "192.0.2.1", "gguf_model_path": "/srv/model.gguf", **variables}
+    done = play(tmp_path, host)
+    assert done.returncode == 2
+    assert sentence.format(folder=folder, parent=tmp_path) in done.stdout
+    assert "UNREACHABLE" not in done.stdout
+    assert (folder / "history.jsonl").read_text() == broken
+    assert [path.name for path in folder.iterdir()] == ["history.jsonl"]

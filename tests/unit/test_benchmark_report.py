@@ -105,7 +105,7 @@ def test_plan_and_reality_stand_side_by_side_for_each_worker(made):
     split = made["report"]["split"]
     assert [(share["name"], share["endpoint"]) for share in split] == [
         *zip(NAMES, ENDPOINTS),
-        ("master", None),
+        ("master.example.com (master)", None),
     ]
     mib = 1 << 20
     assert split[0]["compute"] == {"planned_bytes": 584 * mib, "measured_bytes": 610 * mib, "difference_percent": 4.45}
@@ -150,6 +150,27 @@ def test_devices_of_one_worker_are_added_up_and_upper_case_is_the_same_worker():
     assert share["layers_measured"] == 54
 
 
+def test_workers_of_one_host_are_told_apart_and_what_the_log_leaves_out_is_nothing():
+    given = results()
+    given["hosts"][1]["endpoints"] = ENDPOINTS[:2]
+    del given["hosts"][2]
+    split = benchmark_report(given)["report"]["split"]
+    assert [share["name"] for share in split[:3]] == [
+        f"{NAMES[0]}, {ENDPOINTS[0]}",
+        f"{NAMES[0]}, {ENDPOINTS[1]}",
+        NAMES[2],
+    ]
+    assert split[3]["kv"] == {"planned_bytes": 0, "measured_bytes": 0, "difference_percent": 0.0}
+
+
+def test_a_commit_is_short_on_the_page_and_whole_in_the_history():
+    given = results(history=[])
+    given["bench"]["build"]["commit"] = "0c1e57098" + "a" * 31
+    made = benchmark_report(given)
+    assert "a" * 31 not in made["html"] + made["markdown"]
+    assert json.loads(made["history_line"])["build"]["commit"] == "0c1e57098" + "a" * 31
+
+
 def test_only_the_benchmark_itself_is_needed():
     made = benchmark_report({"time": NOW, "bench": results()["bench"]})
     assert made["report"]["split"] == made["report"]["hosts"] == []
@@ -168,7 +189,7 @@ def test_the_report_is_json_of_a_named_version(made):
 
 def test_the_line_of_a_run_is_read_back_and_compared_with(made):
     text = "".join(json.dumps(line) + "\n" for line in history()) + made["history_line"] + "\n"
-    runs = benchmark_history(text)
+    runs = benchmark_history(text)["runs"]
     assert len(runs) == len(history()) + 1
     assert runs == made["report"]["history"]
     again = benchmark_report(results(history=runs))
@@ -176,8 +197,8 @@ def test_the_line_of_a_run_is_read_back_and_compared_with(made):
 
 
 def test_a_history_whose_last_line_has_no_end_is_whole_and_an_empty_one_is_none():
-    assert len(benchmark_history(json.dumps(history()[0]))) == 1
-    assert benchmark_history("") == []
+    assert len(benchmark_history(json.dumps(history()[0]))["runs"]) == 1
+    assert benchmark_history("") == {"runs": [], "problem": ""}
 
 
 GOOD = json.dumps(history()[0])
@@ -206,9 +227,9 @@ GOOD = json.dumps(history()[0])
          "no-tests", "nested", "no-utf-8", "long"],
 )  # fmt: skip
 def test_a_broken_line_is_named_and_refused(line, reason):
-    with pytest.raises(AnsibleFilterError) as raised:
-        benchmark_history(f"{GOOD}\n{line}\n{GOOD}\n", name="here/history.jsonl")
-    message = str(raised.value)
+    found = benchmark_history(f"{GOOD}\n{line}\n{GOOD}\n", name="here/history.jsonl")
+    assert found["runs"] == []
+    message = found["problem"]
     assert message.startswith(f"Line 2 of the history here/history.jsonl is no run of a benchmark ({reason}")
     assert message.endswith("mend it, or move the file away to begin another.")
     assert "\n" not in message
