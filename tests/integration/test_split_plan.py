@@ -244,6 +244,20 @@ def test_the_module_says_what_the_planner_does(model: Path) -> None:
     assert (few["fits"], few.get("failed")) == (False, None)
 
 
+def test_what_is_returned_is_documented(model: Path) -> None:
+    returns = documentation("module")[f"{COLLECTION}.split_plan"]["return"]
+    workers = (Planned("a:1", GIB), Planned("b:1", GIB))
+    fits = plan(read_model(model), Load(ctx_size=512), Cluster(workers))
+    small = (Planned("a:1", 90 * MIB), Planned("b:1", 60 * MIB))
+    short = plan(read_model(model), Load(ctx_size=4096), Cluster(small, tensor_split=(1, 9)))
+    assert fits.keys() == short.keys() == returns.keys()
+    assert short["suggestions"]
+    assert {key for it in short["suggestions"] for key in it} <= returns["suggestions"]["contains"].keys()
+    for result, name in ((fits, "workers"), (fits, "master"), (fits, "fits_on_one"), (short, "shortfall")):
+        found = result[name][0] if isinstance(result[name], list) else result[name]
+        assert found.keys() == returns[name]["contains"].keys(), name
+
+
 def test_bad_input(model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("no model")
