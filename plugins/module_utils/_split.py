@@ -650,7 +650,8 @@ def _message(result: dict[str, Any], idle: Sequence[str]) -> str:
         lacks = [f"{it['host']} lacks {in_words(it['bytes'])}" for it in result["shortfall"]]
         proposals = [it["message"] for it in result["suggestions"]]
         more = f": {'; or '.join(proposals)}" if proposals else ", whatever is changed"
-        return f"It does not fit, {_ended(lacks)}{more}."
+        by = "" if result["compute_known"] else " by an upper estimate of the compute buffers"
+        return f"It does not fit{by}, {_ended(lacks)}{more}."
     if result["fits"] is None:
         return "Without the cache, whose size is not known for this architecture, it fits."
     fullest = min(result["workers"], key=lambda it: it["headroom_bytes"])

@@ -408,6 +408,8 @@ def test_compute_that_is_not_followed_is_estimated_higher() -> None:
     assert "upper estimate" in unknown["notes"][0]
     for mine, more in zip(known["workers"], unknown["workers"]):
         assert more["compute_bytes"] > mine["compute_bytes"]
+    short = plan([header(architecture="stablelm")], SMALL, Cluster(workers(1)))
+    assert short["message"].startswith("It does not fit by an upper estimate of the compute buffers, w0:50052 lacks ")
 
 
 # Bad input
