@@ -21,6 +21,7 @@ from ansible.plugins.action.normal import ActionModule as AnyModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import (
     GENERATING,
     LOADING,
+    MEASURING,
     PREPARING,
     PROMPT,
     VARIABLE,
@@ -69,7 +70,7 @@ class Teller:
         done, goal = 0.0, 0
         if state.phase == LOADING:
             done, goal = loaded_percent(state, sent), 100
-        elif state.phase == GENERATING:
+        elif state.phase in (GENERATING, MEASURING):
             done, goal = state.tokens, state.tokens_asked
         if self._phase != (state.attempt, state.phase) and (done or not goal):
             self._phase, self._since, self._done_then = (state.attempt, state.phase), now, done
@@ -87,7 +88,10 @@ class Teller:
             return f"loading the model, {int(done)} % of {_size(state.model_bytes)}"
         if state.phase == GENERATING:
             return f"generating, {state.tokens} of at most {state.tokens_asked} tokens"
+        if state.phase == MEASURING and state.tokens_asked:
+            return f"measuring, {state.tokens} of {state.tokens_asked} runs done"
         return {
+            MEASURING: "measuring",
             VERIFYING: "verifying the workers",
             PREPARING: "the model is loaded, preparing the context",
             PROMPT: "reading the prompt",

@@ -236,6 +236,8 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
         *("-r", str(options.repetitions)),
         # A line for each test as soon as it is done.
         *("-o", "jsonl"),
+        # Each run is announced, for those who wait.
+        *(("--progress",) if bench.has("--progress") else ()),
         # Without it nothing is logged: neither what each worker holds nor why a run failed.
         "-v",
     ]

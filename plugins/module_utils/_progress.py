@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"
 
 VERIFYING, LOADING, PREPARING, PROMPT, GENERATING = "verifying", "loading", "preparing", "prompt", "generating"
+MEASURING = "measuring"
 
 # Of tokens, which come one by one; all else is written as it comes.
 _WRITE_EVERY_S = 1.0
@@ -39,6 +40,11 @@ _LONGEST_LINE = 4096
 _DOTS = re.compile(rb"\.{1,100}\r?")
 # tools/completion/completion.cpp (once examples/main/main.cpp): the context is there, the prompt is next.
 _GENERATE = re.compile(rb"\bgenerate: n_ctx = \d")
+# tools/llama-bench/llama-bench.cpp, with --progress: what a run begins with. A test begins with a warm-up.
+_BENCH_RUN = re.compile(
+    rb"llama-bench: benchmark (\d{1,6})/(\d{1,6}): (?:warmup|depth|prompt|generation) (?:prompt |generation )?run"
+    rb"(?: (\d{1,6})/(\d{1,6}))?"
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class State:
     loaded_percent: float = 0.0
     # The size of its files.
     model_bytes: int = 0
-    # Generated so far, at least, and at most asked for.
+    # Generated so far, at least, and at most asked for; of a benchmark the runs that are done, and all of them.
     tokens: int = 0
     tokens_asked: int = 0
     # The addresses of the workers to which the model is sent, as IPv4:port; none if they were not asked.
@@ -95,7 +101,7 @@ class Progress:
 
     def text(self, data: bytes) -> None:
         """Take note of what has come from standard output."""
-        if data and self._file is not None:
+        if data and self._file is not None and self.state.phase != MEASURING:
             begun = self.state.phase == GENERATING
             state = replace(self.state, phase=GENERATING, tokens=min(self.state.tokens + 1, self.state.tokens_asked))
             self._tell(state, now=not begun)
@@ -118,6 +124,18 @@ class Progress:
             self._tell(replace(state, phase=PREPARING, loaded_percent=100.0))
         elif _GENERATE.search(line):
             self._tell(replace(state, phase=PROMPT, loaded_percent=100.0))
+        else:
+            run = _BENCH_RUN.match(line)
+            if run:
+                self._measuring(*(int(number or 0) for number in run.groups()))
+
+    def _measuring(self, test: int, tests: int, run: int, runs: int) -> None:
+        """Tell which run of which test begins; a warm-up is one, and has no number."""
+        state = self.state
+        # Only a run with a number says how many there are.
+        each = runs + 1 if runs else state.tokens_asked // tests
+        done = max(state.tokens if state.phase == MEASURING else 0, (test - 1) * each + run)
+        self._tell(replace(state, phase=MEASURING, loaded_percent=100.0, tokens=done, tokens_asked=tests * each))
 
     def _tell(self, state: State, now: bool = True) -> None:
         if self._file is None or (state == self.state and self._length):

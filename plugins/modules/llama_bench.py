@@ -18,6 +18,8 @@ description:
   - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
     exit status of the program says.
   - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Shows about every ten seconds where it is (loading the model, measuring), as
+    M(llama_cpp.cluster.distributed_inference) does.
   - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). Role
     P(llama_cpp.cluster.llama_cpp#role) installs it where C(llama_cpp_targets) names it.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
@@ -465,6 +467,7 @@ msg:
   type: str
 """
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -473,6 +476,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _bench as bench_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, Progress, told
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import EndpointError, parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
@@ -487,7 +491,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_task imp
 class Task(WorkerTask):
     """One call of the module."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
         result: dict[str, Any] = {
             "changed": False,
             "tests": [],
@@ -501,7 +505,7 @@ class Task(WorkerTask):
             "command": None,
             "failure": None,
         }
-        super().__init__(module, result)
+        super().__init__(module, result, progress)
 
     def options(self) -> bench_of.Options:
         """Return what to run, or fail with the first value that cannot be."""
@@ -605,6 +609,7 @@ class Task(WorkerTask):
         if self.module.check_mode:
             self.result["changed"] = writes
             self.module.exit_json(**self.result)
+        self.progress.begin(1, model_bytes, 0, [f"{status.address}:{status.port}" for status in statuses])
         now = self.measure(options, bench, timeout)
         if path is not None:
             self.compare(path, baseline, now, tolerance, writes=writes)
@@ -724,7 +729,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    Task(module).main()
+    with told(os.environ.pop(VARIABLE, None)) as progress:
+        Task(module, progress).main()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._bench import (
     Baseline,
     BaselineError,
@@ -47,6 +48,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._capabilities im
     find_program,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import (
+    LOADING,
+    MEASURING,
+    PREPARING,
+    State,
+    read_state,
+    told,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import WorkerStatus, parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import Ending, Failure, OptionError
 from hypothesis import given
@@ -214,11 +223,12 @@ def test_the_command_of_each_generation() -> None:
     common = "-p 64,128 -n 0 -pg 32,8 -pg 16,4 -d 0,512 -b 2048 -ub 64,512 -ctk q8_0 -ctv f16"
     assert " ".join(build_command(NEW, asked, ready)) == (
         f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -dev RPC0/RPC1 -ngl 999 -sm layer -ts 1/3 {common}"
-        " -fa on -t 4 -r 5 -o jsonl -v"
+        " -fa on -t 4 -r 5 -o jsonl --progress -v"
     )
     # It has no names for devices, and numbers for flash attention.
     assert " ".join(build_command(OLD, asked, ready)) == (
-        f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -ngl 999 -sm layer -ts 1/3 {common} -fa 1 -t 4 -r 5 -o jsonl -v"
+        f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -ngl 999 -sm layer -ts 1/3 {common}"
+        " -fa 1 -t 4 -r 5 -o jsonl --progress -v"
     )
     # How many devices the workers have is not known.
     assert "-dev" not in build_command(NEW, asked, [])
@@ -648,6 +658,30 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
     assert message in failure.message
     assert failure.message.endswith(".")
     assert "\n" not in failure.message
+
+
+# Where it is, for those who wait
+
+
+@RECORDED
+def test_the_phases_of_a_real_run_come_in_order(version: str, tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    found: list[State] = []
+    with told(str(path)) as progress:
+        progress.begin(1, 26_134_464, 0, [A, B])
+        for line in (FIXTURES / "bench" / f"llama-bench-{version}.log").read_bytes().splitlines(keepends=True):
+            progress.log(line)
+            progress.text(b"{}\n" if progress.state.phase == MEASURING else b"")
+            state = read_state(path.read_text())
+            assert state is not None
+            if not found or state != found[-1]:
+                found.append(state)
+    assert list(dict.fromkeys(state.phase for state in found)) == [LOADING, PREPARING, MEASURING]
+    # Six tests of a warm-up and three runs each; until the first run begins, it is not known how many there are.
+    measuring = [state for state in found if state.phase == MEASURING]
+    assert [(state.tokens, state.tokens_asked) for state in measuring] == [(0, 0), *((n, 24) for n in range(1, 24))]
+    shown = [Teller().line(state, 0, 0.0) for state in measuring]
+    assert (shown[0], shown[-1]) == ("measuring", "measuring, 23 of 24 runs done")
 
 
 def test_a_worker_that_hangs_is_named_when_time_is_out() -> None:
