@@ -80,7 +80,7 @@ overflow-wrap:normal}th:first-child,td:first-child,.text{text-align:left}
 th:first-child,td:first-child{padding-left:0}th{font-weight:500}
 thead th{color:var(--soft);font-weight:400;font-size:.8125rem;border-bottom-color:var(--line);vertical-align:bottom}
 tbody th[scope=row]{font-weight:400}
-th small,td small{display:block;font-size:.8125rem;font-weight:400;color:var(--soft)}
+th small,td small{display:block;font-size:.87em;font-weight:400;color:var(--soft)}
 tr.this th,tr.this td{font-weight:600}.name{min-width:8rem;overflow-wrap:anywhere}.nowrap{white-space:nowrap}
 .facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr));gap:.8rem 1.5rem;margin-top:1rem}
 .facts dt{font-size:.8125rem;color:var(--soft)}.facts .wide{grid-column:1/-1}
@@ -111,7 +111,7 @@ th,td{padding-left:.8rem}}
 @page{margin:16mm 15mm}
 body{padding:0;max-width:none;font-size:10pt;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 section{margin-top:1.6rem}h2,h3,caption,thead,figcaption,.legend{break-after:avoid}
-tr,figure,.plots>*,.facts>*,.figures>*{break-inside:avoid}.scroll{overflow:visible}table{font-size:8.5pt}
+tr,figure,.plots>*,.facts>*,.figures>*{break-inside:avoid}.scroll{overflow:visible}.figures{grid-template-columns:repeat(5,auto)}table{font-size:8.5pt}
 th,td{padding-left:.6rem}.name{min-width:0}details::details-content{content-visibility:visible;block-size:auto}
 summary{list-style:none}}
 """
@@ -428,7 +428,8 @@ def _plot(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], se
     def up(value: float) -> float:
         return round(bottom - _PLOT_HEIGHT * (min(max(value, low), high) - low) / (high - low), 1)
 
-    drawn = [f'<text x="-10" y="{_PLOT_TOP - 14}" text-anchor="start" dx="-30">tokens/s</text>']
+    start = "" if low == 0 else f", from {_number_label(low, decimals)}"
+    drawn = [f'<text x="-40" y="{_PLOT_TOP - 14}">tokens/s{start}</text>']
     for tick in ticks:
         css = "axis" if tick == low else "grid"
         drawn.append(f'<line class="{css}" x1="0" x2="100%" y1="{up(tick)}" y2="{up(tick)}"/>')
@@ -455,16 +456,11 @@ def _plot(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], se
         f"From {_number_label(low, decimals)} to {_number_label(high, decimals)} tokens per second; this run "
         + ", ".join(shown_speed(test["tokens_per_second"]) for index, test in points if index == len(runs) - 1)
     )
-    started = (
-        ""
-        if low == 0
-        else f'<text x="100%" y="{_PLOT_TOP - 14}" text-anchor="end">axis from {_number_label(low, decimals)}</text>'
-    )
     return (
         f'<div class="plot"><svg role="img" aria-labelledby="plot-{kind} plot-{kind}-says" width="100%" '
         f'height="{bottom + 34}">'
         f'<title id="plot-{kind}">{_e(words)}</title><desc id="plot-{kind}-says">{_e(sentence)}</desc>'
-        f"{''.join(drawn)}{started}{''.join(joins)}{''.join(marks)}</svg></div>"
+        f"{''.join(drawn)}{''.join(joins)}{''.join(marks)}</svg></div>"
     )
 
 
@@ -501,8 +497,8 @@ def _point(
     )
     ring = '<circle class="ring" r="8.5"/>' if last else ""
     mean = shown_speed(speed).partition(" ")[0]
-    # Away from the spread, and within the plot.
-    label = f'<text class="now" x="-13" y="4.5" text-anchor="end">{mean}</text>' if last else ""
+    # Above the spread, where no line comes from the left.
+    label = f'<text class="now" x="10" y="{min(top - y, -9) - 6:.1f}" text-anchor="end">{mean}</text>' if last else ""
     tip = f"{_moment(run['time'])}: {shown_speed(speed)} tokens/s, {_facts(run)['build']}, {_facts(run)['model']}"
     css = f"{series.css(rank)}{' this-run' if rank == 0 else ''}"
     return (
