@@ -428,8 +428,8 @@ def _plot(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], se
     def up(value: float) -> float:
         return round(bottom - _PLOT_HEIGHT * (min(max(value, low), high) - low) / (high - low), 1)
 
-    start = "" if low == 0 else f", from {_number_label(low, decimals)}"
-    drawn = [f'<text x="-40" y="{_PLOT_TOP - 14}">tokens/s{start}</text>']
+    begin = "" if low == 0 else f", from {_number_label(low, decimals)}"
+    drawn = [f'<text x="-40" y="{_PLOT_TOP - 14}">tokens/s{begin}</text>']
     for tick in ticks:
         css = "axis" if tick == low else "grid"
         drawn.append(f'<line class="{css}" x1="0" x2="100%" y1="{up(tick)}" y2="{up(tick)}"/>')
