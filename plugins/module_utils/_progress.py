@@ -42,7 +42,7 @@ _DOTS = re.compile(rb"\.{1,100}\r?")
 _GENERATE = re.compile(rb"\bgenerate: n_ctx = \d")
 # tools/llama-bench/llama-bench.cpp, with --progress: what a run begins with. A test begins with a warm-up.
 _BENCH_RUN = re.compile(
-    rb"llama-bench: benchmark (\d{1,6})/(\d{1,6}): (?:warmup|depth|prompt|generation) (?:prompt |generation )?run"
+    rb"llama-bench: benchmark (\d{1,6})/([1-9]\d{0,5}): (?:warmup|depth|prompt|generation) (?:prompt |generation )?run"
     rb"(?: (\d{1,6})/(\d{1,6}))?"
 )
 

@@ -126,6 +126,16 @@ def test_the_file_goes_with_a_module_that_is_ended(number: signal.Signals, tmp_p
     assert not path.exists()
 
 
+ODD = b"llama-bench: benchmark 1/0: warmup prompt run\n\xff\x00" + b"." * 9999 + b"\n...\ngenerate: n_ctx = \n"
+
+
+@given(log=st.lists(st.sampled_from([b".", b"\n", b"\r\n", ODD, b"generate: n_ctx = 1\n", b"x" * 5000]), max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_no_log_ends_a_run(log: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    states = followed(tmp_path_factory.mktemp("f") / "f", log)
+    assert all(0 <= state.loaded_percent <= 100 for state in states)
+
+
 @pytest.mark.parametrize("obstacle", ["none wanted", "no folder", "a file", "a link"])
 def test_a_run_goes_on_without_a_file(obstacle: str, tmp_path: Path) -> None:
     path = tmp_path / "f"
