@@ -112,7 +112,8 @@ th,td{padding-left:.8rem}}
 body{padding:0;max-width:none;font-size:10pt;print-color-adjust:exact;-webkit-print-color-adjust:exact}
 section{margin-top:1.6rem}h2,h3,caption,thead,figcaption,.legend{break-after:avoid}
 tr,figure,.plots>*,.facts>*,.figures>*{break-inside:avoid}.scroll{overflow:visible}.figures{grid-template-columns:repeat(5,auto)}table{font-size:8.5pt}
-th,td{padding-left:.6rem}.name{min-width:0}details::details-content{content-visibility:visible;block-size:auto}
+th,td{padding-left:.6rem}.name{min-width:0}
+td.text{white-space:normal;overflow-wrap:anywhere}details::details-content{content-visibility:visible;block-size:auto}
 summary{list-style:none}}
 """
 

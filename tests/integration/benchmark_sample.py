@@ -201,7 +201,8 @@ def results(**changes: Any) -> dict[str, Any]:
                 "cores": 8,
                 "memory_total_bytes": 16 * GIB,
                 "memory_available_bytes": 13 * GIB,
-                "release": "0.3.36-0c1e57098-31bc9dec166d",
+                "version": "0.3.36-0c1e57098",
+                "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f",
             },
             *(
                 {
@@ -213,7 +214,8 @@ def results(**changes: Any) -> dict[str, Any]:
                     "threads": [16],
                     "memory_total_bytes": 32 * GIB,
                     "memory_available_bytes": available[index],
-                    "release": "0.3.36-0c1e57098-7de883bc51bd",
+                    "version": "0.3.36-0c1e57098",
+                    "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f",
                 }
                 for index in range(3)
             ),
@@ -235,7 +237,7 @@ def hostile() -> dict[str, Any]:
         MODEL["file_type"],
         MODEL["architecture"],
         MODEL["files"][0]["path"],
-        "0c1e57098-31bc9dec166d",
+        "0.3.36-0c1e57098",
         "aarch64",
         "The model fits",
     ):

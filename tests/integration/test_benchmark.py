@@ -175,7 +175,7 @@ def play(folder: Path, host: dict[str, Any], *options: str) -> subprocess.Comple
         env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
         check=False,
         stdin=subprocess.DEVNULL,
     )
