@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import shlex
 import time
 from typing import Any
 
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
@@ -29,10 +31,11 @@ NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
 
 LOOK_S, LOOKS = 5, 12  # a command that nobody has looked after for so long is ended: its controller is gone
 
-# $1 log, $2 result, $3 seconds, $4 folder, $5... the command. The shell holds the lock while the command runs, and the
-# command does not inherit it: what it may leave running must not block the next call.
+# $1 log, $2 result, $3 seconds, $4 folder, $5 claim, $6... the command. The shell holds the lock while the command
+# runs, and the command does not inherit it: what it may leave running must not block the next call.
 START = f"""
-log=$1 result=$2 seconds=$3 folder=$4; shift 4
+log=$1 result=$2 seconds=$3 folder=$4 claim=$5; shift 5
+[ -z "$claim" ] || owner=$(cat "$claim")
 cd "$folder" && exec 9>.watched_command.lock || exit
 if flock --timeout "$seconds" 9
 then
@@ -42,13 +45,21 @@ then
         while sleep {LOOK_S} && [ "$missed" -lt {LOOKS} ]
         do if rm "$log.watched"; then missed=0; else missed=$((missed + 1)); fi
         done
+        [ -z "$claim" ] || rm -f "$claim"
         kill "$command"
     }} 2>/dev/null 9>&- & guard=$!
     wait "$command"; code=$?
     kill "$guard"
 else code={LOCK_HELD}
 fi
-echo $code >"$result.new" && mv "$result.new" "$result"
+exec 9>&-
+echo $code >"$result.new" && mv "$result.new" "$result" && [ -n "$claim" ] && cd / || exit
+# Whoever looked after it takes the result away.
+waited=0
+while [ -e "$result" ] && [ "$waited" -lt {LOOK_S * LOOKS} ]
+do sleep 1; waited=$((waited + 1))
+done
+[ ! -e "$result" ] || [ "$(cat "$claim")" != "$owner" ] || rm "$claim"
 """
 
 
@@ -82,6 +93,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "argv": {"type": "list", "elements": "str", "required": True},
                 "log": {"type": "str", "required": True},
                 "chdir": {"type": "str"},
+                "claim": {"type": "str", "default": ""},
                 "timeout": {"type": "int", "default": 3600},
             }
         )
@@ -95,11 +107,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         pid = self._start(args, rc_file)
         watched = shlex.quote(f"{log}.watched")
         # This look shows first whether it lives: if it does not, and has left no result, none will come.
-        look = f"touch {watched} 2>/dev/null; kill -0 {pid} 2>/dev/null && echo alive; "
+        look = f"touch {watched} 2>/dev/null; "
+        if args["claim"]:
+            look += f"touch -c {shlex.quote(args['claim'])} 2>/dev/null; "
+        look += f"kill -0 {pid} 2>/dev/null && echo alive; "
         look += f"cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
         look += f"tail -c 16000 {shlex.quote(log)} 2>/dev/null"
         # It may first wait for an earlier call's command, which is bounded by the same limit.
-        code = self._watch(host, look, 2 * limit + 3 * GRACE_S)
+        code = self._watch(host, look, args["claim"], 2 * limit + 3 * GRACE_S)
         self._shell(f"rm -f {shlex.quote(rc_file)} {watched}")
         result.update(rc=code, log=log, elapsed_s=int(time.monotonic() - started), changed=True)
         if code != 0:
@@ -112,16 +127,22 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _start(self, args: dict[str, Any], rc_file: str) -> int:
         folder = args["chdir"] or args["log"].rpartition("/")[0] or "."
-        words = ["setsid", "sh", "-c", START, "sh", args["log"], rc_file, str(args["timeout"]), folder, *args["argv"]]
-        environment = self._compute_environment_string()
-        return int(self._shell(f"{{ {environment} {shlex.join(words)} >/dev/null 2>&1 </dev/null & echo $!; }}"))
+        words = ["setsid", "sh", "-c", START, "sh", args["log"], rc_file, str(args["timeout"]), folder, args["claim"]]
+        command = f"{self._compute_environment_string()} {shlex.join([*words, *args['argv']])}"
+        return int(self._shell(f"{{ {command} >/dev/null 2>&1 </dev/null & echo $!; }}"))
 
-    def _watch(self, host: str, look: str, longest_s: int) -> int:
+    def _watch(self, host: str, look: str, claim: str, longest_s: int) -> int:
         """Wait for the result, showing the last line of the log now and then."""
+        parent = os.getppid()
         started = shown = time.monotonic()
         polls = iter(POLL_S)
         while time.monotonic() < started + longest_s:
             time.sleep(next(polls, POLL_S[-1]))
+            if os.getppid() != parent:
+                # This process outlives an ansible-playbook that is killed, and nobody would go on from here.
+                if claim:
+                    self._shell(f"rm -f {shlex.quote(claim)}")
+                raise AnsibleActionFail("ansible-playbook is gone.")
             state, _separator, output = self._shell(look).partition("::")
             words = state.split()
             if words != ["alive"]:

@@ -30,6 +30,12 @@ options:
   chdir:
     description: The folder in which the command runs; by default the folder of O(log).
     type: str
+  claim:
+    description:
+      - A file on the host that says whose the folder is, for those that share it.
+      - Its time is renewed while the command is looked after, and it is removed a minute after nobody does any more.
+    type: str
+    default: ""
   timeout:
     description: After so many seconds the command and what it has started are ended.
     type: int

@@ -12,16 +12,23 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from ansible.plugins.connection import local
 from test_role_llama_cpp import MASTER, ROOT, Run, archive, digest, member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 LIMIT_S = 240
 CROSS = "aarch64-linux-gnu-g++"
@@ -34,6 +41,31 @@ Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpui
 CPU implementer\t: 0x41
 CPU part\t: 0xd0c
 """
+
+
+# A connection to a host that may go down.
+FRAGILE = f"""
+from pathlib import Path
+from ansible.errors import AnsibleConnectionFailure
+from ansible.plugins.connection.local import Connection as Local
+DOCUMENTATION = {local.DOCUMENTATION.replace("name: local", "name: fragile")!r}
+class Connection(Local):
+    def exec_command(self, *args, **options):
+        if Path("FOLDER", self._play_context.remote_addr, "is-down").exists():
+            raise AnsibleConnectionFailure("no route to host")
+        return super().exec_command(*args, **options)
+"""
+
+
+@contextmanager
+def small_disk(folder: Path, options: str) -> Iterator[None]:
+    """Have a disk of its own in a folder for a while."""
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True, timeout=10)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True, timeout=10)
 
 
 @dataclass
@@ -49,12 +81,16 @@ class Fleet:
         self.log = self.folder / "builds.log"
         (self.folder / "site.yml").write_text(json.dumps(SITE))
 
-    def run(self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any) -> Run:
+    def start(
+        self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any
+    ) -> subprocess.Popen[str]:
+        """Start a run of its own, and of its own inventory."""
         inventory = {
             "llama_workers": {"hosts": {name: self.hosts[name] for name in hosts if "master" not in name}},
             "llama_masters": {"hosts": {name: self.hosts[name] for name in hosts if "master" in name}},
         }
-        (self.folder / "hosts.json").write_text(
+        file = self.folder / f"hosts-{'-'.join(hosts)}.json"
+        file.write_text(
             json.dumps(
                 {
                     "all": {
@@ -71,19 +107,21 @@ class Fleet:
                 }
             )
         )
-        done = subprocess.run(
+        return subprocess.Popen(
             [
-                Path(sys.executable).with_name("ansible-playbook"), "-i", self.folder / "hosts.json", "--forks", "8",
+                Path(sys.executable).with_name("ansible-playbook"), "-i", file, "--forks", "8",
                 "-e", json.dumps(variables), *options, playbook or self.folder / "site.yml",
             ],
             env={
                 **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache),
+                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache), "ANSIBLE_CONNECTION_PLUGINS": str(self.folder),
             },
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, timeout=LIMIT_S,
-            check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+            start_new_session=True,
         )  # fmt: skip
-        return Run(done.returncode, done.stdout)
+
+    def run(self, *hosts: str, **options: Any) -> Run:
+        return ended(self.start(*hosts, **options))
 
     def builds(self) -> list[str]:
         """Give the hosts that have built since the last call."""
@@ -129,17 +167,31 @@ class Fleet:
             assert word in text, f"{host}: {word!r} is not in: {text}"
 
 
-def masquerade(folder: Path, libc: str, cpuinfo: str = "", machine: str = "") -> str:
-    """Write an interpreter for a host, which then looks like another one; give its path."""
+def ended(process: subprocess.Popen[str]) -> Run:
+    """Wait for a run."""
+    try:
+        text, _ = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        raise
+    return Run(process.returncode, text)
+
+
+def masquerade(folder: Path, libc: str = "", cpuinfo: str = "", machine: str = "", bits: str = "") -> str:
+    """Write an interpreter for a host, which then looks like another one, with the tools of BusyBox; give its path."""
     tools = folder / "tools"
     tools.mkdir(parents=True)
-    answers = {"getconf": ("GNU_LIBC_VERSION", libc), "uname": ("-m", machine)}
-    for program, (option, answer) in answers.items():
-        if answer:
-            (tools / program).write_text(
-                f'#!/bin/sh\n[ "$*" = {option} ] && echo "{answer}" || exec {shutil.which(program)} "$@"\n'
-            )
-            (tools / program).chmod(0o755)
+    answers = [("getconf", "GNU_LIBC_VERSION", libc), ("uname", "-m", machine), ("getconf", "LONG_BIT", bits)]
+    for program in ("getconf", "uname"):
+        known = [
+            f'[ "$*" != {option} ] || {{ echo "{answer}"; exit; }}'
+            for name, option, answer in answers
+            if name == program and answer
+        ]
+        (tools / program).write_text("\n".join(["#!/bin/sh", *known, f'exec {shutil.which(program)} "$@"\n']))
+    (tools / "df").write_text(f'#!/bin/sh\ncase "$*" in *--*) exit 1;; esac\nexec {shutil.which("df")} "$@"\n')
+    for program in tools.iterdir():
+        program.chmod(0o755)
     (folder / "cpuinfo").write_text(cpuinfo)
     mount = f"mount --bind {folder}/cpuinfo /proc/cpuinfo && " if cpuinfo else ""
     python = folder / "python"
@@ -153,13 +205,18 @@ def masquerade(folder: Path, libc: str, cpuinfo: str = "", machine: str = "") ->
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
-    options = {"FAKE_LOG": str(tmp_path / "builds.log"), "FAKE_FAILS": f"^{tmp_path}/broken"}
+    options = {
+        "FAKE_LOG": str(tmp_path / "builds.log"),
+        "FAKE_FAILS": f"^{tmp_path}/broken",
+        "FAKE_LOSES": f"^{tmp_path}/lost",
+    }
+    (tmp_path / "fragile.py").write_text(FRAGILE.replace("FOLDER", str(tmp_path)))
     return Fleet(tmp_path, archive(tmp_path / "source.tar.gz", llama_cpp_cmake_options=options))
 
 
 def test_a_class_is_built_for_once(fleet: Fleet) -> None:
-    """Five hosts are alike; of two others one cannot build; one has another host build for it."""
-    alike = ("one", "two", "three", "four", "master")
+    """Three hosts are alike; of two others one cannot build; one has another host build for it."""
+    alike = ("one", "two", "master")
     other = ("broken5", "six")
     fleet.hosts = {
         **{name: {} for name in alike},
@@ -209,12 +266,30 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     damaged[1].with_name(damaged[1].name.replace(".tar.gz", ".json")).unlink()
     half = fleet.cache / "artifacts" / f".{fleet.release('master')}.0123456789ab.part"
     half.write_bytes(b"half")
-    os.utime(half, (0, 0))
+    long_ago = [fleet.cache / "artifacts" / f"{fleet.release('six')}{end}" for end in (".tar.gz", ".json")]
+    never_used = [fleet.cache / "artifacts" / f"unused{end}" for end in (".tar.gz", ".json")]
+    for path in never_used:
+        path.touch()
+    for path in [half, *long_ago, *never_used]:
+        os.utime(path, (time.time() - 91 * 86400,) * 2)
+    # A build of another release was killed there; one host has the tools of BusyBox, and the disk of one has room, but
+    # not for that many files.
+    left = fleet.folder / "two" / "build" / "another" / "tree"
+    fleet.hosts["two"]["ansible_python_interpreter"] = masquerade(fleet.folder / "busybox")
+    fleet.hosts["full"] = {}
     for host in ("two", "master", "six"):
         shutil.rmtree(fleet.folder / host)
-    run = fleet.run("two", "master", "six")
-    assert run.code == 0, run.text
+    left.mkdir(parents=True)
+    with small_disk(fleet.folder / "full", "size=20m,nr_inodes=11"):
+        fleet.has_an_older_release("full")
+        run = fleet.run("two", "master", "six", "full")
+        fleet.failed(run, "full", f"The disk that holds {fleet.folder}/full/releases on full is full: make room")
+        assert fleet.is_as_it_was("full")
+    assert run.text.count("failed=0") == 3, run.text
     assert run.holds("is not what its record says: it is made anew")
+    assert not (fleet.folder / "two" / "build").exists()
+    assert all(path.exists() for path in long_ago), "a use renews it"
+    assert not any(path.exists() for path in never_used)
     assert len(fleet.builds()) == 1, "the artifact of six is in the cache, so it builds nothing"
     assert fleet.artifacts() == made, "the same inputs give the same bytes, wherever they are built"
     assert fleet.programs("two") == fleet.programs("one")
@@ -273,6 +348,9 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     half = fleet.folder / "half.tar.gz"
     half.write_bytes(whole.read_bytes()[:-40])
     full = {"x/rpc-server": alone + os.urandom(6_000_000)}
+    manifests = {
+        name: {"rpc-server": alone, "manifest.json": text} for name, text in (("text", b"hm"), ("list", b"[]"))
+    }
 
     def gives(path: Path, sha256: str = "") -> dict[str, str]:
         return {"llama_cpp_artifact": str(path), "llama_cpp_artifact_sha256": sha256 or digest(path)}
@@ -293,14 +371,13 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
         "lonely": gives(packed(fleet.folder / "lonely.tar.gz", {"x/rpc-server": files["llama-b1/rpc-server"]})),
         "empty": gives(packed(fleet.folder / "empty.tar.gz", {"x/other": alone})),
         "full": gives(packed(fleet.folder / "full.tar.gz", full)),
+        **{name: gives(packed(fleet.folder / f"{name}.tar.gz", held)) for name, held in manifests.items()},
     }
     sources = fleet.cache / "sources"
     sources.mkdir(parents=True)
     shutil.copy(good, sources / f"artifact-{digest(good)}")
     bad = list(fleet.hosts)[4:]
-    (fleet.folder / "full").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
-    try:
+    with small_disk(fleet.folder / "full", "size=9m"):
         for host in bad:
             fleet.has_an_older_release(host)
         run = fleet.run(*fleet.hosts)
@@ -311,10 +388,10 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
         fleet.failed(run, "lonely", "libanswer.so")
         fleet.failed(run, "empty", f"the artifact {fleet.folder}/empty.tar.gz has no rpc-server")
         fleet.failed(run, "full", f"The disk that holds {fleet.folder}/full/releases on full is full", "make room")
+        for name in manifests:
+            fleet.failed(run, name, f"the manifest.json at the root of the artifact {fleet.folder}/{name}.tar.gz is no")
         for host in bad:
             assert fleet.is_as_it_was(host), host
-    finally:
-        subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
     assert run.text.count("failed=0") == 4, run.text
     assert fleet.release("worker2") == fleet.release("worker")
     assert sorted(fleet.programs("worker")) == ["libanswer.so", "rpc-server"]
@@ -334,30 +411,78 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
 
 
 def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -> None:
-    """One has something in the way and is rescued by the play, on one the build fills the disk."""
+    """One has something in the way and is rescued by the play, on one the build fills the disk, one goes down."""
     fleet.hosts = {
         **{name: {"llama_cpp_builder": "localhost"} for name in ("blocked", "next")},
         **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in ("full", "six")},
+        **{name: {"llama_cpp_cpu_features": ["avx"], "ansible_connection": "fragile"} for name in ("lost", "nine")},
     }
     (fleet.folder / "blocked" / "current").mkdir(parents=True)
-    (fleet.folder / "full").mkdir()
     rescuing = fleet.folder / "rescuing.yml"
     role = {"name": "llama.cpp", "ansible.builtin.import_role": {"name": "llama_cpp.cluster.llama_cpp"}}
     rescue = {"ansible.builtin.debug": {"msg": "{{ inventory_hostname }} is out."}}
     rescuing.write_text(
         json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [{"block": [role], "rescue": [rescue]}]}])
     )
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", fleet.folder / "full"], check=True, timeout=10)
-    try:
+    with small_disk(fleet.folder / "full", "size=2m"):
         run = fleet.run(*fleet.hosts, playbook=rescuing)
         assert fleet.release("full") == fleet.release("six"), run.text
         assert {path.name for path in (fleet.folder / "full").iterdir()} == {"current", "releases"}
-    finally:
-        subprocess.run(["umount", fleet.folder / "full"], check=True, timeout=10)
     assert run.text.count("is out.") == 1, run.text
-    assert run.holds("No space left on device", "blocked is out."), run.text
-    assert sorted(fleet.builds()) == ["cache", "six"]
+    assert run.holds("its disk is full", "blocked is out."), run.text
+    assert sorted(fleet.builds()) == ["cache", "nine", "six"]
+    assert re.search(r"^lost .*unreachable=1", run.text, re.MULTILINE), run.text
+    assert "rpc-server" in fleet.programs("nine")
     assert fleet.release("next") in {name.replace(".tar.gz", "") for name in fleet.artifacts()}
+
+
+def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) -> None:
+    """One controller is killed while its builder builds; then two more runs want the same."""
+    fleet.hosts = {name: {"llama_cpp_builder": "builder"} for name in ("first", "second", "third")}
+    fleet.hosts["builder"] = {}
+    fleet.variables["llama_cpp_cmake_options"]["FAKE_SLEEP"] = 4
+    # The builder itself, which needs nothing, has the release of another play in use.
+    fleet.has_an_older_release("builder")
+    options = ("--limit", "!builder")
+    killed = fleet.start("first", "builder", options=options)
+    deadline = time.monotonic() + LIMIT_S
+    while not list(fleet.folder.glob("builder/build/*/build.log")):
+        assert killed.poll() is None, ended(killed).text
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    ended(killed)
+    assert not fleet.current("first").exists()
+    both = [fleet.start(name, "builder", options=options) for name in ("second", "third")]
+    runs = [ended(process) for process in both]
+    for run in runs:
+        assert run.code == 0, run.text
+    # Of two at once one waits, and says so once; what the killed one had begun may have ended by then.
+    said = [run.text.count("Another run (") for run in runs]
+    assert max(said) == 1, said
+    waited = runs[said.index(1)]
+    assert waited.holds(f"builds in {fleet.folder}/builder/build/", "on builder: this one goes on when that one has")
+    assert fleet.programs("second") == fleet.programs("third")
+    assert fleet.builds() == ["builder"] * 2, "what the killed run had begun, and one for the two others"
+    assert fleet.is_as_it_was("builder")
+
+
+def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fleet) -> None:
+    fleet.hosts = {"one": {}, "two": {}}
+    with small_disk(fleet.cache, "size=4k"):
+        run = fleet.run("one", "two")
+        assert not [path for path in fleet.cache.rglob("*") if path.is_file()]
+    for host in fleet.hosts:
+        fleet.failed(
+            run, host, "No artifact could be made for the class x86_64-",
+            f": the controller could not take the artifact into {fleet.cache}/artifacts (the disk is full): make room",
+        )  # fmt: skip
+    assert fleet.builds() == ["one"]
+    fleet.hosts["two"] = {"llama_cpp_cache_dir": str(fleet.folder / "another")}
+    run = fleet.run("one", "two")
+    for host in fleet.hosts:
+        fleet.failed(run, host, f"not the same for all hosts of this play ({fleet.folder}/another, {fleet.cache})")
+    assert fleet.builds() == []
 
 
 def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -> None:
@@ -374,6 +499,8 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         "march": {"ansible_python_interpreter": arm},
         "portable": {"ansible_python_interpreter": arm, "llama_cpp_portable": True},
         "libc": {"ansible_python_interpreter": old, "llama_cpp_builder": "feature"},
+        "bits": {"ansible_python_interpreter": masquerade(fleet.folder / "bits-look", machine="aarch64", bits="32")},
+        "old-arm": {"ansible_python_interpreter": masquerade(fleet.folder / "arm-look", machine="armv7l", bits=" ")},
     }
     for host in fleet.hosts:
         fleet.has_an_older_release(host)
@@ -385,12 +512,14 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
     fleet.failed(run, "both", "llama_cpp_portable builds for all features, and llama_cpp_cpu_features for some")
     fleet.failed(run, "digest", "give the artifact's SHA-256 digest")
     fleet.failed(
-        run, "march", "No host could build for the class aarch64-dotprod-fp16-glibc2.41: march: c++",
+        run, "march", "No host could build for the class aarch64-dotprod-fp16-glibc2.41: c++",
         "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16-glibc2.41 needs:",
         "name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
     )  # fmt: skip
     fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
     fleet.failed(run, "libc", "and the class x86_64-", "has glibc 2.17, which is older")
+    fleet.failed(run, "bits", "bits runs a 32-bit system (aarch64), for which nothing is built here: install a 64-bit")
+    fleet.failed(run, "old-arm", "old-arm runs a 32-bit system (armv7l)")
     assert fleet.builds() == []
     for host in fleet.hosts:
         assert fleet.is_as_it_was(host), host

@@ -399,7 +399,7 @@ def builders(site: Site) -> list[int]:
 def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: Site, build_too: bool) -> None:
     site.ok()
     old = site.current.readlink()
-    slow = {"FAKE_SLEEP": 6, "NEW": True}
+    slow = {"FAKE_SLEEP": 3, "NEW": True}
     argv, environment = site.command(llama_cpp_cmake_options=slow)
     process = subprocess.Popen(
         argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True

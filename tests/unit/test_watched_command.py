@@ -54,17 +54,29 @@ def test_time_is_shown_in_minutes_and_seconds(seconds: float, shown: str) -> Non
     assert clock(seconds) == shown
 
 
-@pytest.mark.parametrize("watched", [True, False], ids=["somebody looks", "nobody looks"])
-def test_a_command_is_ended_when_nobody_looks_after_it_any_more(tmp_path: Path, watched: bool) -> None:
-    script = START.replace("while sleep 5", "while sleep 0.2").replace("-lt 12", "-lt 3")
-    assert script != START
-    log = tmp_path / "log"
-    shell = subprocess.Popen(["sh", "-c", script, "sh", log, tmp_path / "rc", "60", tmp_path, "sleep", "2"])
+@pytest.mark.parametrize(
+    ("seconds", "looks", "takes", "code", "claimed"),
+    [(2, True, True, "0", True), (2, False, False, "143", False), (0, True, False, "0", False)],
+    ids=["somebody looks", "nobody looks", "nobody takes the result"],
+)
+def test_a_command_is_ended_and_its_claim_given_up_when_nobody_looks_after_it(
+    tmp_path: Path, seconds: int, looks: bool, takes: bool, code: str, claimed: bool
+) -> None:
+    script = START.replace("while sleep 5", "while sleep 0.2").replace("-lt 12", "-lt 3").replace("-lt 60", "-lt 1")
+    log, claim, result = tmp_path / "log", tmp_path / "claim", tmp_path / "rc"
+    claim.write_text("me\n")
+    shell = subprocess.Popen(["sh", "-c", script, "sh", log, result, "60", tmp_path, claim, "sleep", str(seconds)])
+    said = ""
     try:
         while shell.poll() is None:
-            if watched:
+            if looks:
                 (tmp_path / "log.watched").touch()
+            if result.exists():
+                said = result.read_text()
+                if takes:
+                    result.unlink()
             time.sleep(0.05)
     finally:
         shell.kill()
-    assert (tmp_path / "rc").read_text() == ("0\n" if watched else "143\n")
+    assert said == f"{code}\n"
+    assert claim.exists() == claimed, "what nobody looks after is nobody's"
