@@ -170,7 +170,7 @@ class Fleet:
 def ended(process: subprocess.Popen[str]) -> Run:
     """Wait for a run."""
     try:
-        text, _ = process.communicate(timeout=LIMIT_S)
+        text, _errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         process.terminate()
         raise
