@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.split_plan_arguments import FilterModule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 split_plan_arguments = FilterModule().filters()["split_plan_arguments"]
 
@@ -22,10 +25,10 @@ HOSTS: dict[str, dict[str, Any]] = {
         "rpc_server_instances": [{"port": 1}, {"port": 2, "memory_max": "1.5G"}],
     },
 }
-ENDPOINTS = ["192.0.2.1:50052", "192.0.2.2:50052", "192.0.2.3:1", "192.0.2.3:2"]
+ENDPOINTS = ("192.0.2.1:50052", "192.0.2.2:50052", "192.0.2.3:1", "192.0.2.3:2")
 
 
-def asked(endpoints: list[str] = ENDPOINTS, **given: Any) -> dict[str, Any]:
+def asked(endpoints: Sequence[str] = ENDPOINTS, **given: Any) -> dict[str, Any]:
     usual = {"hosts": list(HOSTS), "meminfo": dict.fromkeys([*HOSTS, "m"], MEMINFO), "master": "m"}
     result: dict[str, Any] = split_plan_arguments(endpoints, HOSTS, **{**usual, **given})
     return result
@@ -45,7 +48,7 @@ def test_hosts_share_their_memory_and_limits_are_the_workers() -> None:
 
 
 def test_the_order_is_that_of_the_endpoints() -> None:
-    assert [it["endpoint"] for it in asked(ENDPOINTS[::-1])["workers"]] == ENDPOINTS[::-1]
+    assert [it["endpoint"] for it in asked(ENDPOINTS[::-1])["workers"]] == list(ENDPOINTS[::-1])
 
 
 @pytest.mark.parametrize(
