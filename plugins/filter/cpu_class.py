@@ -65,6 +65,12 @@ options:
     description: Whether to build for features at all; otherwise the user's own options of CMake say for what.
     type: bool
     default: true
+  explain:
+    description:
+      - Whether features that cannot be built for are no error. Then the value has but the key C(problem), which says in
+        a sentence without its end what is wrong.
+    type: bool
+    default: false
 """
 
 EXAMPLES = r"""
@@ -121,8 +127,10 @@ _value:
 """
 
 
-def cpu_class(look: object, features: object = (), portable: bool = False, native: bool = True) -> CpuClass:
-    """Return the class."""
+def cpu_class(
+    look: object, features: object = (), portable: bool = False, native: bool = True, explain: bool = False
+) -> CpuClass | dict[str, str]:
+    """Return the class, or what is wrong."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, parts and libc of a host")
     texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "libc")}
@@ -138,6 +146,8 @@ def cpu_class(look: object, features: object = (), portable: bool = False, nativ
             native=native,
         )
     except CpuClassError as error:
+        if explain:
+            return {"problem": str(error)}
         raise AnsibleFilterError(f"cpu_class: {error}") from error
 
 

@@ -507,7 +507,11 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
     run = fleet.run(*fleet.hosts)
     assert run.code != 0
     fleet.failed(run, "strategy", "llama_cpp_build_strategy", "sometimes", "per_host, per_class, artifact")
-    fleet.failed(run, "feature", "the CPU (x86_64) lacks sve2")
+    fleet.failed(
+        run,
+        "feature",
+        "llama_cpp_cpu_features of feature: the CPU (x86_64) lacks sve2: leave it out of the features to build for.",
+    )
     fleet.failed(run, "builder", 'llama_cpp_builder is "nobody", which is no host of the inventory')
     fleet.failed(run, "both", "llama_cpp_portable builds for all features, and llama_cpp_cpu_features for some")
     fleet.failed(run, "digest", "give the artifact's SHA-256 digest")

@@ -269,6 +269,12 @@ def test_bad_input_is_one_sentence(look: object, features: object, said: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_what_is_wrong_with_features_can_be_asked() -> None:
+    look = {"machine": "aarch64", "cpu": "fp asimd", "libc": "glibc 2.36"}
+    assert cpu_class(look, ["wibble"], explain=True)["problem"].startswith("wibble: no such CPU feature; known for")
+    assert "problem" not in cpu_class(look, explain=True)
+
+
 LIBC = {
     "same": ("glibc 2.36", "glibc 2.36", True),
     "newer-runs-older": ("glibc 2.41", "glibc 2.36", True),
