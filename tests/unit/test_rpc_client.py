@@ -480,18 +480,15 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
             silent = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
             # Half of them do not even accept.
             clients += [socket.create_connection(listener.getsockname()) for listener in listeners[:25]]
-            # Again where the machine was busy with something else.
-            for _attempt in range(3):
-                found = probe_alone(1.0, [*silent[:25], *ready, *silent[25:]])
-                if found["seconds"] < 1.0 + 2.0:
-                    break
+            found = probe_alone(1.0, [*silent[:25], *ready, *silent[25:]])
         finally:
             for sock in [*listeners, *clients]:
                 sock.close()
     record_property("scale", json.dumps(found))
     assert found["counts"]["ready"] == 450
     assert found["counts"]["busy"] == 50
-    assert found["seconds"] < 1.0 + 2.0
+    # One after the other, those that are silent take 50 s; side by side, on a machine that has much else to do, a few.
+    assert found["seconds"] < 25
     assert 0 < found["grown_kib"] < 64 * 1024
 
 
