@@ -195,6 +195,8 @@ def test_the_playbook_measures_reports_and_remembers(
     (folder / "history.jsonl").write_text(before)
     host = {
         "rpc_server_address": "127.0.0.1",
+        # The machine may have no private address.
+        "rpc_server_bind_address": "127.0.0.1",
         "rpc_server_instances": [{"port": port} for port in ports],
         "llama_cpp_prefix": str(release_7.prefix),
         "gguf_model_path": str(model),
