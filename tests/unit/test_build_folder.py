@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_one_run_has_the_folder_until_it_is_done(builds: Builds) -> None:
     assert builds.call("bob", "claim") == (0, "")
 
 
+def test_a_run_that_has_waited_for_another_says_so(builds: Builds) -> None:
+    builds.call("alice", "claim")
+    timer = threading.Timer(1, builds.call, ("alice", "leave"))
+    timer.start()
+    assert builds.call("bob", "claim", "15") == (0, "waited")
+    timer.join()
+
+
 def test_what_was_begun_is_left_to_the_next_run(builds: Builds) -> None:
     builds.call("alice", "claim")
     (builds.folder / "key" / "tree").mkdir()
@@ -85,7 +94,8 @@ def test_a_folder_is_taken_over_when_its_run_is_dead(builds: Builds, seconds: in
 def test_what_dead_runs_have_left_goes_and_what_others_build_stays(builds: Builds) -> None:
     for key in ("dead", "left", "other"):
         builds.call("alice", "claim", key=key)
-    builds.is_idle_for(70, key="dead")
+    builds.is_idle_for(90_000, key="dead")
+    builds.is_idle_for(7000, key="other")  # it waits for its turn
     builds.call("alice", "leave", key="left")
     builds.call("bob", "claim")
     assert builds.call("bob", "sweep") == (0, "")
@@ -103,6 +113,21 @@ def test_of_many_that_want_it_at_once_one_gets_it(builds: Builds) -> None:
     for run in runs:
         run.communicate(timeout=20)
     assert sorted(run.returncode for run in runs) == [0, *[WAIT] * 7]
+
+
+def test_a_name_may_have_a_backslash(builds: Builds) -> None:
+    assert builds.call(r"CORP\nick", "claim") == (0, "")
+    assert builds.call(r"CORP\nick", "renew") == (0, "")
+    assert builds.call("bob", "claim") == (WAIT, r"CORP\nick")
+
+
+def test_what_cannot_be_written_is_said_at_once(builds: Builds) -> None:
+    (builds.folder / "key" / ".owner.new").mkdir(parents=True)
+    # As on a full disk, where it cannot be made.
+    (builds.folder / "key" / ".watched_command.lock").symlink_to("missing/lock")
+    code, said = builds.call("alice", "claim")
+    assert code not in (0, WAIT)
+    assert said.startswith(f"the disk that holds {builds.folder}/key is full or cannot be written to: make room")
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
