@@ -492,6 +492,7 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         "digest": {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x"},
         # A compiler for x86-64 knows no -march of Arm's, as an old one for Arm would not.
         "march": {"ansible_python_interpreter": arm},
+        "march2": {"ansible_python_interpreter": arm},
         "portable": {"ansible_python_interpreter": arm, "llama_cpp_portable": True},
         "libc": {"ansible_python_interpreter": old, "llama_cpp_builder": "feature"},
         "bits": {"ansible_python_interpreter": masquerade(fleet.folder / "bits-look", machine="aarch64", bits="32")},
@@ -514,6 +515,8 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         run, "march", "No host could build for the class aarch64-dotprod-fp16-glibc2.41: c++",
         "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16-glibc2.41 needs:",
         "name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
+        # Whoever has tried, and why it could not.
+        "on march2 does not know -march=armv8.2-a+dotprod+fp16",
     )  # fmt: skip
     fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
     fleet.failed(run, "libc", "and the class x86_64-", "has glibc 2.17, which is older")
@@ -524,23 +527,34 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         assert fleet.is_as_it_was(host), host
 
 
+def machine_of(artifact: Path) -> int:
+    """Return what its server is for, by the number of the ELF format."""
+    with tarfile.open(artifact) as tar:
+        return int.from_bytes(tar.extractfile("./bin/rpc-server").read(20)[18:], "little")  # type: ignore[union-attr]
+
+
 @pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here")
 def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     arm = masquerade(fleet.folder / "looks", "glibc 2.41", NEOVERSE_N1, "aarch64")
     old = masquerade(fleet.folder / "old", "glibc 2.17", NEOVERSE_N1, "aarch64")
     fleet.variables["llama_cpp_builder"] = "localhost"
-    fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}}
+    fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
-    run = fleet.run("arm", "old", playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
+    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
     assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old is out. No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
-    (artifact,) = kept.iterdir()
+    artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
     assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text
     with tarfile.open(artifact) as tar:
-        header = tar.extractfile("./bin/rpc-server").read(20)  # type: ignore[union-attr]
         manifest = json.load(tar.extractfile("./manifest.json"))  # type: ignore[arg-type]
-    assert int.from_bytes(header[18:20], "little") == 183
+    assert (machine_of(artifact), machine_of(native)) == (183, 62)
     assert manifest["cpu_class"]["march"] == "armv8.2-a+dotprod+fp16"
     assert manifest["builder"]["machine"] == "x86_64"
     assert manifest["compiler"].startswith("aarch64-linux-gnu-g++")
     assert not (fleet.folder / "arm").exists(), "nothing is installed"
+    # What it has made is what the strategy artifact takes.
+    del fleet.variables["llama_cpp_builder"]
+    given = {"llama_cpp_artifact": str(native), "llama_cpp_artifact_sha256": digest(native)}
+    run = fleet.run("native", llama_cpp_build_strategy="artifact", **given)
+    assert run.code == 0, run.text
+    assert "rpc-server" in fleet.programs("native")
