@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what a sweep over a cluster's options measures next, and what it has found."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: tuning
+short_description: What to measure next to find the quickest options of a cluster
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - The playbook P(llama_cpp.cluster.tune#playbook) is made of it.
+  - From the playbook's variables and a record of each run so far, says which run is next, or what has won. Nothing is
+    remembered between two calls.
+  - Goes along one option at a time, and keeps what is quicker than the best so far by more than the spread of both. What
+    there was is measured again at the end, and what won must beat it there too.
+positional: _input, records
+options:
+  _input:
+    description:
+      - The variables of the playbook that begin with C(tune_), where they are set.
+      - And what is known of the cluster, as C(workers), C(extra_args), C(old), C(tensor_split), C(tensor_split_given),
+        C(layers), C(fits_alone), C(threads_now) and C(usable_cores).
+    type: dict
+    required: true
+  records:
+    description:
+      - What came of each run so far, in order.
+      - Its C(run), the C(tests), C(wall_time_ms), C(build) and C(model) of M(llama_cpp.cluster.llama_bench), the
+        C(tensor_split) that was used, its C(failure) as a sentence (V(null) if it was well), and C(elapsed_s), the time
+        from the begin of the sweep to its end.
+    type: list
+    elements: dict
+    default: []
+  time:
+    description: The present time, for the files.
+    type: str
+    default: ""
+"""
+
+EXAMPLES = r"""
+- name: What a sweep would try
+  ansible.builtin.debug:
+    msg: "{{ ({'tune_goal': 'prompt'} | llama_cpp.cluster.tuning).stages }}"
+
+- name: Which run comes first
+  ansible.builtin.debug:
+    msg: "{{ ({'workers': ['192.0.2.11:50052', '192.0.2.12:50052']} | llama_cpp.cluster.tuning).next.title }}"
+"""
+
+RETURN = r"""
+_value:
+  description: What is known.
+  type: dict
+  contains:
+    problem:
+      description: One sentence that says what is wrong with the variables; if it is not empty there is nothing else.
+      type: str
+    refusal:
+      description: One sentence that says why the sweep cannot be made; empty if it can.
+      type: str
+    next:
+      description: The next run; V(null) if there is none.
+      type: dict
+    stages:
+      description: What is tried, each with its C(stage), C(title), and at most how many C(runs) and C(tests).
+      type: list
+      elements: dict
+    runs_at_most:
+      description: How many runs there are at most, the first one among them.
+      type: int
+    estimate_s:
+      description: How long the sweep takes, as its first run tells; V(null) before that.
+      type: float
+    left_out:
+      description: What is not tried, and why.
+      type: list
+      elements: str
+    notes:
+      description: What else is to be known of the runs so far.
+      type: list
+      elements: str
+    worker_threads:
+      description: The threads of the workers that won; V(null) for those that they have.
+      type: int
+    summary:
+      description: The outcome in a sentence.
+      type: str
+    variables:
+      description: After the last run, a YAML file of variables with the figures as comments; empty before that.
+      type: str
+    figures:
+      description: After the last run, everything as data; empty before that.
+      type: dict
+"""
+
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._tuning import TuningError, advice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str = "") -> dict[str, Any]:
+    """Return what is to be measured next, or what is wrong with what was given."""
+    if not isinstance(given, Mapping):
+        raise AnsibleFilterError("tuning needs a dictionary of variables, such as {'tune_goal': 'prompt'}")
+    try:
+        return {"problem": "", **advice(given, records, time)}
+    except TuningError as error:
+        return {"problem": str(error)}
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"tuning": tuning}

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The sweep over real workers, and what is said where there can be none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from harness import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+    from harness import Release, Worker
+
+
+def play(folder: Path, host: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the playbook over this machine, as master and as the host of the workers, from a folder of its own."""
+    connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    inventory = {
+        "llama_masters": {"hosts": {"here": {**connection, **host}}},
+        "llama_workers": {"hosts": {"here": {}}},
+    }
+    (folder / "hosts.json").write_text(json.dumps(inventory))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "-i", "hosts.json", ROOT / "playbooks/tune.yml", *options],
+        cwd=folder,
+        # PWD as a shell sets it: relative paths are from there.
+        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    done.stdout = " ".join(done.stdout.split())
+    return done
+
+
+@pytest.fixture
+def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -> dict[str, Any]:
+    """Two workers of one thread on this machine, and a short sweep over them."""
+    return {
+        "rpc_server_bind_address": "127.0.0.1",
+        "rpc_server_instances": [{"port": start_worker(release_7, threads=1).port} for _ in range(2)],
+        "llama_cpp_prefix": str(release_7.prefix),
+        "gguf_model_path": str(model),
+        "inference_extra_args": ["--mlock", "-ub", "256"],
+        "tune_goal": "prompt",
+        "tune_n_prompt": 256,
+        "tune_n_gen": 2,
+        "tune_repetitions": 2,
+    }
+
+
+def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, Any]) -> None:
+    short = {"tune_ubatch_sizes": [32], "tune_batch_sizes": [], "tune_flash_attn": ["off"], "tune_tensor_split": False}
+    done = play(tmp_path, {**host, **short})
+    assert done.returncode == 0, done.stdout
+    assert "changed=0" in done.stdout
+
+    text = (tmp_path / "tune/variables.yml").read_text()
+    figures = json.loads((tmp_path / "tune/figures.json").read_text())
+    assert yaml.safe_load(text) == figures["variables"]
+    assert figures["summary"] in done.stdout
+    assert [run["run"]["stage"] for run in figures["runs"]][:4] == ["start", "ubatch_size", "split_mode", "flash_attn"]
+    assert figures["runs"][-1]["run"]["stage"] == "again"
+    assert all(run["failure"] is None for run in figures["runs"])
+    assert [test["ubatch_size"] for test in figures["runs"][1]["tests"]] == [32, 256]
+    assert figures["build"]["commit"] in text
+    assert "# - physical batch, ubatch_size 32: prompt " in text
+    assert figures["variables"]["inference_extra_args"][0] == "--mlock"
+
+
+def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:
+    done = play(tmp_path, {**host, "tune_time_limit": 12})
+    assert done.returncode == 2
+    assert "The sweep would take about " in done.stdout
+    assert "tune_time_limit is 12 s: raise it, take fewer tokens" in done.stdout
+    assert "Run 2 of" not in done.stdout
+    assert not (tmp_path / "tune").exists()
+
+
+def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host: dict[str, Any]) -> None:
+    done = play(tmp_path, host, "--check")
+    assert done.returncode == 0, done.stdout
+    assert "The sweep takes at most " in done.stdout
+    assert "physical batch: at most 1 runs, 3 figures" in done.stdout
+    assert "Not tried: threads of the workers: workers are not started anew unless told so" in done.stdout
+    assert "Run 1 of" not in done.stdout
+    assert not (tmp_path / "tune").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt or balanced."),
+        (
+            {"tune_folder": "no/such/folder"},
+            "There can be no result in tune_folder, {parent}/no/such/folder: it is no folder on the controller",
+        ),
+        ({"gguf_model_path": ""}, "There is no model to measure: set gguf_model_path to the GGUF file on here."),
+    ],
+    ids=["goal", "folder", "model"],
+)
+def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
+    tmp_path: Path, variables: dict[str, Any], sentence: str
+) -> None:
+    # Nobody answers at TEST-NET-1.
+    host = {"ansible_connection": "ssh", "ansible_host": "192.0.2.1", "gguf_model_path": "/srv/model.gguf", **variables}
+    done = play(tmp_path, host)
+    assert done.returncode == 2
+    assert sentence.format(parent=tmp_path) in done.stdout
+    assert "UNREACHABLE" not in done.stdout
