@@ -14,8 +14,8 @@ description:
   - The playbook P(llama_cpp.cluster.tune#playbook) is made of it.
   - From the playbook's variables and a record of each run so far, says which run is next, or what has won. Nothing is
     remembered between two calls.
-  - Goes along one option at a time, and keeps what is quicker than the best so far by more than the spread of both. What
-    there was is measured again at the end, and what won must beat it there too.
+  - Goes along one option at a time, and keeps what is quicker than the best so far by more than the spread of both.
+    What there was is measured again at the end, and what won must beat it there too.
 positional: _input, records
 options:
   _input:

@@ -306,11 +306,14 @@ def beats(goal: str, candidate: Measured, other: Measured) -> bool:
 
 
 def _pairs(goal: str, candidate: Measured, other: Measured) -> Iterable[tuple[float, Rate, Rate]]:
-    for exponent, now, before in zip(
-        GOALS[goal], (candidate.prompt, candidate.generation), (other.prompt, other.generation)
-    ):
-        if exponent and now and before:
-            yield exponent, now, before
+    now, before = candidate.config, other.config
+    # Batches are of prompts: a difference of generation would be chance.
+    alike = now != before and replace(now, batch_size=0, ubatch_size=0) == replace(before, batch_size=0, ubatch_size=0)
+    prompt, generation = GOALS[goal]
+    if prompt and candidate.prompt and other.prompt:
+        yield prompt, candidate.prompt, other.prompt
+    if generation and candidate.generation and other.generation and not alike:
+        yield generation, candidate.generation, other.generation
 
 
 def speeds_from_shifts(layers: Sequence[int], before_s: float, shifted: Sequence[tuple[int, float]]) -> list[float]:
@@ -479,7 +482,7 @@ class Sweep:
             way = "raise it, take fewer tokens (tune_n_prompt, tune_n_gen) or repetitions"
             if kept:
                 gone = ", ".join(STAGES[name] for name in self.stages if name not in kept)
-                way += f", or set tune_shorten to leave out what is least important ({gone})"
+                way += f", or set tune_shorten to leave out what does not fit ({gone})"
             self.refusal = (
                 f"The sweep would take about {math.ceil(total)} s, by what its first run took, and tune_time_limit is "
                 f"{limit} s: {way}; nothing was changed."
@@ -659,21 +662,24 @@ class Sweep:
         return speeds_from_shifts(layers, 1.0, shifted)
 
     def _confirm(self) -> Generator[Run, Outcome, None]:
-        """Measure the start once more, and what won as a whole beside it; without an advantage the start is kept."""
+        """Measure what won as a whole, then the start once more; without an advantage over both the start is kept.
+
+        A cluster that becomes quicker or slower meanwhile, by itself, does so on one of both sides.
+        """
         first, won = self.start or self.best, self.best.config
         self.best = first
+        if won != first.config:
+            outcome = yield from self._measure(self._run("again", "what won, as a whole", won))
+            self.confirmed = outcome.measured[0] if outcome.measured else None
+            if outcome.failure or self.confirmed is None:
+                self.notes.append(f"What won in parts cannot be used as a whole: {outcome.failure}")
         outcome = yield from self._measure(self._run("again", "as it was, once more", first.config))
         if outcome.failure or not outcome.measured:
             self.notes.append(f"Nothing is certain, since the first run could not be repeated: {outcome.failure}")
             return
-        self.again = self.best = outcome.measured[0]
-        if won == first.config:
+        self.again = outcome.measured[0]
+        if self.confirmed is None:
             return
-        outcome = yield from self._measure(self._run("again", "what won, as a whole", won))
-        if outcome.failure or not outcome.measured:
-            self.notes.append(f"What won in parts cannot be used as a whole: {outcome.failure}")
-            return
-        self.confirmed = outcome.measured[0]
         if beats(self.goal, self.confirmed, first) and beats(self.goal, self.confirmed, self.again):
             self.best = self.confirmed
         else:
@@ -789,6 +795,10 @@ def _percent(factor: float) -> str:
     return f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
 
 
+def _shares(split: Sequence[float]) -> str:
+    return " : ".join(f"{share:g}" for share in split)
+
+
 def _shown(rate: Rate | None) -> str:
     return "not measured" if rate is None else f"{rate.mean:.1f} ± {rate.stddev:.1f}"
 
@@ -801,8 +811,8 @@ def summary(sweep: Sweep) -> str:
     changes = changed(sweep)
     if not changes:
         return (
-            f"Nothing was quicker than what there is by more than the spread (prompt {_shown(start.prompt)}, generation "
-            f"{_shown(start.generation)} tokens per second)."
+            f"Nothing was quicker than what there is by more than the spread (prompt {_shown(start.prompt)}, "
+            f"generation {_shown(start.generation)} tokens per second)."
         )
     parts = []
     for name, now, before in (
@@ -819,7 +829,7 @@ def changed(sweep: Sweep) -> list[str]:
     """Return what the winner has otherwise than the start, in words."""
     start, best = sweep.settings.start.as_dict(), sweep.best.config.as_dict()
     return [
-        f"{name} {value if not isinstance(value, list) else ', '.join(f'{share:g}' for share in value)}"
+        f"{name} {_shares(value) if isinstance(value, list) else value}"
         for name, value in best.items()
         if value != start[name] and not (name == "tensor_split" and not value)
     ]
@@ -866,7 +876,8 @@ def _quoted(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    return "'" + str(value).replace("'", "''") + "'"
+    shown = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isascii() and c.isprintable() else f"\\U{ord(c):08x}" for c in shown) + '"'
 
 
 def _comment(text: str) -> str:
@@ -887,8 +898,8 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
         _comment(f"Model: {model.get('type') or 'unknown'}, {model.get('path') or ''}"),
         _comment(f"Workers: {', '.join(settings.workers)}"),
         _comment(
-            f"Goal: {settings.goal} (prompt counts {prompt:g}, generation {generation:g}); {settings.n_prompt} tokens read, "
-            f"{settings.n_gen} generated, {settings.repetitions} times each"
+            f"Goal: {settings.goal} (prompt counts {prompt:g}, generation {generation:g}); {settings.n_prompt} tokens "
+            f"read, {settings.n_gen} generated, {settings.repetitions} times each"
         ),
     ]
     drift = drift_percent(sweep)
@@ -907,7 +918,9 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
                 for name, sizes in (("ubatch_size", run.ubatch_sizes), ("batch_size", run.batch_sizes))
                 if sizes
             )
-            title = run.title if not size else STAGES[run.stage]
+            title = STAGES[run.stage] if run.stage in ("ubatch_size", "batch_size") else run.title
+            if run.weights:
+                title += f" ({_shares(measured.config.tensor_split)})"
             rates = [("prompt", measured.prompt), ("generation", measured.generation)]
             shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates if rate is not None)
             lines.append(_comment(f"- {title}{size}: {shown}"))

@@ -17,7 +17,6 @@ from harness import ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
     from harness import Release, Worker
 
 
