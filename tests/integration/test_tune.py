@@ -107,9 +107,8 @@ def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host:
             {"tune_folder": "no/such/folder"},
             "There can be no result in tune_folder, {parent}/no/such/folder: it is no folder on the controller",
         ),
-        ({"gguf_model_path": ""}, "There is no model to measure: set gguf_model_path to the GGUF file on here."),
     ],
-    ids=["goal", "folder", "model"],
+    ids=["goal", "folder"],
 )
 def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
     tmp_path: Path, variables: dict[str, Any], sentence: str
