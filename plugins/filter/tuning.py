@@ -22,7 +22,7 @@ options:
     description:
       - The variables of the playbook that begin with C(tune_), where they are set.
       - And what is known of the cluster, as C(workers), C(extra_args), C(old), C(tensor_split), C(tensor_split_given),
-        C(layers), C(fits_alone), C(threads_now) and C(usable_cores).
+        C(layers), C(fits_alone), C(threads_now), C(usable_cores) and C(threads_problem).
     type: dict
     required: true
   records:

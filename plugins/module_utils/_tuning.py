@@ -155,6 +155,8 @@ class Settings:
     workers: tuple[str, ...] = ()
     threads_now: tuple[int, ...] = ()
     usable_cores: tuple[int, ...] = ()
+    # Why they were not tried to their end.
+    threads_problem: str = ""
     # Whether each worker can hold the whole model; empty if that cannot be planned.
     fits_alone: tuple[bool, ...] = ()
     # The layers of each worker in the present split.
@@ -259,6 +261,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         workers=tuple(given.get("workers", ())),
         threads_now=tuple(given.get("threads_now", ())),
         usable_cores=tuple(given.get("usable_cores", ())),
+        threads_problem=str(given.get("threads_problem", "")),
         fits_alone=tuple(given.get("fits_alone", ())),
         layers=tuple(given.get("layers", ())),
         start=replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))),
@@ -355,7 +358,9 @@ class Sweep:
         settings, start = self.settings, self.settings.start
         without = {
             "ubatch_size": "" if len(self.ubatch_sizes(start.batch_size)) > 1 else "there is one size alone",
-            "worker_threads": "" if settings.worker_threads else "workers are not started anew unless told so",
+            "worker_threads": ""
+            if settings.worker_threads
+            else settings.threads_problem or "workers are not started anew unless told so",
             "split_mode": "" if self.split_modes() else "there is no other to try",
             "tensor_split": "" if settings.tensor_split else "it was not asked for",
             "flash_attn": "" if self.flash_attn() else "there is no other value to try",

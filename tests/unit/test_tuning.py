@@ -257,6 +257,11 @@ def test_threads_are_tried_last_with_what_has_won_and_put_back() -> None:
     assert not [record for record in records[: -len(tried)] if record["run"]["restarts"]]
 
 
+def test_threads_that_could_not_be_tried_are_told_of() -> None:
+    result, _ = sweep(threads_problem="they were not tried to their end, since w2 could not be started with others")
+    assert "# - not tried, threads of the workers: they were not tried to their end, since w2" in result["variables"]
+
+
 def test_threads_that_are_not_better_are_not_written() -> None:
     result, _ = sweep(tune_worker_threads=True, threads_now=[4, 4], usable_cores=[4, 4])
     assert result["worker_threads"] is None
