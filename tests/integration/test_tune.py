@@ -50,7 +50,7 @@ def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -
     """Two workers of one thread on this machine, and a short sweep over them."""
     return {
         "rpc_server_bind_address": "127.0.0.1",
-        "rpc_server_instances": [{"port": start_worker(release_7, threads=1).port} for _ in range(2)],
+        "rpc_server_instances": [{"port": start_worker(release_7, threads=1).port} for _worker in range(2)],
         "llama_cpp_prefix": str(release_7.prefix),
         "gguf_model_path": str(model),
         "inference_extra_args": ["--mlock", "-ub", "256"],

@@ -105,7 +105,7 @@ def test_pipelined_prompts_are_found() -> None:
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("goal", ["generation", "prompt", "balanced"])
 def test_differences_within_the_spread_are_no_winners(goal: str, seed: int) -> None:
-    result, _ = sweep(noise=0.02, seed=seed, tune_goal=goal, tune_cache_types=["q8_0"])
+    result, _records = sweep(noise=0.02, seed=seed, tune_goal=goal, tune_cache_types=["q8_0"])
     assert won(result) == {"inference_extra_args": [], "inference_tensor_split": []}
     assert result["summary"].startswith("Nothing was quicker than what there is by more than the spread")
 
@@ -118,7 +118,7 @@ def test_a_gain_that_is_drift_is_none() -> None:
         count[0] += 1
         return 100.0 * 1.03 ** count[0], 10.0 * 1.03 ** count[0]
 
-    result, _ = sweep(drifting, tune_goal="generation", tune_split_modes=[])
+    result, _records = sweep(drifting, tune_goal="generation", tune_split_modes=[])
     assert won(result)["inference_extra_args"] == []
     assert result["figures"]["drift_percent"] > 5
 
@@ -193,7 +193,7 @@ def test_workers_that_are_equally_quick_need_no_other_split() -> None:
 
 
 def test_what_cannot_run_has_not_won_and_is_told() -> None:
-    result, _ = sweep(
+    result, _records = sweep(
         pipelined,
         tune_goal="prompt",
         fails=lambda run: "This build has no split_mode tensor." if run["split_mode"] == "tensor" else None,
@@ -228,7 +228,7 @@ def test_a_shortened_sweep_keeps_what_is_most_important() -> None:
 
 
 def test_a_limit_that_not_even_the_first_step_fits_in_is_refused_shortened_or_not() -> None:
-    result, _ = sweep(tune_time_limit=80, tune_shorten=True)
+    result, _records = sweep(tune_time_limit=80, tune_shorten=True)
     assert result["refusal"].startswith("The sweep would take about ")
     assert "tune_shorten" not in result["refusal"]
 
@@ -258,12 +258,14 @@ def test_threads_are_tried_last_with_what_has_won_and_put_back() -> None:
 
 
 def test_threads_that_could_not_be_tried_are_told_of() -> None:
-    result, _ = sweep(threads_problem="they were not tried to their end, since w2 could not be started with others")
+    result, _records = sweep(
+        threads_problem="they were not tried to their end, since w2 could not be started with others"
+    )
     assert "# - not tried, threads of the workers: they were not tried to their end, since w2" in result["variables"]
 
 
 def test_threads_that_are_not_better_are_not_written() -> None:
-    result, _ = sweep(tune_worker_threads=True, threads_now=[4, 4], usable_cores=[4, 4])
+    result, _records = sweep(tune_worker_threads=True, threads_now=[4, 4], usable_cores=[4, 4])
     assert result["worker_threads"] is None
     assert "rpc_server_threads" not in won(result)
 
@@ -296,7 +298,7 @@ def test_every_sweep_ends_with_variables_or_a_sentence(asked: dict[str, Any], se
     def fails(run: dict[str, Any]) -> str | None:
         return "It broke." if run["stage"] != "start" and chance.randrange(5) < broken - 1 else None
 
-    result, _ = sweep(speeds, fails=fails, **asked)
+    result, _records = sweep(speeds, fails=fails, **asked)
     if result["refusal"]:
         assert (result["refusal"][-1], result["variables"]) == (".", "")
     else:
@@ -367,15 +369,15 @@ def test_what_was_given_stays_where_nothing_is_better() -> None:
 
 
 def test_quantised_values_keep_flash_attention() -> None:
-    _, records = sweep(tune_cache_types=["q8_0"], tune_flash_attn=["off"])
+    _result, records = sweep(tune_cache_types=["q8_0"], tune_flash_attn=["off"])
     quantised = next(record["run"] for record in records if record["run"]["cache_type_v"] == "q8_0")
     assert quantised["flash_attn"] == "on"
-    result, _ = sweep(extra_args=["-ctv", "q8_0", "-fa", "on"], tune_flash_attn=["off"])
+    result, _records = sweep(extra_args=["-ctv", "q8_0", "-fa", "on"], tune_flash_attn=["off"])
     assert any(text.startswith("flash attention: ") for text in result["left_out"])
 
 
 def test_text_of_others_stays_in_its_comment() -> None:
-    result, _ = sweep(
+    result, _records = sweep(
         fails=lambda run: "Boom\nrpc_server_threads: 99\u2028x" if run["split_mode"] == "tensor" else None,
         extra_args=["--alias", "it's: #1\n"],
     )
