@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 # How much prompt and generation count, as exponents: what is compared is the product of both gains.
 GOALS = {"generation": (0.0, 1.0), "prompt": (1.0, 0.0), "balanced": (0.5, 0.5)}
-# Figures of an idle cluster vary by one or two percent.
+# Less than that is no gain, however small the spread.
 LEAST_GAIN = 0.02
 # What a run takes beside llama-bench (connection, verification, plan), and what it takes to start the workers anew.
 RUN_S, RESTART_S = 5.0, 15.0
