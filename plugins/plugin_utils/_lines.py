@@ -17,6 +17,7 @@ _FOR_PEOPLE = {
     "debug",
     "default",
     "default_without_diff",
+    "demo_steps",
     "print_task",
     "selective",
     "tasks_only",

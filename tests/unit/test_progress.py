@@ -254,6 +254,7 @@ CALLBACKS = {
     "ansible.builtin.default": True,
     "community.general.yaml": True,
     "ansible.posix.debug": True,
+    "demo_steps": True,
     "ansible.posix.json": False,
     "ansible.posix.jsonl": False,
     "minimal": False,
