@@ -23,6 +23,8 @@ description:
     as long as O(timeout) leaves the time for it. A text that may be cut off is never taken for a result.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+extends_documentation_fragment:
+  - llama_cpp.cluster.worker_run
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
@@ -38,31 +40,11 @@ options:
         is longer than 100 kB.
     type: str
     required: true
-  workers:
-    description:
-      - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
-      - At most 15. Host names and IPv4 addresses; llama.cpp RPC has no IPv6.
-    type: list
-    elements: str
-    required: true
   n_predict:
     description:
       - How many tokens to generate. There are fewer if the model ends its text before.
     type: int
     default: 64
-  n_gpu_layers:
-    description:
-      - How many layers to offload to the workers, at least one for each. A number above the model's layers means all.
-    type: int
-    default: 999
-  tensor_split:
-    description:
-      - The share of each worker, in the order of O(workers). Only the ratios count, and each must be above 0.
-      - By default llama.cpp divides by the free memory that the workers report.
-      - The share of a worker with several devices is divided among them by their free memory if O(verify=true).
-    type: list
-    elements: float
-    default: []
   ctx_size:
     description:
       - Length of the context in tokens, prompt and generated text together. V(0) means what the model was trained with.
@@ -79,10 +61,6 @@ options:
       - Sampling temperature. With V(0) the likeliest token is always taken.
     type: float
     default: 0.0
-  threads:
-    description:
-      - Threads of the master. By default llama.cpp decides. Those of a worker are an option of its RPC server.
-    type: int
   extra_args:
     description:
       - Further arguments of the program, as they are, after all others.
@@ -90,11 +68,6 @@ options:
     type: list
     elements: str
     default: []
-  bin_dir:
-    description:
-      - Folder of the llama.cpp programs on the master.
-    type: path
-    default: /opt/llama_cpp/current/bin
   timeout:
     description:
       - Limit of the run in seconds, a repetition included. The program is ended when it is reached.
@@ -121,8 +94,6 @@ attributes:
   idempotent:
     description: Changes nothing on any host. The text is the same again if O(temperature=0), or for a fixed O(seed).
     support: full
-requirements:
-  - GNU coreutils, for C(timeout)
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info
 """

@@ -20,9 +20,11 @@ description:
   - Standard input of the program is closed and its time is limited, so the task always ends.
   - Shows about every ten seconds where it is (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
-  - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). Role
-    P(llama_cpp.cluster.llama_cpp#role) installs it where C(llama_cpp_targets) names it.
+  - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
+    one of the programs that role P(llama_cpp.cluster.llama_cpp#role) gives a master.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+extends_documentation_fragment:
+  - llama_cpp.cluster.worker_run
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
@@ -30,13 +32,6 @@ options:
     description:
       - Path of the GGUF file on the master, without a comma. Of a split model, the first part.
     type: path
-    required: true
-  workers:
-    description:
-      - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
-      - At most 15. Host names and IPv4 addresses; llama.cpp RPC has no IPv6.
-    type: list
-    elements: str
     required: true
   n_prompt:
     description:
@@ -107,32 +102,11 @@ options:
     type: str
     choices: [layer, tensor]
     default: layer
-  tensor_split:
-    description:
-      - The share of each worker, in the order of O(workers). Only the ratios count, and each must be above 0.
-      - By default llama.cpp divides by the free memory that the workers report.
-    type: list
-    elements: float
-    default: []
-  n_gpu_layers:
-    description:
-      - How many layers to offload to the workers, at least one for each. A number above the model's layers means all.
-    type: int
-    default: 999
-  threads:
-    description:
-      - Threads of the master. By default llama.cpp decides. Those of a worker are an option of its RPC server.
-    type: int
   repetitions:
     description:
       - How often each test is repeated after a warm-up. With V(1) there is no spread.
     type: int
     default: 5
-  bin_dir:
-    description:
-      - Folder of the llama.cpp programs on the master.
-    type: path
-    default: /opt/llama_cpp/current/bin
   timeout:
     description:
       - Limit of the run in seconds. The program is ended when it is reached; what was measured until then is returned.
@@ -190,8 +164,6 @@ attributes:
   idempotent:
     description: Changes nothing but the baseline, and that only if there is none or with O(baseline_update=true).
     support: partial
-requirements:
-  - GNU coreutils, for C(timeout)
 seealso:
   - module: llama_cpp.cluster.distributed_inference
   - module: llama_cpp.cluster.rpc_worker_info

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What modules that run a program over workers have in common."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Found by its name: C(extends_documentation_fragment)."""
+
+    DOCUMENTATION = r"""
+options:
+  workers:
+    description:
+      - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
+      - At most 15. Host names and IPv4 addresses; llama.cpp RPC has no IPv6.
+    type: list
+    elements: str
+    required: true
+  n_gpu_layers:
+    description:
+      - How many layers to offload to the workers, at least one for each. A number above the model's layers means all.
+    type: int
+    default: 999
+  tensor_split:
+    description:
+      - The share of each worker, in the order of O(workers). Only the ratios count, and each must be above 0.
+      - By default llama.cpp divides by the free memory that the workers report.
+      - The share of a worker with several devices is divided among them by their free memory if O(verify=true).
+    type: list
+    elements: float
+    default: []
+  threads:
+    description:
+      - Threads of the master. By default llama.cpp decides. Those of a worker are an option of its RPC server.
+    type: int
+  bin_dir:
+    description:
+      - Folder of the llama.cpp programs on the master.
+    type: path
+    default: /opt/llama_cpp/current/bin
+requirements:
+  - GNU coreutils, for C(timeout)
+"""
