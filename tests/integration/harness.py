@@ -54,6 +54,31 @@ def run_module(
     return result
 
 
+def play_here(playbook: str, folder: Path, host: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    """Run a playbook over this machine, as master and as the host of the workers, from a folder of its own."""
+    connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    inventory = {
+        "llama_masters": {"hosts": {"here": {**connection, **host}}},
+        "llama_workers": {"hosts": {"here": {}}},
+    }
+    (folder / "hosts.json").write_text(json.dumps(inventory))
+    program = Path(sys.executable).with_name("ansible-playbook")
+    done = subprocess.run(
+        [program, "-i", "hosts.json", ROOT / "playbooks" / playbook, *options],
+        cwd=folder,
+        # PWD as a shell sets it: relative paths are from there.
+        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    done.stdout = " ".join(done.stdout.split())
+    return done
+
+
 @dataclass(frozen=True)
 class Release:
     """A llama.cpp release that `make test` built through the role `llama_cpp`."""

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 from benchmark_sample import HOSTILE, history, hostile, results, run
 from browser import Page, browser
-from harness import CACHE, ROOT
+from harness import CACHE, play_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,31 +158,6 @@ def test_the_page_in_a_browser(page: Page, tmp_path: Path, capfd: pytest.Capture
         os.write(2, f"\npictures of the report: {PICTURES}\n".encode())
 
 
-def play(folder: Path, host: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the playbook over this machine, as master and as the host of the workers, from a folder of its own."""
-    connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    inventory = {
-        "llama_masters": {"hosts": {"here": {**connection, **host}}},
-        "llama_workers": {"hosts": {"here": {}}},
-    }
-    (folder / "hosts.json").write_text(json.dumps(inventory))
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "-i", "hosts.json", ROOT / "playbooks/benchmark.yml", *options],
-        cwd=folder,
-        # PWD as a shell sets it: relative paths are from there.
-        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert "Traceback" not in done.stdout + done.stderr
-    done.stdout = " ".join(done.stdout.split())
-    return done
-
-
 def test_the_playbook_measures_reports_and_remembers(
     tmp_path: Path, release_7: Release, model: Path, start_worker: Callable[..., Worker]
 ) -> None:
@@ -203,7 +177,7 @@ def test_the_playbook_measures_reports_and_remembers(
         "benchmark_title": "Two workers <here>",
     }
     numbers = ("-e", "benchmark_n_prompt=32", "-e", "benchmark_n_gen=4", "-e", "benchmark_repetitions=2")
-    done = play(tmp_path, host, *numbers, "-e", "benchmark_n_predict=4")
+    done = play_here("benchmark.yml", tmp_path, host, *numbers, "-e", "benchmark_n_predict=4")
     assert done.returncode == 0, done.stdout
     assert "the first run of this build, model and shape." in done.stdout
     assert "here : ok=" in done.stdout
@@ -258,7 +232,7 @@ def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
     (folder / "history.jsonl").write_text(broken)
     # Nobody answers at TEST-NET-1.
     host = {"ansible_connection": "ssh", "ansible_host": "192.0.2.1", "gguf_model_path": "/srv/model.gguf", **variables}
-    done = play(tmp_path, host)
+    done = play_here("benchmark.yml", tmp_path, host)
     assert done.returncode == 2
     assert sentence.format(folder=folder, parent=tmp_path) in done.stdout
     assert "UNREACHABLE" not in done.stdout

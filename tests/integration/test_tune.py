@@ -4,45 +4,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from harness import ROOT
+from harness import play_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from harness import Release, Worker
-
-
-def play(folder: Path, host: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the playbook over this machine, as master and as the host of the workers, from a folder of its own."""
-    connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    inventory = {
-        "llama_masters": {"hosts": {"here": {**connection, **host}}},
-        "llama_workers": {"hosts": {"here": {}}},
-    }
-    (folder / "hosts.json").write_text(json.dumps(inventory))
-    program = Path(sys.executable).with_name("ansible-playbook")
-    done = subprocess.run(
-        [program, "-i", "hosts.json", ROOT / "playbooks/tune.yml", *options],
-        cwd=folder,
-        # PWD as a shell sets it: relative paths are from there.
-        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    assert "Traceback" not in done.stdout + done.stderr
-    done.stdout = " ".join(done.stdout.split())
-    return done
 
 
 @pytest.fixture
@@ -63,7 +35,7 @@ def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -
 
 def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, Any]) -> None:
     short = {"tune_ubatch_sizes": [32], "tune_batch_sizes": [], "tune_flash_attn": ["off"], "tune_tensor_split": False}
-    done = play(tmp_path, {**host, **short})
+    done = play_here("tune.yml", tmp_path, {**host, **short})
     assert done.returncode == 0, done.stdout
     assert "changed=0" in done.stdout
 
@@ -81,7 +53,7 @@ def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, An
 
 
 def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:
-    done = play(tmp_path, {**host, "tune_time_limit": 12})
+    done = play_here("tune.yml", tmp_path, {**host, "tune_time_limit": 12})
     assert done.returncode == 2
     assert "The sweep would take about " in done.stdout
     assert "tune_time_limit is 12 s: raise it, take fewer tokens" in done.stdout
@@ -90,7 +62,7 @@ def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Pa
 
 
 def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host: dict[str, Any]) -> None:
-    done = play(tmp_path, host, "--check")
+    done = play_here("tune.yml", tmp_path, host, "--check")
     assert done.returncode == 0, done.stdout
     assert "The sweep takes at most " in done.stdout
     assert "physical batch: at most 1 runs, 3 figures" in done.stdout
@@ -115,7 +87,7 @@ def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
 ) -> None:
     # Nobody answers at TEST-NET-1.
     host = {"ansible_connection": "ssh", "ansible_host": "192.0.2.1", "gguf_model_path": "/srv/model.gguf", **variables}
-    done = play(tmp_path, host)
+    done = play_here("tune.yml", tmp_path, host)
     assert done.returncode == 2
     assert sentence.format(parent=tmp_path) in done.stdout
     assert "UNREACHABLE" not in done.stdout
