@@ -39,7 +39,7 @@ test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
-bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, and rollouts to test hosts (root)
+bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, loads, and rollouts to test hosts (root)
 	@scripts/bootstrap.sh dev
 	@scripts/bench.sh
 

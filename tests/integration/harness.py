@@ -32,13 +32,14 @@ def run_module(
     check: bool = False,
     environment: Mapping[str, str] | None = None,
     changes: bool = False,
+    prefix: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Run a module of the collection as Ansible does on a host, and return its result; `changes` is what it must say.
 
     The documented examples are run in plays (test_documented_examples.py); without one it takes a fifth of the time.
     """
     done = subprocess.run(
-        [sys.executable, "-m", f"ansible_collections.llama_cpp.cluster.plugins.modules.{name}"],
+        [*prefix, sys.executable, "-m", f"ansible_collections.llama_cpp.cluster.plugins.modules.{name}"],
         input=json.dumps({"ANSIBLE_MODULE_ARGS": {**arguments, "_ansible_check_mode": check}}),
         env={**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections"), **(environment or {})},
         capture_output=True,
@@ -107,15 +108,16 @@ RELEASES = {
 
 @dataclass
 class Worker:
-    """A running RPC server on loopback."""
+    """A running RPC server, on loopback unless it was given another address."""
 
     process: subprocess.Popen[bytes]
     port: int
     log: Path
+    address: str = "127.0.0.1"
 
     @property
     def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.address}:{self.port}"
 
     @property
     def alive(self) -> bool:
@@ -130,10 +132,18 @@ class Worker:
         return any(port == self.port and state == "01" for port, state in _tcp_sockets())
 
 
-def _tcp_sockets() -> Iterator[tuple[int, str]]:
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+def _tcp_sockets(pid: int | str = "self") -> Iterator[tuple[int, str]]:
+    """Yield port and state of the sockets in the network that this process is in."""
+    for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         yield int(fields[1].rsplit(":", 1)[1], 16), fields[3]
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        return any(found == port and state == "0A" for found, state in _tcp_sockets(pid))
+    except OSError:  # It has ended.
+        return False
 
 
 def free_port() -> int:
@@ -153,22 +163,27 @@ def free_port() -> int:
 
 @contextmanager
 def running_worker(
-    release: Release, log: Path, *options: str, threads: int = 1, prefix: tuple[str, ...] = ()
+    release: Release,
+    log: Path,
+    *options: str,
+    threads: int = 1,
+    prefix: tuple[str, ...] = (),
+    address: str = "127.0.0.1",
 ) -> Iterator[Worker]:
-    """Start one worker on loopback, give it, and end it by its own process id."""
+    """Start one worker, give it, and end it by its own process id."""
     port = free_port()
-    command = [*prefix, str(release.rpc_server), "-H", "127.0.0.1", "-p", str(port), "-t", str(threads), *options]
+    command = [*prefix, str(release.rpc_server), "-H", address, "-p", str(port), "-t", str(threads), *options]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         deadline = time.monotonic() + START_LIMIT_S
-        while not any(p == port and state == "0A" for p, state in _tcp_sockets()):
+        while not _listens(process.pid, port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the worker did not start: {' '.join(command)}\n{log.read_text(errors='replace')}")
             time.sleep(0.02)
-        yield Worker(process, port, log)
+        yield Worker(process, port, log, address)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGCONT)

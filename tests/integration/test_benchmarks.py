@@ -56,3 +56,15 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     of_one_core = found["workers_of_one_core"]["cases"]
     assert next(iter(of_one_core)) == found["workers_of_one_core"]["reference"] == "1 of one core"
     assert {"prompt ub64", "prompt ub128"} <= set(of_one_core["1 of one core"])
+
+
+@pytest.mark.usefixtures("release_7")
+def test_how_long_a_load_takes(tmp_path: Path) -> None:
+    said, found = smoke("load", tmp_path)
+    assert "over the wire, MB/s" in said
+    loopback = found["links"]["loopback"]
+    assert found["model_bytes"] > loopback["first"]["weights_mb"]["median"] * 1e6 > 0.9 * found["model_bytes"]
+    # Others may send over loopback as well.
+    assert loopback["first"]["sent_mb"]["min"] >= loopback["first"]["weights_mb"]["min"]
+    assert all(kind["seconds"]["min"] > 0 for kind in loopback.values())
+    assert list(found["ratios"]) == ["loopback: from the cache / first"]

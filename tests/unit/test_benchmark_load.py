@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark of loads: ratios are of figures of one round, and speeds of what went over the wire."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+import load
+
+
+def one(seconds: float, sent_mb: float) -> dict[str, float]:
+    return {"seconds": seconds, "computing_seconds": 0.1, "weights_mb": 1400.0, "sent_mb": sent_mb}
+
+
+def both(first: float, cached: float) -> dict[str, dict[str, float]]:
+    return {"first": one(first, 1400.0), "cached": one(cached, 140.0)}
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    # The second round is on a machine that is half as quick.
+    rounds = [
+        {load.LOOPBACK: both(7.0, 3.5), load.SHAPED: both(14.0, 7.0)},
+        {load.LOOPBACK: both(14.0, 7.0), load.SHAPED: both(28.0, 14.0)},
+    ]
+    found = load.summary(rounds, [{load.SHAPED: 950.0}, {load.SHAPED: 940.0}])
+    assert {name: ratio["values"] for name, ratio in found["ratios"].items()} == {
+        f"{load.LOOPBACK}: from the cache / first": [0.5, 0.5],
+        f"{load.SHAPED}: from the cache / first": [0.5, 0.5],
+        f"first load: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
+        f"from the cache: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
+    }
+    assert found["links"][load.SHAPED]["first"]["sent_mb_per_s"]["values"] == [100.0, 50.0]
+    assert found["links"][load.SHAPED]["transfer_mbit_per_s"]["values"] == [950.0, 940.0]
+    assert "950" in load.report(found)
+
+
+def test_loopback_alone_is_reported_without_the_links_between_hosts() -> None:
+    found = load.summary([{load.LOOPBACK: both(7.0, 3.5)}], [{}])
+    assert list(found["links"]) == [load.LOOPBACK]
+    assert "transfer" not in load.report(found)
