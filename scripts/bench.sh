@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
-[ "$#" != 0 ] || set -- module_overhead throughput load rollout
+[ "$#" != 0 ] || set -- module_overhead throughput verification load rollout
 
 # What the benchmarks on loopback run; with it there, this takes a second.
 [ "$*" = rollout ] || ansible-playbook tests/integration/releases.yml

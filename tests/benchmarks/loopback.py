@@ -11,21 +11,55 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable, Dict
 
 from measure import CACHE, ROOT, BenchError, machine, say, spread
 
-sys.path.insert(0, str(ROOT / "tests/integration"))
+sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / ".venv/collections")]
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import read_topology
 from harness import RELEASES, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # 47 million parameters in a layer of this width; the weights of the default shape are 0.43 GB as Q4_0.
 LAYERS, WIDTH = 16, 2048
 SMOKE_LAYERS, SMOKE_WIDTH = 4, 512
 MODEL_LIMIT_S = 600
-CORES = sorted(os.sched_getaffinity(0))
+PLAY_LIMIT_S = 600
+# As many as the most workers of one core each: figures of a machine with more are of the same case.
+MOST_CORES = 4
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact:
+        began: "{{ now().timestamp() }}"
+    - llama_cpp.cluster.MODULE: "{{ arguments }}"
+      register: result
+    - ansible.builtin.set_fact:
+        ended: "{{ now().timestamp() }}"
+    - ansible.builtin.copy:
+        content: "{{ {'began': began, 'ended': ended, 'result': result} | to_json }}"
+        dest: "{{ out }}"
+        mode: "0600"
+"""
+
+# Figures by their names, and what measures some.
+Rates = Dict[str, float]
+Case = Callable[[], Rates]
+
+
+def one_of_each(cores: Iterable[Collection[int]], allowed: Collection[int]) -> list[int]:
+    """Return a CPU of each physical core that may be used, of not too many cores.
+
+    Two threads of a worker on one core are not twice as fast, and roles count cores as well.
+    """
+    usable = sorted(min(set(core) & set(allowed)) for core in cores if set(core) & set(allowed))
+    return (usable or sorted(allowed))[:MOST_CORES]
+
+
+CORES = one_of_each(read_topology().cores, os.sched_getaffinity(0))
 
 
 def release() -> Release:
@@ -80,16 +114,49 @@ def task(name: str, arguments: dict[str, Any], *, check: bool = False) -> dict[s
     return result
 
 
+def timed_task(name: str, arguments: dict[str, Any], folder: Path) -> tuple[float, dict[str, Any]]:
+    """Run a module of the collection in a play on this machine; return how long the task took, and its result."""
+    out, playbook = folder / "out.json", folder / "play.yml"
+    playbook.write_text(PLAY.replace("MODULE", name))
+    variables = {
+        "arguments": arguments,
+        "out": str(out),
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+    }
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "-e", json.dumps(variables), playbook],
+        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCALHOST_WARNING": "false"},
+        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLAY_LIMIT_S, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise BenchError(f"The play failed: {done.stdout.strip()[-600:]}")
+    said = json.loads(out.read_text())
+    return float(said["ended"]) - float(said["began"]), said["result"]
+
+
+def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[str, Rates]]:
+    """Measure each case once in each round, every round beginning with another one."""
+    names = list(cases)
+    rounds = []
+    for number in range(repetitions):
+        first = number % len(names)
+        rounds.append({name: cases[name]() for name in [*names[first:], *names[:first]]})
+        say(f"{what}: round {number + 1} of {repetitions}")
+    return rounds
+
+
 @contextmanager
-def workers(*of_each: tuple[int, Sequence[int]]) -> Iterator[list[Worker]]:
-    """Run one worker for each pair of threads and cores; each keeps the weights it was sent in a cache."""
+def workers(*of_each: tuple[int, Sequence[int]], cached: bool = False) -> Iterator[list[Worker]]:
+    """Run one worker for each pair of threads and cores; if asked, each keeps the weights it was sent in a cache."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = []
         for number, (threads, cores) in enumerate(of_each):
             cache = folder / f"cache{number}"
             bound = ("env", f"LLAMA_CACHE={cache}", "taskset", "-c", ",".join(map(str, cores)))
-            worker = running_worker(release(), folder / f"{number}.log", "-c", threads=threads, prefix=bound)
+            options = ("-c",) if cached else ()
+            worker = running_worker(release(), folder / f"{number}.log", *options, threads=threads, prefix=bound)
             found.append(stack.enter_context(worker))
         yield found
 

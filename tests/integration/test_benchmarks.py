@@ -55,7 +55,21 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     assert set(cases[found["one_worker"]["reference"]]["prompt"]["ratio"]["values"]) == {1.0}
     of_one_core = found["workers_of_one_core"]["cases"]
     assert next(iter(of_one_core)) == found["workers_of_one_core"]["reference"] == "1 of one core"
-    assert {"prompt ub64", "prompt ub128"} <= set(of_one_core["1 of one core"])
+    assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub128", "generation"]
+    assert "What dividing a model costs" in said
+    assert all(ratio["median"] > 0 for ratio in found["dividing"].values())
+
+
+@pytest.mark.usefixtures("release_7")
+def test_how_long_verification_takes(tmp_path: Path) -> None:
+    said, found = smoke("verification", tmp_path)
+    assert "Endpoints are stand-ins on loopback" in said
+    cases = found["cases"]
+    assert [case["endpoints"] for case in cases.values()] == [5, 20, 20, 2]
+    silent = cases["20 endpoints, 5 of them silent"]
+    for way in ("task_seconds", "probe_seconds"):
+        assert silent[way]["min"] >= found["timeout_s"]
+        assert all(case[way]["min"] > 0 for case in cases.values())
 
 
 @pytest.mark.usefixtures("release_7")

@@ -30,6 +30,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client impo
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stand_in_workers import COUNT_1, HELLO_7, MEMORY, many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 TIMEOUT = 0.3
 # How late the answer may come on a loaded machine.
 SLACK = 1.0
-HELLO_7 = struct.pack("<Q4B24x", 28, 7, 0, 0, 0)
-COUNT_1 = struct.pack("<QI", 4, 1)
-MEMORY = struct.pack("<QQQ", 16, 5, 9)
 
 
 class Peer:
@@ -431,45 +429,6 @@ def probe_alone(timeout: float, endpoints: list[str], soft: int = 0, hard: int =
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-@contextmanager
-def many_workers(count: int) -> Iterator[list[str]]:
-    """Serve protocol 7 on as many ports, from one thread."""
-    import asyncio
-
-    ports: list[str] = []
-    up, loop = threading.Event(), asyncio.new_event_loop()
-    over = asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, asyncio.IncompleteReadError):
-            for size, reply in ((33, HELLO_7), (9, COUNT_1), (13, MEMORY), (1, b"")):
-                await reader.readexactly(size)
-                writer.write(reply)
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
-
-    async def main() -> None:
-        servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _number in range(count)]
-        ports.extend(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
-        up.set()
-        await over.wait()
-        for server in servers:
-            server.close()
-            await server.wait_closed()
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
-    thread.start()
-    try:
-        assert up.wait(20)
-        yield ports
-    finally:
-        loop.call_soon_threadsafe(over.set)
-        thread.join(20)
-        loop.close()
 
 
 def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(record_property) -> None:

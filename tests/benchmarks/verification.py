@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How long module rpc_worker_info takes over 10, 100 and 500 endpoints, also if 50 of 500 accept and never answer.
+
+As a task in a play, as users run it, and its core alone: probe(), called in a program that does nothing else. Endpoints
+are stand-ins, as a machine has no room for 500 workers; some real workers are looked at besides. Needs the release that
+`make test` builds, and no root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from loopback import in_rounds, keep, precise, ratios, release, shown_ratio, timed_task
+from measure import BenchError, end_on_signals, table
+
+# The paths of what follows were added by loopback.
+# isort: split
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import parse_endpoints, probe, summarize
+from harness import running_worker
+from stand_in_workers import apart
+
+if TYPE_CHECKING:
+    from loopback import Case, Rates
+
+STAND_INS = (
+    "Endpoints are stand-ins on loopback, in a process of their own, that speak the handshake of protocol 7.0.0; "
+    "where it says so, real workers. Silent ones accept connections and never answer."
+)
+# The default of the module, and how much later it may end.
+TIMEOUT_S = 5.0
+MOST_MORE_S = 2.0
+
+
+class Size(NamedTuple):
+    """How many endpoints of which kind are looked at together."""
+
+    answering: int
+    silent: int = 0
+    real: bool = False
+
+    def __str__(self) -> str:
+        what = f"{self.answering + self.silent} {'real workers' if self.real else 'endpoints'}"
+        return f"{what}, {self.silent} of them silent" if self.silent else what
+
+
+SIZES = [Size(10), Size(100), Size(500), Size(450, 50), Size(4, real=True), Size(10, real=True)]
+SMOKE_SIZES = [Size(5), Size(20), Size(15, 5), Size(2, real=True)]
+SMOKE_TIMEOUT_S = 2.0
+
+
+def looked_at(size: Size, endpoints: list[str], timeout_s: float, folder: Path) -> Rates:
+    """Look at these endpoints both ways, and return what each took."""
+    task_s, of_task = timed_task("rpc_worker_info", {"endpoints": endpoints, "timeout": timeout_s}, folder)
+    began = time.monotonic()
+    of_probe = summarize(probe(parse_endpoints(endpoints), timeout_s))
+    probe_s = time.monotonic() - began
+    for found in (of_task["counts"], of_probe["counts"]):
+        if (found["ready"], found["busy"]) != (size.answering, size.silent):
+            raise BenchError(f"Of {size}, {found['ready']} were found ready and {found['busy']} busy.")
+    return {"task": task_s, "probe": probe_s}
+
+
+def measure(sizes: list[Size], timeout_s: float, repetitions: int) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        stand_ins = [size for size in sizes if not size.real]
+        most = max(size.answering for size in stand_ins), max(size.silent for size in stand_ins)
+        answering, silent = stack.enter_context(apart(*most))
+        real = [
+            stack.enter_context(running_worker(release(), folder / f"{number}.log")).endpoint
+            for number in range(max(size.answering for size in sizes if size.real))
+        ]
+
+        def case(size: Size) -> Case:
+            good = (real if size.real else answering)[: size.answering]
+            return lambda: looked_at(size, [*good, *silent[: size.silent]], timeout_s, folder)
+
+        rounds = in_rounds({str(size): case(size) for size in sizes}, repetitions, "looks at endpoints")
+    return summary(rounds, sizes, timeout_s)
+
+
+def summary(rounds: list[dict[str, Rates]], sizes: list[Size], timeout_s: float) -> dict[str, Any]:
+    def seconds(size: Size, way: str) -> list[float]:
+        return [done[str(size)][way] for done in rounds]
+
+    answering = [size for size in sizes if not (size.silent or size.real)]
+    least, most = answering[0], answering[-1]
+    more = most.answering - least.answering
+    cases = {
+        str(size): {
+            "endpoints": size.answering + size.silent,
+            "silent": size.silent,
+            "real": size.real,
+            "task_seconds": precise(seconds(size, "task")),
+            "probe_seconds": precise(seconds(size, "probe")),
+        }
+        for size in sizes
+    }
+    growth = {
+        way: {
+            "ratio": ratios(seconds(most, way), seconds(least, way)),
+            "one_more_endpoint_ms": precise(
+                [1000 * (many - few) / more for many, few in zip(seconds(most, way), seconds(least, way))]
+            ),
+        }
+        for way in ("task", "probe")
+    }
+    allowed_s = timeout_s + MOST_MORE_S
+    missed = [
+        f"With a timeout of {timeout_s:g} s the task over {size} took {cases[str(size)]['task_seconds']['max']:.1f} s, "
+        f"over {allowed_s:g} s."
+        for size in sizes
+        if size.silent and cases[str(size)]["task_seconds"]["max"] > allowed_s
+    ]
+    return {
+        "stand_ins": STAND_INS,
+        "timeout_s": timeout_s,
+        "cases": cases,
+        "growth": {"from": str(least), "to": str(most), **growth},
+        "missed": missed,
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    growth = found["growth"]
+    rows = [
+        [name, shown_ratio(case["task_seconds"]), shown_ratio(case["probe_seconds"])]
+        for name, case in found["cases"].items()
+    ]
+    more = [
+        [name, *(shown_ratio(growth[way][key]) for way in ("task", "probe"))]
+        for name, key in (
+            (f"{growth['to']} / {growth['from']}", "ratio"),
+            ("one more endpoint, ms", "one_more_endpoint_ms"),
+        )
+    ]
+    met = f"Met: with silent endpoints the task ends at most {MOST_MORE_S:g} s after the time-out."
+    return "\n\n".join(
+        [
+            found["stand_ins"],
+            f"Seconds, median (range), time-out {found['timeout_s']:g} s\n"
+            + table(["looked at", "task in a play", "probe() alone"], rows),
+            "Growth\n" + table(["", "task in a play", "probe() alone"], more),
+            "\n".join(found["missed"]) or met,
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help="few endpoints, once: whether it runs, not what it costs")
+    args = parser.parse_args()
+    if args.repetitions < 1:
+        parser.error("--repetitions must be 1 or more.")
+    end_on_signals()
+    repetitions = 1 if args.smoke else args.repetitions
+    try:
+        if args.smoke:
+            results = measure(SMOKE_SIZES, SMOKE_TIMEOUT_S, repetitions)
+        else:
+            results = measure(SIZES, TIMEOUT_S, repetitions)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    kept = keep("verification", {"smoke": args.smoke, "repetitions": repetitions, **results})
+    print(f"{as_text(results)}\n\nAll values: {kept}")
+    return 1 if results["missed"] and not args.smoke else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

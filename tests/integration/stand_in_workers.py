@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Stand-ins for many RPC workers, on loopback: they speak the handshake of protocol 7.0.0, and nothing else.
+
+As a program, `stand_in_workers.py 450 50`, it prints the endpoints of 450 that answer and of 50 that accept and never
+do, as JSON, and ends with its standard input. A program apart does not share an interpreter with what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# What a worker with one device answers: to HELLO, DEVICE_COUNT and GET_DEVICE_MEMORY.
+HELLO_7 = struct.pack("<Q4B24x", 28, 7, 0, 0, 0)
+COUNT_1 = struct.pack("<QI", 4, 1)
+MEMORY = struct.pack("<QQQ", 16, 5, 9)
+_ANSWERS = ((33, HELLO_7), (9, COUNT_1), (13, MEMORY), (1, b""))
+_LIMIT_S = 20
+
+
+async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError, asyncio.IncompleteReadError):
+        for size, reply in _ANSWERS:
+            await reader.readexactly(size)
+            writer.write(reply)
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+@contextmanager
+def many_workers(count: int) -> Iterator[list[str]]:
+    """Answer as a worker on as many ports, from one thread; give their endpoints."""
+    endpoints: list[str] = []
+    up, loop = threading.Event(), asyncio.new_event_loop()
+    over = asyncio.Event()
+
+    async def main() -> None:
+        servers = [await asyncio.start_server(_serve, "127.0.0.1", 0) for _number in range(count)]
+        endpoints.extend(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
+        up.set()
+        await over.wait()
+        for server in servers:
+            server.close()
+            await server.wait_closed()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(main()), daemon=True)
+    thread.start()
+    try:
+        assert up.wait(_LIMIT_S)
+        yield endpoints
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(_LIMIT_S)
+        loop.close()
+
+
+@contextmanager
+def silent_workers(count: int) -> Iterator[list[str]]:
+    """Accept connections on as many ports and never answer, as workers do that a client holds; give their endpoints."""
+    with ExitStack() as stack:
+        # No look finds the queue full.
+        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1000)) for _number in range(count)]
+        yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in found]
+
+
+@contextmanager
+def apart(answering: int, silent: int = 0) -> Iterator[tuple[list[str], list[str]]]:
+    """Run stand-ins in a process of their own; give the endpoints of those that answer and of those that do not."""
+    with subprocess.Popen(
+        [sys.executable, __file__, str(answering), str(silent)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            found = json.loads(process.stdout.readline())
+            yield found["answering"], found["silent"]
+        finally:
+            process.communicate(timeout=_LIMIT_S)
+
+
+def main() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    answering, silent = (int(argument) for argument in sys.argv[1:])
+    with many_workers(answering) as endpoints, silent_workers(silent) as unheard:
+        print(json.dumps({"answering": endpoints, "silent": unheard}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
