@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import HANG_S, Release, Worker, free_port, run_module
+from test_distributed_inference import cpu_seconds, generating, held_by_another_client, wait_for
 from test_distributed_inference import failure as failure_of
-from test_distributed_inference import generating, held_by_another_client, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,7 +101,8 @@ def test_a_baseline_is_written_once_and_then_compared_with(
     release_7: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "baseline.json"
-    given = {"baseline_path": str(path), "tolerance_percent": 99}
+    # On a busy machine a few tokens take a hundred times as long, now and then.
+    given = {"baseline_path": str(path), "tolerance_percent": 99.999}
     assert bench(release_7, model, *two, check=True, changes=True, **given)["tests"] == []
     assert not path.exists()
     missing = bench(release_7, model, *two, **given, baseline_required=True)
@@ -121,12 +122,12 @@ def test_a_baseline_is_written_once_and_then_compared_with(
         assert metric["now"]["stddev"] == now["tokens_per_second"]["stddev"]
     assert path.read_bytes() == written
 
-    # Reading was a hundred times as fast.
+    # Reading was a million times as fast.
     content = json.loads(written)
-    content["tests"][0]["tokens_per_second"]["mean"] *= 100
+    content["tests"][0]["tokens_per_second"]["mean"] *= 1_000_000
     path.write_text(json.dumps(content))
     faster = path.read_bytes()
-    slower = bench(release_7, model, *two, baseline_path=str(path), generation_tolerance_percent=99)
+    slower = bench(release_7, model, *two, baseline_path=str(path), generation_tolerance_percent=99.999)
     assert failure(slower) == ("regression", None)
     assert slower["msg"].startswith(f"Slower than the baseline {path}: pp32 ")
     assert "±" in slower["msg"]
@@ -218,7 +219,7 @@ def test_a_worker_killed_during_the_run_is_named(release_7: Release, model: Path
         dies.kill()
         began = time.monotonic()
         result = run.result(HANG_S)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < HANG_S / 3
     assert failure(result) == ("worker_lost", dies.endpoint)
     assert result["log_tail"]
 
@@ -228,14 +229,15 @@ def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before
 ) -> None:
     stays, hangs = start_worker(release_7), start_worker(release_7)
     path = tmp_path / "baseline.json"
-    given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 6, "baseline_path": str(path)}
+    given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 10, "baseline_path": str(path)}
     with ThreadPoolExecutor() as pool:
         run = pool.submit(bench, release_7, model, stays.endpoint, hangs.endpoint, **given)
-        wait_for(lambda: generating(hangs))
+        # Reading 16 tokens takes it less.
+        wait_for(lambda: hangs.held() and cpu_seconds(hangs.process.pid) > 0.25)
         os.kill(hangs.process.pid, signal.SIGSTOP)
         result = run.result(HANG_S)
     assert failure(result) == ("timed_out", hangs.endpoint)
-    assert result["msg"].startswith("The run did not end within 6 s and was ended. ")
+    assert result["msg"].startswith("The run did not end within 10 s and was ended. ")
     assert f"{hangs.endpoint} has answered nothing since" in result["msg"]
     assert [test["name"] for test in result["tests"]] == ["pp16"]
     assert not path.exists()

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import parse_endpoint, probe
-from harness import RELEASES, free_port, run_module
+from harness import HANG_S, RELEASES, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def release(request: pytest.FixtureRequest) -> Release:
     return request.getfixturevalue(fixture)
 
 
-def look(worker: Worker, timeout: float = 5) -> WorkerStatus:
+def look(worker: Worker, timeout: float = 20) -> WorkerStatus:
     return probe([parse_endpoint(worker.endpoint)], timeout)[0]
 
 
@@ -69,7 +70,7 @@ def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start_work
     assert device["index"] == 0
     assert 2**28 < device["memory_total_bytes"] <= 2**50
     assert status.latency_ms is not None
-    assert 0 < status.latency_ms < 5000
+    assert 0 < status.latency_ms < 20_000
 
 
 def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker: Callable[..., Worker]) -> None:
@@ -77,7 +78,7 @@ def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker
     endpoint = parse_endpoint(worker.endpoint)
     for _attempt in range(20):
         # Several at a time: all but one have to wait in the worker's queue.
-        states = [status.state for status in probe([endpoint] * 2, 5)]
+        states = [status.state for status in probe([endpoint] * 2, 20)]
         assert states == ["ready", "ready"]
     assert worker.alive
     with client_of(worker, release.protocol) as client:
@@ -91,7 +92,7 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
         for _attempt in range(4):
             start = time.monotonic()
             status = look(worker, timeout=0.5)
-            assert time.monotonic() - start < 2.5
+            assert time.monotonic() - start < HANG_S / 10
             assert (status.state, status.devices) == ("busy", []), status.message
             assert "another client most likely holds it" in status.message
             assert worker.alive
@@ -104,14 +105,18 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
     assert worker.alive
 
 
-@pytest.mark.parametrize("held_s", [0.2, 1.4, 1.8, 1.98], ids=lambda held: f"held-{held}s")
+@pytest.mark.parametrize(
+    ("held_s", "timeout_s", "states"),
+    [(0.2, 20.0, {"ready"}), *((held_s, 2.0, {"ready", "busy"}) for held_s in (1.4, 1.8, 1.98))],
+    ids=lambda value: f"{value}s" if isinstance(value, float) else "",
+)
 def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
-    release: Release, start_worker: Callable[..., Worker], held_s: float
+    release: Release, start_worker: Callable[..., Worker], held_s: float, timeout_s: float, states: set[str]
 ) -> None:
     worker = start_worker(release)
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
-            [str(ROOT / ".venv/bin/python"), "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint],
+            [sys.executable, "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint, str(timeout_s)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -119,9 +124,9 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
         assert looking.stdout.readline() == "looking\n"
         time.sleep(held_s)
     state, message = looking.stdout.read().split(" ", 1)
-    assert state in (("ready",) if held_s < 0.5 else ("ready", "busy")), message
+    assert state in states, message
     looking.stdout.close()
-    assert looking.wait(10) == 0
+    assert looking.wait(HANG_S) == 0
     assert look(worker).state == "ready"
     assert worker.alive
 
@@ -131,7 +136,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from _rpc_client import parse_endpoint, probe
 print("looking", flush=True)
-status = probe([parse_endpoint(sys.argv[2])], 2.0)[0]
+status = probe([parse_endpoint(sys.argv[2])], float(sys.argv[3]))[0]
 print(status.state, status.message)
 """
 
@@ -140,14 +145,14 @@ def test_a_probe_that_is_killed_leaves_the_worker_alive(release: Release, start_
     worker = start_worker(release)
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
-            [str(ROOT / ".venv/bin/python"), "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint],
+            [sys.executable, "-c", LOOK, str(ROOT / "plugins/module_utils"), worker.endpoint, str(HANG_S)],
             stdout=subprocess.PIPE,
         )
         assert looking.stdout is not None
         looking.stdout.readline()
         time.sleep(0.3)
         looking.kill()
-        looking.wait(10)
+        looking.wait(HANG_S)
         looking.stdout.close()
     assert look(worker).state == "ready"
     assert worker.alive
@@ -168,7 +173,7 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
 ) -> None:
     workers = [start_worker(release_7), start_worker(release_7)]
     command = [
-        str(release_7.bin / "llama-completion"), "-m", str(model), "-p", "Once upon a time", "-no-cnv", "-n", "300",
+        str(release_7.bin / "llama-completion"), "-m", str(model), "-p", "Once upon a time", "-no-cnv", "-n", "600",
         "--ignore-eos", "--temp", "0", "--seed", "1", "-ngl", "99", "-t", "1",
         "--rpc", ",".join(worker.endpoint for worker in workers),
     ]  # fmt: skip
@@ -184,7 +189,8 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
                 while not all(worker.held() for worker in workers):
                     assert process.poll() is None
                     time.sleep(0.01)
-                while look_meanwhile and process.poll() is None:
+                # From the load on, and not to the end: how a worker is found that gets free is not asked here.
+                for _look in range(3 if look_meanwhile else 0):
                     seen.update(status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3))
                 assert process.wait(120) == 0, (tmp_path / "log").read_text(errors="replace")
             finally:
@@ -216,7 +222,7 @@ def test_the_module_reports_good_and_bad_workers_together(
     held = start_worker(release_7)
     endpoints = [old.endpoint, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
     with client_of(held, "7.0.0"):
-        result = module(endpoints=endpoints, timeout=1, expected_protocol="7", check=check)
+        result = module(endpoints=endpoints, timeout=3, expected_protocol="7", check=check)
     assert not result["changed"]
     assert not result.get("failed")
     assert [worker["endpoint"] for worker in result["workers"]] == [*endpoints[:4], "no_such_name.invalid:50052"]

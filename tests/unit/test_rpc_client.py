@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TIMEOUT = 0.3
-# How late the answer may come on a loaded machine.
-SLACK = 1.0
+# Of looks that end when the peer has answered, on a machine that has much else to do.
+ENOUGH = 5.0
+# How late the answer may come there.
+SLACK = 5.0
 
 
 class Peer:
@@ -179,7 +181,7 @@ def look(peer: Peer, timeout: float = TIMEOUT, expected: str | None = None) -> W
 )
 def test_a_worker_of_each_generation_is_ready(version: tuple[int, int, int], devices: int, connections: int) -> None:
     with serving(worker(*version, devices)) as peer:
-        status = look(peer, timeout=2)
+        status = look(peer, timeout=ENOUGH)
     assert status.state == "ready", status.message
     assert status.reachable
     assert status.address == "127.0.0.1"
@@ -190,14 +192,14 @@ def test_a_worker_of_each_generation_is_ready(version: tuple[int, int, int], dev
         {"index": i, "memory_free_bytes": 1000 + i, "memory_total_bytes": 2000 + i} for i in range(devices)
     ]
     assert status.latency_ms is not None
-    assert 0 < status.latency_ms < 2000
+    assert 0 < status.latency_ms < 1000 * ENOUGH
     assert peer.connections == connections
     assert peer.left == ["RST"], "a worker that writes to a client that left with FIN dies of SIGPIPE"
 
 
 def test_a_worker_gets_one_hello_and_no_byte_that_it_does_not_need() -> None:
     with serving(worker(7, 0, 0)) as peer:
-        look(peer, timeout=2)
+        look(peer, timeout=ENOUGH)
     hello = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
     assert peer.received == hello + b"\x0f" + bytes(8) + b"\x0b" + struct.pack("<QI", 4, 0)
 
@@ -209,7 +211,7 @@ def test_a_worker_gets_one_hello_and_no_byte_that_it_does_not_need() -> None:
 )  # fmt: skip
 def test_the_expected_protocol_is_compared_by_its_parts(expected: str | None, state: str) -> None:
     with serving(worker(7, 0, 1)) as peer:
-        status = look(peer, timeout=2, expected=expected)
+        status = look(peer, timeout=ENOUGH, expected=expected)
     assert status.state == state
     assert status.protocol is not None
     assert status.protocol["version"] == "7.0.1"
@@ -245,7 +247,7 @@ def test_every_kind_of_peer_has_a_state_and_a_sentence_in_time(
     script: Callable[[Peer, socket.socket], None], state: str, said: str
 ) -> None:
     with serving(script) as peer:
-        status = look(peer)
+        status = look(peer, TIMEOUT if "did not" in said else ENOUGH)
     assert (status.state, status.reachable) == (state, True), status.message
     assert said in status.message
     assert "FIN" not in peer.left
@@ -253,7 +255,7 @@ def test_every_kind_of_peer_has_a_state_and_a_sentence_in_time(
 
 def test_an_answer_in_many_small_pieces_is_put_together() -> None:
     with serving(sends(*(bytes([x]) for x in HELLO_7 + COUNT_1 + MEMORY), pause=0.001)) as peer:
-        status = look(peer, timeout=2)
+        status = look(peer, timeout=ENOUGH)
     assert status.state == "ready", status.message
     assert status.devices == [{"index": 0, "memory_free_bytes": 5, "memory_total_bytes": 9}]
 
@@ -268,14 +270,16 @@ def test_an_http_server_that_waits_for_the_end_of_a_line_is_not_taken_for_a_busy
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.handle_request, daemon=True)
         thread.start()
-        (status,) = probe([Endpoint("127.0.0.1", server.server_port)], TIMEOUT)
+        (status,) = probe([Endpoint("127.0.0.1", server.server_port)], 2)
         thread.join(10)
     assert status.state == "not_rpc", status.message
 
 
 def test_a_worker_that_gets_free_in_the_last_moment_is_busy() -> None:
     def script(peer: Peer, connection: socket.socket) -> None:
-        time.sleep(TIMEOUT * 0.85)  # after the nudge, which is for servers that wait for a line
+        # After the nudge, which is for servers that wait for a line.
+        while len(connection.recv(100, socket.MSG_PEEK)) <= 33:
+            time.sleep(0.001)
         worker(7, 0, 0)(peer, connection)
 
     with serving(script) as peer:
@@ -350,7 +354,7 @@ def test_an_address_that_drops_packets_leaves_time_for_the_next(monkeypatch: pyt
         listener.bind(("127.0.0.2", peer.port))
         listener.listen(0)
         client.connect(listener.getsockname())
-        (status,) = probe([Endpoint("two", peer.port)], 1)
+        (status,) = probe([Endpoint("two", peer.port)], 2)
     assert (status.state, status.address) == ("ready", "127.0.0.1"), status.message
 
 
@@ -360,11 +364,11 @@ def test_a_resolver_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch)
     with serving(worker(7, 0, 0)) as peer:
         hanging = [Endpoint(f"hangs{i}", 50052) for i in range(50)]
         start = time.monotonic()
-        *unresolved, good, numeric = probe([*hanging, Endpoint("good", peer.port), Endpoint("127.0.0.1", peer.port)], 1)
-        assert time.monotonic() - start < 1 + SLACK
+        *unresolved, good, numeric = probe([*hanging, Endpoint("good", peer.port), Endpoint("127.0.0.1", peer.port)], 2)
+        assert time.monotonic() - start < 2 + SLACK
         release.set()
     assert {status.state for status in unresolved} == {"unresolved"}
-    assert "no answer from the resolver within 1 s" in unresolved[0].message
+    assert "no answer from the resolver within 2 s" in unresolved[0].message
     assert (good.state, numeric.state) == ("ready", "ready")
 
 
@@ -379,7 +383,7 @@ def test_an_unknown_name_is_unresolved(name: str, monkeypatch: pytest.MonkeyPatc
 def test_results_come_in_the_order_of_the_endpoints() -> None:
     with serving(worker(7, 0, 0)) as good, serving(sends()) as silent, serving(sends(b"x" * 99)) as other:
         peers = [silent, good, other, good, silent]
-        statuses = probe([peer.endpoint for peer in peers], 1)
+        statuses = probe([peer.endpoint for peer in peers], 2)
     assert [status.port for status in statuses] == [peer.port for peer in peers]
     assert [status.state for status in statuses[:3]] == ["busy", "ready", "not_rpc"]
     assert probe([], TIMEOUT) == []
@@ -425,7 +429,7 @@ def probe_alone(timeout: float, endpoints: list[str], soft: int = 0, hard: int =
     done = subprocess.run(
         [sys.executable, "-I", "-c", ALONE],
         input=json.dumps([timeout, soft, hard, *endpoints]),
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -439,15 +443,15 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
             silent = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
             # Half of them do not even accept.
             clients += [socket.create_connection(listener.getsockname()) for listener in listeners[:25]]
-            found = probe_alone(1.0, [*silent[:25], *ready, *silent[25:]])
+            found = probe_alone(ENOUGH, [*silent[:25], *ready, *silent[25:]])
         finally:
             for sock in [*listeners, *clients]:
                 sock.close()
     record_property("scale", json.dumps(found))
     assert found["counts"]["ready"] == 450
     assert found["counts"]["busy"] == 50
-    # One after the other, those that are silent take 50 s; side by side, on a machine that has much else to do, a few.
-    assert found["seconds"] < 25
+    # One after the other, those that are silent take 250 s; side by side, on a machine that has much else to do, a few.
+    assert found["seconds"] < 50
     assert 0 < found["grown_kib"] < 64 * 1024
 
 
