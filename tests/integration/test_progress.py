@@ -27,24 +27,35 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 TASK = "The prompt is continued"
-# More than ten seconds for all tokens together, so that a line comes meanwhile.
-MESSAGE_S = 0.05
+# Half a minute for all tokens together: a line comes meanwhile, and then the others take no time.
+MESSAGE_S, TOKENS = 0.05, 600
 LINE = re.compile(rf"\[master\] {TASK}: (\d+):(\d\d) (.*)")
 LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, about \d+:\d\d more)?")
 GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d+:\d\d more)?")
 
 
 class SlowLink:
-    """A way to a worker that needs so many seconds for a load, and some for each token; it counts what goes to it."""
+    """A way to a worker that needs so many seconds for a load; it counts what goes to it.
 
-    def __init__(self, worker: Worker, load_bytes: int, load_s: float) -> None:
+    With `waits` the end of the load does not come before it is told that the load was shown, and until it is told that
+    tokens were shown each takes a while.
+    """
+
+    def __init__(self, worker: Worker, load_bytes: int, load_s: float, waits: bool) -> None:
         self.worker, self.load_bytes, self.bytes_per_s, self.sent = worker, load_bytes, load_bytes / load_s, 0
+        self.load_shown, self.tokens_shown = threading.Event(), threading.Event()
+        if not waits:
+            self.end_waits()
         self.listener = socket.socket()
         # What the kernel takes meanwhile is not at the worker; let it be little.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(8)
         self.endpoint = f"127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def end_waits(self) -> None:
+        self.load_shown.set()
+        self.tokens_shown.set()
 
     def serve(self) -> None:
         """Serve one client after the other, as a worker does."""
@@ -64,22 +75,30 @@ class SlowLink:
             while data := source.recv(16384):
                 sink.sendall(data)
                 if slow:
-                    self.sent += len(data)
-                    loading = self.sent < 0.95 * self.load_bytes
-                    time.sleep(len(data) / self.bytes_per_s if loading else MESSAGE_S)
+                    self._slow_down(len(data))
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def _slow_down(self, size: int) -> None:
+        self.sent += size
+        if self.sent > 0.95 * self.load_bytes:
+            self.tokens_shown.wait(MESSAGE_S)
+            return
+        time.sleep(size / self.bytes_per_s)
+        if self.sent > 0.8 * self.load_bytes:
+            self.load_shown.wait(HANG_S)
+
 
 @contextmanager
-def slow_link(worker: Worker, load_bytes: int, load_s: float) -> Iterator[SlowLink]:
-    link = SlowLink(worker, load_bytes, load_s)
+def slow_link(worker: Worker, load_bytes: int, load_s: float, *, waits: bool = False) -> Iterator[SlowLink]:
+    link = SlowLink(worker, load_bytes, load_s, waits)
     thread = threading.Thread(target=link.serve)
     thread.start()
     try:
         yield link
     finally:
+        link.end_waits()
         link.listener.shutdown(socket.SHUT_RDWR)
         thread.join(HANG_S)
         link.listener.close()
@@ -119,14 +138,15 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
 ) -> None:
     size = model.stat().st_size
     given = {
-        "bin_dir": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": 210,
+        "bin_dir": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
         "extra_args": ["--ignore-eos"], "threads": 1,
     }  # fmt: skip
     workers = [start_worker(release_7) for _number in range(2)]
     seen = []
     with ExitStack() as stack:
-        link = stack.enter_context(slow_link(workers[0], size, 12))
-        other_link = stack.enter_context(slow_link(workers[1], size, 10))
+        link = stack.enter_context(slow_link(workers[0], size, 12, waits=True))
+        # Long enough that people would see a line.
+        other_link = stack.enter_context(slow_link(workers[1], size, 12))
         people = stack.enter_context(play(tmp_path / "people", "default", {**given, "workers": [link.endpoint]}))
         programs = stack.enter_context(
             play(tmp_path / "programs", "ansible.posix.json", {**given, "workers": [other_link.endpoint]})
@@ -139,6 +159,10 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
             if line:
                 print(output.rstrip(), f"| {100 * link.sent / size:.0f} %")
                 seen.append((int(line[1]) * 60 + int(line[2]), line[3], 100 * link.sent / size))
+                if LOADING.fullmatch(line[3]) and "more" in line[3]:
+                    link.load_shown.set()
+                elif GENERATING.fullmatch(line[3]):
+                    link.tokens_shown.set()
         out, err = programs.communicate(timeout=HANG_S)
         of_command, _err = command.communicate(timeout=HANG_S)
         assert people.wait(HANG_S) == 0
@@ -146,17 +170,19 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
 
     # One line about every ten seconds, and none before.
     seconds = [second for second, _what, _percent in seen]
-    assert 9 <= seconds[0] <= 16
-    assert all(8 <= later - earlier <= 20 for earlier, later in zip(seconds, seconds[1:]))
-    # The first comes in the midst of the load, and says of it what is true, never more.
-    loading = LOADING.fullmatch(seen[0][1])
-    assert loading, seen
-    assert 20 <= int(loading[1]) <= seen[0][2] + 3
-    assert "more" in seen[0][1]
+    assert seconds[0] >= 9
+    assert all(later - earlier >= 8 for earlier, later in zip(seconds, seconds[1:]))
+    # What they say of the load is true, never more, and how long it takes is said as soon as that is known.
+    loading = [
+        (int(match[1]), sent) for match, sent in ((LOADING.fullmatch(what), sent) for _s, what, sent in seen) if match
+    ]
+    assert all(percent <= sent + 3 for percent, sent in loading), seen
+    assert loading[-1][0] >= 20
+    assert any(LOADING.fullmatch(what) and "more" in what for _second, what, _sent in seen)
     generating = [int(match[1]) for match in (GENERATING.fullmatch(what) for _second, what, _percent in seen) if match]
     assert generating
     assert generating == sorted(generating)
-    assert all(0 < tokens <= 210 for tokens in generating)
+    assert all(0 < tokens <= TOKENS for tokens in generating)
 
     assert json.loads(of_command)["plays"][0]["tasks"][0]["hosts"]["master"]["elapsed_s"] >= 13
 
@@ -179,13 +205,13 @@ def test_nothing_stays_behind_when_the_controller_goes_away(
     given = {"bin_dir": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
     with slow_link(worker, model.stat().st_size, 60) as link:
         with play(tmp_path / "p", "default", {**given, "workers": [link.endpoint]}) as controller:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + HANG_S
             while not list((tmp_path / "p/tmp").iterdir()) or not worker.held():
                 assert time.monotonic() < deadline, controller.communicate()
                 time.sleep(0.05)
             # Its children live on, as they do on a host whose controller is gone.
             controller.kill()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANG_S
         while list((tmp_path / "p/tmp").iterdir()) or worker.held():
             assert time.monotonic() < deadline, "the run goes on, or its file is still there"
             time.sleep(0.1)
