@@ -441,6 +441,17 @@ class Sweep:
         # The start, and both once more.
         return 2, 2
 
+    def sizes_of_mode(self) -> tuple[int, ...]:
+        """Return the physical batches that are measured anew if another split mode wins and there is time left."""
+        wanted = "ubatch_size" in self.stages and bool(self.split_modes())
+        return self.ubatch_sizes(self.settings.start.batch_size) if wanted else ()
+
+    def most(self, name: str) -> tuple[int, int]:
+        """Return how many runs and tests a stage takes if there is time left for more than it must."""
+        runs, tests = self.counts(name)
+        sizes = len(self.sizes_of_mode()) if name == "split_mode" else 0
+        return (runs + len(self.split_modes()), tests + len(self.split_modes()) * sizes) if sizes else (runs, tests)
+
     def _metrics(self, name: str) -> tuple[bool, bool]:
         """Return whether a stage measures prompt and generation: what counts for the goal, and can change."""
         prompt, generation = (exponent > 0 for exponent in GOALS[self.goal])
@@ -586,13 +597,27 @@ class Sweep:
     def _try_split_mode(self) -> Generator[Run, Outcome, None]:
         for mode in self.split_modes():
             # The shares of layers mean nothing to the other mode, and what is a good physical batch for one need not
-            # be one for the other.
+            # be one for the other: the two that are known decide whether it is worth a search.
             config = replace(self.best.config, split_mode=mode, tensor_split=())
             sizes = tuple(sorted({self.best.config.ubatch_size, self.settings.start.ubatch_size}))
             outcome = yield from self._try(
                 replace(self._run("split_mode", f"split mode {mode}", config), ubatch_sizes=sizes)
             )
             self._judge(outcome.measured if outcome else ())
+            if self.best.config.split_mode == mode and self.sizes_of_mode():
+                yield from self._try_sizes_of_mode(mode)
+
+    def _try_sizes_of_mode(self, mode: str) -> Generator[Run, Outcome, None]:
+        """Search the physical batch of a split mode that won: no part of the estimate, as most often none wins."""
+        after = [name for name in self.stages if name not in ("ubatch_size", "split_mode")]
+        if mode != "layer" and "tensor_split" in after:
+            after.remove("tensor_split")
+        needed = self._load_s() + len(self.sizes_of_mode()) * self._test_s("ubatch_size")
+        needed += sum(map(self.cost_s, [*after, "again"]))
+        if self.runs[-1][1].elapsed_s + needed <= self.settings.time_limit_s:
+            yield from self._try_ubatch_size()
+        else:
+            self.notes.append(f"The physical batch was not searched anew with split mode {mode}, for want of time.")
 
     def _try_flash_attn(self) -> Generator[Run, Outcome, None]:
         for value in self.flash_attn():
@@ -923,7 +948,10 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
                 for name, sizes in (("ubatch_size", run.ubatch_sizes), ("batch_size", run.batch_sizes))
                 if sizes
             )
-            title = STAGES[run.stage] if run.stage in ("ubatch_size", "batch_size") else run.title
+            title = run.title
+            if run.stage in ("ubatch_size", "batch_size"):
+                other = run.config.split_mode if run.config.split_mode != settings.start.split_mode else ""
+                title = STAGES[run.stage] + (f" with split mode {other}" if other else "")
             if run.weights:
                 title += f" ({_shares(measured.config.tensor_split)})"
             rates = [("prompt", measured.prompt), ("generation", measured.generation)]
@@ -994,8 +1022,8 @@ def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time:
         {
             "stage": name,
             "title": STAGES.get(name, "what there is and what won, once more"),
-            "runs": sweep.counts(name)[0],
-            "tests": sweep.counts(name)[1],
+            "runs": sweep.most(name)[0],
+            "tests": sweep.most(name)[1],
         }
         for name in stages
     ]
@@ -1004,7 +1032,7 @@ def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time:
         "next": None if run is None or sweep.refusal else run_dict(sweep, run),
         "refusal": sweep.refusal,
         "stages": plan,
-        "runs_at_most": 1 + sum(sweep.counts(name)[0] for name in stages),
+        "runs_at_most": 1 + sum(sweep.most(name)[0] for name in stages),
         "estimate_s": sweep.estimate_s,
         "left_out": [f"{STAGES[name]}: {why}" for name, why in sweep.left_out.items()],
         "notes": sweep.notes,

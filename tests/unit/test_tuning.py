@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,40 @@ def test_the_goal_decides_where_one_gains_what_the_other_loses(goal: str, tensor
         assert "tensor split by speed: it is planned for split mode layer alone" in result["left_out"]
     if goal == "generation":
         assert "ubatch_size" not in stages(records)
+
+
+def test_the_split_mode_that_won_gets_a_physical_batch_of_its_own() -> None:
+    def measured(run: dict[str, Any], ubatch: int, _batch: int) -> Speeds:
+        if run["split_mode"] == "tensor":
+            return {1024: 150.0, 512: 130.0, 256: 120.0}.get(ubatch, 100.0), 20.0
+        return (90.0 if ubatch == 64 else 80.0), 20.0
+
+    result, records = sweep(measured, tune_goal="prompt")
+    assert won(result)["inference_extra_args"] == ["--ubatch-size", "1024", "--split-mode", "tensor"]
+    tried = [record["run"]["ubatch_size"] for record in records if record["run"]["split_mode"] == "tensor"]
+    assert tried[:2] == [[64, 512], [64, 128, 256, 512, 1024]]
+    assert "# - physical batch with split mode tensor, ubatch_size 1024: prompt 1" in result["variables"]
+    # Prompts alone: batches do not change generation.
+    assert {test["kind"] for test in records[3]["tests"]} == {"prompt"}
+
+
+def test_the_physical_batch_of_a_split_mode_is_searched_in_what_time_is_left() -> None:
+    def measured(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
+        return (130.0, 20.0) if run["split_mode"] == "tensor" else (80.0, 20.0)
+
+    free, records = sweep(measured, tune_goal="prompt", tune_tensor_split=False)
+    estimate = math.ceil(free["estimate_s"])
+    short, fewer = sweep(measured, tune_goal="prompt", tune_tensor_split=False, tune_time_limit=estimate)
+    assert len(fewer) == len(records) - 1
+    assert "The physical batch was not searched anew with split mode tensor, for want of time." in short["notes"]
+    assert fewer[-1]["elapsed_s"] <= estimate
+    assert won(short) == won(free)
+
+
+def test_a_split_mode_that_lost_costs_no_more_runs() -> None:
+    result, records = sweep(lambda run, _ubatch, _batch: (50.0, 9.0) if run["split_mode"] == "tensor" else (80.0, 20.0))
+    assert [record["run"]["split_mode"] for record in records].count("tensor") == 1
+    assert result["runs_at_most"] > len(records)
 
 
 def test_a_split_by_measured_speed_must_prove_itself() -> None:
