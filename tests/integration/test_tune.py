@@ -18,11 +18,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -> dict[str, Any]:
-    """Two workers of one thread on this machine, and a short sweep over them."""
+def workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
+    """Two workers of one thread on this machine."""
+    return [start_worker(release_7, threads=1) for _worker in range(2)]
+
+
+@pytest.fixture
+def host(release_7: Release, model: Path, workers: list[Worker]) -> dict[str, Any]:
+    """This machine as the host of these workers, and a short sweep over them."""
     return {
         "rpc_server_bind_address": "127.0.0.1",
-        "rpc_server_instances": [{"port": start_worker(release_7, threads=1).port} for _worker in range(2)],
+        "rpc_server_instances": [{"port": worker.port} for worker in workers],
         "llama_cpp_prefix": str(release_7.prefix),
         "gguf_model_path": str(model),
         "inference_extra_args": ["--mlock", "-ub", "256"],
@@ -33,11 +39,12 @@ def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -
     }
 
 
-def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, Any]) -> None:
+def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, Any], workers: list[Worker]) -> None:
     short = {"tune_ubatch_sizes": [32], "tune_batch_sizes": [], "tune_flash_attn": ["off"], "tune_tensor_split": False}
     done = play_here("tune.yml", tmp_path, {**host, **short})
     assert done.returncode == 0, done.stdout
     assert "changed=0" in done.stdout
+    assert all(worker.alive for worker in workers), "it has started none anew without being told"
 
     text = (tmp_path / "tune/variables.yml").read_text()
     figures = json.loads((tmp_path / "tune/figures.json").read_text())
