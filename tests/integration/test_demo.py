@@ -92,6 +92,7 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     for row in ("load", "prompt eval", "eval", "sampling", "total", "wall time"):
         assert row in output
     assert f"{demo.folder}/report.json" in output
+    assert "It fits; " in output
     assert "The prompt is continued over all workers" in output
     assert demo.processes() == []
 
@@ -108,8 +109,10 @@ def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
     ("typed", "variables", "sentence"),
     [
         ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
+        # Nothing is left of any machine's memory.
+        ({}, {"inference_reserve_bytes": 1 << 60}, "It does not fit"),
     ],
-    ids=["option-rejected"],
+    ids=["option-rejected", "model-too-large"],
 )
 def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
     demo: Demo, typed: dict[str, str], variables: dict[str, object], sentence: str
