@@ -50,7 +50,7 @@ ASK = (
     (ROOT / "plugins/module_utils/_rpc_client.py").read_text(encoding="utf-8")
     + """
 import json, sys
-print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=3)}))
+print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=10)}))
 """
 )
 

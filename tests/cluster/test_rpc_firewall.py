@@ -110,7 +110,7 @@ def listener(host: str, address: str, port: int) -> Iterator[None]:
         str(port),
     )
     try:
-        eventually(lambda: knock(host, host, port, address) == OPEN, 10, f"a listener on {host}")
+        eventually(lambda: knock(host, host, port, address) == OPEN, 60, f"a listener on {host}")
         yield
     finally:
         ssh(host, "systemctl", "stop", unit)

@@ -172,8 +172,8 @@ def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -
         time.sleep(0.1)
     assert demo.processes()
     os.killpg(process.pid, how)
-    process.communicate(timeout=30)
-    deadline = time.monotonic() + 20
+    process.communicate(timeout=120)
+    deadline = time.monotonic() + 60
     while demo.processes() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert demo.processes() == []
