@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make `ansible_collections.llama_cpp.cluster` importable from this checkout, by Ansible's own loader; time no example."""
+"""Make `ansible_collections.llama_cpp.cluster` importable from here, by Ansible's own loader; no example is timed."""
 
 from __future__ import annotations
 
