@@ -22,7 +22,7 @@ import pytest
 from harness import CACHE, ROOT, Release
 from hub_stand_in import SIGNATURE, Hub, running_hub, sha256
 
-LIMIT_S = 180
+LIMIT_S = 600  # a hang, whatever else the machine has to do
 TOKEN = "hf_neverseenanywhere"
 PARTS = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
 PLAY = """
@@ -350,7 +350,7 @@ def small_disk(site: Site) -> Iterator[Site]:
     try:
         yield site
     finally:
-        subprocess.run(["umount", site.models], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", site.models], check=True, timeout=10)
 
 
 @pytest.mark.parametrize("source", ["controller", "url", "hub", "convert"])

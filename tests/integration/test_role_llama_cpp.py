@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = Path(__file__).parent / "fake_source"
-LIMIT_S = 120
+LIMIT_S = 600  # a hang, whatever else the machine has to do
 MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "llama-server"]
 
 PLAY = [
@@ -413,7 +414,9 @@ def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: S
     process.wait(10)
     if build_too:
         for pid in builders(site):
-            os.kill(pid, signal.SIGKILL)
+            # The end of one may be that of others.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert site.current.readlink() == old
     assert site.works()
     site.ok(llama_cpp_cmake_options=slow)
@@ -505,7 +508,7 @@ def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> N
         assert site.current.readlink() == old
         assert site.works()
     finally:
-        subprocess.run(["umount", str(site.prefix)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(site.prefix)], check=True, timeout=10)
 
 
 def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
@@ -522,7 +525,7 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
         assert [path.name[-5:] for path in (site.cache / "sources").iterdir()] == [".lock"]
         assert not site.prefix.exists()
     finally:
-        subprocess.run(["umount", str(site.cache)], check=True, timeout=10)
+        subprocess.run(["umount", "--lazy", str(site.cache)], check=True, timeout=10)
 
 
 def test_hosts_of_one_controller_share_its_cache(tmp_path: Path) -> None:

@@ -63,10 +63,11 @@ sweep() {
     [ "$(ls -A "$BUILDS")" != .lock ] || { rm "$BUILDS/.lock" && rmdir "$BUILDS" && rmdir "${BUILDS%/*}"; } 2>/dev/null || true
 }
 
-# One run at a time; 74 if the lock was removed while this one waited for it.
+# One run at a time; 74 if the lock was removed while this one waited for it, or the folders while it made them.
 locked() (
-    mkdir -p "$BUILDS" || exit 1
-    exec 9>>"$BUILDS/.lock" || exit
+    mkdir -p "$BUILDS" 2>/dev/null || mkdir -p "$BUILDS" || exit 1
+    # Without `command`, some shells would end here with 1.
+    command exec 9>>"$BUILDS/.lock" || exit 74
     flock --timeout 60 9 && [ "$BUILDS/.lock" -ef /proc/self/fd/9 ] || exit 74
     case $1 in
         claim) claim ;;
@@ -86,7 +87,7 @@ while :; do
             waited=waited
             [ "$(date +%s)" -lt "$end" ] || break
             ;;
-        2 | 74) [ $((tries += 1)) -lt 10 ] || break ;;
+        74) [ $((tries += 1)) -lt 10 ] || break ;;
         *) break ;;
     esac
     sleep 1
