@@ -111,13 +111,16 @@ def test_the_file_is_the_user_s_alone_and_goes_at_the_end(tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["ended", "connection lost"])
 def test_the_file_goes_with_a_module_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
     code = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
         "from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import told\n"
+        # Under nohup it would be ignored, as it is by who starts this.
+        "signal.signal(int(sys.argv[2]), signal.SIG_DFL)\n"
         "with told(sys.argv[1]):\n    print('made', flush=True); time.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
     path = tmp_path / "f"
-    with subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE, env=environment) as module:
+    command = [sys.executable, "-c", code, path, str(int(number))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as module:
         assert module.stdout is not None
         assert module.stdout.readline() == b"made\n"
         assert path.exists()
