@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make test-aarch64`: the molecule scenario "aarch64", whose hosts are emulated where this machine is of another
-# architecture. Arguments go to molecule, as in `scripts/aarch64.sh converge`; without any it is the whole test. Exit
-# status 77: could not run here, and says why.
+# architecture. Arguments go to molecule, as in `scripts/aarch64.sh converge`; without any it is the whole test, which
+# `create` begins and `finish` goes on with. Exit status 77: could not run here, and says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -43,7 +43,11 @@ flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait 
 
 action=${1:-test}
 [ "$#" = 0 ] || shift
-# What a killed run believed to be there.
-[ "$action" != test ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
+case $action in
+    # What a killed run believed to be there.
+    test | create) rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY" ;;
+    # Molecule leaves out what it has done.
+    finish) action="test" ;;
+esac
 # Plain lines, however wide, for a log as for a terminal.
 NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name aarch64 --no-command-borders "$@"

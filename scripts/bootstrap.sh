@@ -75,7 +75,7 @@ for part in run dev; do
         say "Installing requirements/$part.txt into .venv (pinned, with digests; about a minute)"
         "$venv/bin/python" -m pip install --quiet --no-compile --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
             die "the requirements could not be installed: see the lines above; this needs a Python package index, and 1 GB of disk."
-        # All processors at once, and not the collections, of which few are used: pip takes half a minute for both. (Some
+        # All processors at once, and not the collections, of which few are used: with both, pip takes thrice as long. (Some
         # packages have templates that are no Python.)
         "$venv/bin/python" -m compileall -q -j 0 -x /ansible_collections/ "$venv/lib" >/dev/null || :
         rm -f "$venv/.requirements-$part-"*

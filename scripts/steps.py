@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +15,17 @@ STEP = re.compile(r"^\w+ +\[(\S+) > (\w+)\] (Executing|Executed: (.+))$")
 COLOUR = re.compile(r"\x1b\[\d*m")
 
 
+def end_all(number: int, _frame: object) -> None:
+    """Tell all of this program's group to end: molecule by itself would leave what it has started behind."""
+    signal.signal(number, signal.SIG_IGN)
+    os.killpg(0, number)
+
+
 def main() -> int:
     """Pass on the exit status of the program that the arguments name."""
+    # Unless it is somebody else's group.
+    if os.getpgrp() == os.getpid():
+        signal.signal(signal.SIGTERM, end_all)
     took: list[tuple[float, str, str]] = []
     began = time.monotonic()
     with subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:

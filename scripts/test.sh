@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took. A tier that
 # cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
+#
+# The tier before the last mostly waits, and the last begins with minutes of compiling: that is done beside the other. What it
+# says is kept for its turn, and that it failed is the last tier's failure.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,6 +12,9 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 summary=
 not_run=
+beside=       # the process that prepares the last tier, while it runs
+unfinished=   # hosts of the last tier may be there
+log=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}/molecule/aarch64-create.log
 
 tier() {
     name=$1
@@ -28,14 +34,54 @@ tier() {
     summary="$summary  $(printf '%5d s  %s' "$(($(date +%s) - began))" "$name")\n"
 }
 
+prepare_aarch64() {
+    # The hosts of two tiers can be there at a time, unless they are told to be of one lab.
+    if [ "$(id -u)" != 0 ] || [ -n "${LAB_NUMBER:-}" ]; then return; fi
+    mkdir -p "${log%/*}"
+    # Ended by the kernel when this is killed. It begins when the hosts of the other tier are there: both install packages here.
+    setpriv --pdeathsig TERM setsid sh -c '
+        until LAB_NUMBER=100 python tests/lab/lab.py status >/dev/null; do sleep 2; done
+        exec scripts/aarch64.sh create' </dev/null >"$log" 2>&1 &
+    beside=$! unfinished=yes
+    printf 'The last tier is begun beside this one: %s\n' "$log"
+}
+
+end_preparation() {
+    [ -z "$beside" ] || kill "$beside" 2>/dev/null || :
+    [ -z "$beside" ] || wait "$beside" || :
+    [ -z "$unfinished" ] || scripts/aarch64.sh destroy >/dev/null 2>&1 || :
+}
+trap end_preparation EXIT
+trap 'exit 130' INT
+
+cluster() {
+    prepare_aarch64
+    scripts/cluster.sh
+}
+
+aarch64() {
+    if [ -z "$beside" ]; then
+        scripts/aarch64.sh
+        return
+    fi
+    printf 'Its beginning, beside the tier before:\n'
+    tail -n +1 -f --pid="$beside" "$log"
+    prepared=0
+    wait "$beside" || prepared=$?
+    beside=
+    [ "$prepared" = 0 ] || return "$prepared"
+    unfinished=
+    scripts/aarch64.sh finish
+}
+
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
 tier "ansible-test sanity" python scripts/sanity.py
 tier "The llama.cpp releases that the next tier runs" ansible-playbook tests/integration/releases.yml
 tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-2}" tests/integration
-tier "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
+tier "A cluster on test hosts, from minimal systems and back" cluster
 # Last, as what is wrong with a role shows sooner on hosts that are not emulated.
-tier "A cluster of aarch64 hosts" scripts/aarch64.sh
+tier "A cluster of aarch64 hosts" aarch64
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"

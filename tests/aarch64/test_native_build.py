@@ -18,10 +18,11 @@ import sys
 import tarfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hosts
 import pytest
+import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,12 +31,13 @@ LIMIT_S = 900
 SUITE = "trixie"
 PACKAGES = "base-files,libc-bin,dash,coreutils,findutils,grep,g++,cmake,ninja-build"
 SCRIPT = Path(__file__).with_name("native_build.sh")
+VERSION = yaml.safe_load((hosts.ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
 
 
 @pytest.fixture
-def folder(seen: dict[str, dict[str, Any]]) -> Path:
-    """A Debian arm64 system with its compiler, and the source that the cluster was built from; once."""
-    source = next(hosts.CACHE.glob("sources/llama_cpp_python-*.tar.gz"))
+def folder() -> Path:
+    """A Debian arm64 system with its compiler, and the source that the cluster is built from; once."""
+    source = hosts.CACHE / "sources" / f"llama_cpp_python-{VERSION}.tar.gz"
     digest = hashlib.sha256(f"{SUITE} {PACKAGES} {source.name} {SCRIPT.read_text()}".encode()).hexdigest()[:12]
     place = hosts.CACHE / "lab" / f"native-aarch64-{digest}"
     if not place.exists():
@@ -54,7 +56,7 @@ def folder(seen: dict[str, dict[str, Any]]) -> Path:
         work.rename(place)
     if not hosts.NATIVE:
         (place / "cpuinfo").write_text(hosts.said("arm-worker1", "cat", "/proc/cpuinfo") + "\n")
-    assert seen["arm-worker1"]["machine"] == "aarch64"
+    assert hosts.said("arm-worker1", "uname", "-m") == "aarch64"
     return place
 
 
