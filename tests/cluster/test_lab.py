@@ -144,7 +144,7 @@ def _text(path: Path) -> str:
             OTHER,
             (
                 "lab: no such host: nas; there are master, worker1, worker2, outsider, "
-                "worker3, worker4, worker5, arm-master, arm-worker1, arm-worker2.\n"
+                "worker3, worker4, worker5, worker6, worker7, worker8, worker9, arm-master, arm-worker1, arm-worker2.\n"
             ),
         ),
     ],
