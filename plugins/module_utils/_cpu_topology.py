@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -104,6 +104,16 @@ def read_topology(root: Path = Path("/")) -> Topology:
         quota=min(quotas) if quotas else None,
         capacities=_capacities(root, cpus),
     )
+
+
+def describe_set(topology: Topology, numa_node: int | None = None, cpu_affinity: str | None = None) -> dict[str, Any]:
+    """Return what modules say of a part of the host; one that does not exist is told of as its problem."""
+    try:
+        cpus = topology.select(numa_node, cpu_affinity)
+    except CpuSetError as error:
+        return {"cpus": "", "usable_cores": 0, "problem": str(error)}
+    cores = topology.count_cores(cpus, listed=cpu_affinity is not None)
+    return {"cpus": format_cpu_list(cpus), "usable_cores": cores, "problem": None}
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

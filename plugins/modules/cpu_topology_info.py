@@ -111,12 +111,10 @@ sets:
       sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
-from typing import Any
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
     CpuSetError,
-    Topology,
+    describe_set,
     format_cpu_list,
     read_topology,
 )
@@ -146,17 +144,8 @@ def main() -> None:
         slow_cpus=format_cpu_list(topology.slow(topology.cpus)),
         quota_cpus=topology.quota,
         numa_nodes=[{"node": node, "cpus": format_cpu_list(cpus)} for node, cpus in sorted(topology.nodes.items())],
-        sets=[_describe(topology, **wanted) for wanted in module.params["sets"]],
+        sets=[describe_set(topology, **wanted) for wanted in module.params["sets"]],
     )
-
-
-def _describe(topology: Topology, numa_node: int | None, cpu_affinity: str | None) -> dict[str, Any]:
-    try:
-        cpus = topology.select(numa_node, cpu_affinity)
-    except CpuSetError as error:
-        return {"cpus": "", "usable_cores": 0, "problem": str(error)}
-    cores = topology.count_cores(cpus, listed=cpu_affinity is not None)
-    return {"cpus": format_cpu_list(cpus), "usable_cores": cores, "problem": None}
 
 
 if __name__ == "__main__":

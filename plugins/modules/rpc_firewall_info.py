@@ -145,6 +145,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._firewalld impor
 
 # What they do is seen by whether their unit is active. ufw's and nftables' are active without doing anything.
 _UNITS = ("iptables", "ip6tables", "netfilter-persistent")
+_LISTS = ("zones", "policies")
 # The first one that has a service decides, as for firewalld.
 _SERVICE_FOLDERS = (Path("/etc/firewalld/services"), Path("/usr/lib/firewalld/services"))
 # As firewalld brings it, for a host that does not have it yet.
@@ -152,14 +153,35 @@ _STOCK = View("public", {"public": Zone("public", services=("dhcpv6-client", "ss
 _STOCK_SERVICES = {"ssh": Service(ports=("22/tcp",)), "dhcpv6-client": Service(ports=("546/udp",))}
 
 
+# firewalld's programs are written in Python, and their start takes longer than what they do: this is one for all
+# questions. Each runs as it would by itself.
+_ALL_AT_ONCE = """
+import contextlib, io, json, runpy, sys
+program, questions, answers = sys.argv[1], json.loads(sys.argv[2]), []
+for question in questions:
+    sys.argv, out, status = [program, *question], io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            runpy.run_path(program, run_name="__main__")
+        except SystemExit as end:
+            status = end.code
+    answers.append(None if status else out.getvalue())
+json.dump(answers, sys.stdout)
+"""
+
+
 class Host:
     """What is asked of the host; everything reads only."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self._module = module
+        # What programs have printed, by their command.
+        self._known: dict[tuple[str, ...], str] = {}
 
     def run(self, *command: str) -> str | None:
         """Return what a program prints, None if it fails or is not there."""
+        if command in self._known:
+            return self._known[command]
         path = self._module.get_bin_path(command[0])
         if path is None:
             return None
@@ -167,11 +189,33 @@ class Host:
         status, out, _err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
         return out if status == 0 else None
 
+    def ask_at_once(self, program: str, *questions: tuple[str, ...]) -> None:
+        """Have a program of firewalld answer all of these; those that it does not are asked one by one, when needed."""
+        path = self._module.get_bin_path(program)
+        interpreter = [] if path is None else _interpreter(path)
+        if not interpreter:
+            return
+        # Isolated: nothing is imported from the working directory.
+        command = [*interpreter, "-I", "-c", _ALL_AT_ONCE, path, json.dumps(questions)]
+        status, out, _err = self._module.run_command(command, environ_update={"LC_ALL": "C"})
+        try:
+            answers = json.loads(out) if status == 0 else []
+        except ValueError:
+            answers = []
+        for question, answer in zip(questions, answers):
+            if answer is not None:
+                self._known[(program, *question)] = answer
+
     def firewalld(self) -> str:
         """Return whether firewalld is running, stopped or absent."""
         if self._module.get_bin_path("firewall-cmd") is None:
             return "absent"
-        return "stopped" if self.run("firewall-cmd", "--state") is None else "running"
+        views = [(*permanently, f"--list-all-{what}") for permanently in [("--permanent",), ()] for what in _LISTS]
+        self.ask_at_once("firewall-cmd", ("--state",), ("--get-default-zone",), *views)
+        if self.run("firewall-cmd", "--state") is not None:
+            return "running"
+        self.ask_at_once("firewall-offline-cmd", ("--get-default-zone",), *((f"--list-all-{what}",) for what in _LISTS))
+        return "stopped"
 
     def state(self, firewalld: str) -> State:
         """Read the configurations and the services that matter in them."""
@@ -212,6 +256,8 @@ class Host:
 
     def read(self, *command: str) -> str:
         """Return what a program prints, which must not fail."""
+        if command in self._known:
+            return self._known[command]
         path = self._module.get_bin_path(command[0], required=True)
         status, out, err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
         if status != 0:
@@ -266,6 +312,17 @@ class Host:
     def _interface(self, address: str) -> str:
         shown = (self.run("ip", "-o", "address", "show", "to", address) or "").split()
         return shown[1] if len(shown) > 1 else ""
+
+
+def _interpreter(path: str) -> list[str]:
+    """Return what runs a program, if that is Python."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as program:
+            words = program.readline(200).split()
+    except OSError:
+        return []
+    first = " ".join(words)[2:].split() if words and words[0].startswith("#!") else []
+    return first if first and re.search(r"python[0-9.]*$", first[0]) else []
 
 
 def _environment(pid: int) -> dict[str, str]:

@@ -13,9 +13,9 @@ author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Says which process and which systemd unit listen on each port, and which clients are connected, from C(/proc) alone.
-  - No connection is made. That matters, since each connection to a worker that serves a client waits in its queue until
-    that client is gone.
-  - What a worker answers is the business of M(llama_cpp.cluster.rpc_worker_info).
+  - No connection is made, unless O(ask) is set. That matters, since each connection to a worker that serves a client
+    waits in its queue until that client is gone.
+  - What workers answer to others is the business of M(llama_cpp.cluster.rpc_worker_info).
   - On request it says in the same look what else of P(llama_cpp.cluster.rpc_server#role) is on the host, since each
     look at a slow one takes seconds.
 options:
@@ -36,6 +36,24 @@ options:
   account:
     description: The name of an account to look at.
     type: str
+  sets:
+    description: Parts of the host to count the cores of, as M(llama_cpp.cluster.cpu_topology_info) takes and returns
+      them.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      numa_node:
+        description: The number of a NUMA node.
+        type: int
+      cpu_affinity:
+        description: A list of CPUs as systemd's C(CPUAffinity) takes it, such as V(0-15,32-47).
+        type: str
+  ask:
+    description: Whether servers of a unit that have no client, and none that waits, are asked at protocol level whether
+      they are ready, as M(llama_cpp.cluster.rpc_worker_info) does, for at most a second.
+    type: bool
+    default: false
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -63,6 +81,8 @@ EXAMPLES = r"""
     units: true
     prefix: /opt/llama_cpp
     account: llama-rpc
+    sets: [{}]
+    ask: true
   register: found
 """
 
@@ -114,6 +134,11 @@ servers:
       type: list
       elements: str
       sample: []
+    state:
+      description: What it answered, such as V(ready), as M(llama_cpp.cluster.rpc_worker_info) says it; V(null) if it
+        was not asked.
+      type: str
+      sample: ready
 units:
   description: The units that are there, by port.
   returned: with O(units)
@@ -174,12 +199,36 @@ account:
       description: What is said of it.
       type: str
       sample: llama.cpp RPC server
+cores:
+  description: What was found for each of O(sets), in their order.
+  returned: with O(sets)
+  type: list
+  elements: dict
+  contains:
+    cpus:
+      description: The usable CPUs of the set.
+      type: str
+      sample: 0-15
+    usable_cores:
+      description: How many threads they run at full speed; 0 if there is a problem.
+      type: int
+      sample: 8
+    problem:
+      description: One sentence about what is wrong with the set; V(null) if nothing is.
+      type: str
+      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._listeners import look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
+    CpuSetError,
+    describe_set,
+    read_topology,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._listeners import Port, look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import Endpoint, probe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import (
     Unit,
     read_account,
@@ -196,6 +245,13 @@ def main() -> None:
             "units": {"type": "bool", "default": False},
             "prefix": {"type": "path"},
             "account": {"type": "str"},
+            "sets": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {"numa_node": {"type": "int"}, "cpu_affinity": {"type": "str"}},
+            },
+            "ask": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -214,7 +270,30 @@ def main() -> None:
         found["release"] = read_release(params["prefix"])
     if params["account"]:
         found["account"] = read_account(params["account"])
-    module.exit_json(changed=False, servers=[port.as_dict() for port in look_at_ports(ports)], **found)
+    if params["sets"]:
+        try:
+            topology = read_topology()
+        except CpuSetError as error:
+            module.fail_json(msg=str(error))
+        found["cores"] = [describe_set(topology, **wanted) for wanted in params["sets"]]
+    looked = look_at_ports(ports)
+    states = _ask([port for port in looked if params["ask"]])
+    module.exit_json(
+        changed=False, servers=[{**port.as_dict(), "state": states.get(port.port)} for port in looked], **found
+    )
+
+
+def _ask(ports: list[Port]) -> dict[int, str]:
+    """Return what servers of units answer that nobody uses: anybody else's connection would wait in the queue."""
+    free = [
+        # Who listens everywhere does so here, too.
+        Endpoint("127.0.0.1" if listener.address == "0.0.0.0" else listener.address, port.port)  # noqa: S104
+        for port in ports
+        if not port.clients and not port.waiting
+        for listener in port.listeners
+        if listener.unit == f"llama-rpc-server@{port.port}.service"
+    ]
+    return {status.port: status.state for status in probe(free, timeout=1)}
 
 
 def _enabled(module: AnsibleModule, units: list[Unit]) -> set[str]:

@@ -11,19 +11,21 @@ module: source_address_info
 short_description: The address under which another host sees this one
 version_added: 0.1.0
 description:
-  - Asks the kernel which source address it puts into packets for O(destination). No packet is sent, so it does not
-    matter whether anything is there.
+  - Asks the kernel which source address it puts into packets for each of O(destinations). No packet is sent, so it does
+    not matter whether anything is there.
   - A translation of addresses (NAT) on the way is not seen; who sits behind one has to say what the other side sees.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
-  destination:
-    description: An IPv4 or IPv6 address, or a name that this host can resolve.
-    type: str
+  destinations:
+    description: IPv4 or IPv6 addresses, or names that this host can resolve.
+    type: list
+    elements: str
     required: true
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
+  - A destination that there is no way to is no failure of the module; RV(addresses[].message) says so.
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 seealso:
   - plugin: llama_cpp.cluster.trusted_sources
@@ -31,26 +33,35 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The address is known that this host uses towards a worker
+- name: The addresses are known that this host uses towards two workers
   llama_cpp.cluster.source_address_info:
-    destination: 10.0.0.11
-  register: towards_worker
+    destinations: [10.0.0.11, 10.0.1.11]
+  register: towards_workers
 """
 
 RETURN = r"""
-address:
-  description: The source address of packets for O(destination).
+addresses:
+  description: What was found for each of O(destinations), in their order.
   returned: success
-  type: str
-  sample: 10.0.0.10
-destination:
-  description: The address that O(destination) stands for here.
-  returned: success
-  type: str
-  sample: 10.0.0.11
+  type: list
+  elements: dict
+  contains:
+    destination:
+      description: The destination as it was given.
+      type: str
+      sample: 10.0.0.11
+    address:
+      description: The source address of packets for it; V(null) if there is no way to it.
+      type: str
+      sample: 10.0.0.10
+    message:
+      description: One sentence about why there is none; V(null) if there is one.
+      type: str
+      sample: null
 """
 
 import socket
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -60,8 +71,13 @@ _PORT = 9
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={"destination": {"type": "str", "required": True}}, supports_check_mode=True)
-    destination = module.params["destination"]
+    module = AnsibleModule(
+        argument_spec={"destinations": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
+    )
+    module.exit_json(changed=False, addresses=[_towards(destination) for destination in module.params["destinations"]])
+
+
+def _towards(destination: str) -> dict[str, Any]:
     problem = "the name has no address"
     try:
         found = socket.getaddrinfo(destination, _PORT, type=socket.SOCK_DGRAM)
@@ -71,10 +87,11 @@ def main() -> None:
         try:
             with socket.socket(family, kind, protocol) as sock:
                 sock.connect(address)
-                module.exit_json(changed=False, address=sock.getsockname()[0], destination=address[0])
+                return {"destination": destination, "address": sock.getsockname()[0], "message": None}
         except OSError as error:
             problem = str(error)
-    module.fail_json(msg=f"There is no way from here to {destination} ({problem}): check the address and the routes.")
+    message = f"There is no way from here to {destination} ({problem}): check the address and the routes."
+    return {"destination": destination, "address": None, "message": message}
 
 
 if __name__ == "__main__":

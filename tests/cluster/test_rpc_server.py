@@ -212,6 +212,19 @@ def test_its_memory_is_that_of_the_host(worker: str) -> None:
     assert found["workers"][0]["devices"][0]["memory_total_bytes"] == total
 
 
+def test_one_look_says_whether_it_answers_and_what_cores_it_has() -> None:
+    asked: dict[str, Any] = {"ports": [PORT, 22], "sets": [{}, {"numa_node": 99}], "ask": True}
+    found = module("worker1", "rpc_server_info", **asked)
+    # Only servers of a unit are asked, and SSH has none of these.
+    assert [server["state"] for server in found["servers"]] == ["ready", None]
+    assert found["cores"][0]["usable_cores"] >= 1
+    assert found["cores"][1]["problem"].startswith("there is no NUMA node 99 on this host")
+    with running("master", HOLD, ADDRESS["worker1"], PORT):
+        found = module("worker1", "rpc_server_info", **asked)
+    assert len(found["servers"][0]["clients"]) == 1
+    assert found["servers"][0]["state"] is None, "it would have stood in the queue"
+
+
 @pytest.mark.parametrize("worker", WORKERS)
 def test_it_comes_back_after_it_was_killed(worker: str) -> None:
     before = pid(worker)
