@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -144,16 +144,23 @@ class Hosts:
             command = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "any"]
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=SSH_LIMIT_S)
 
-    def play(self, playbook: Path, variables: dict[str, Any], *, forks: int, limit_s: int, log: Path) -> Run:
-        """Run a playbook over new connections; its output goes to `log`, and how far a long command is, is shown."""
+    def play(
+        self, playbook: Path, variables: dict[str, Any], *, forks: int, limit_s: int, log: Path,
+        checkout: Path = ROOT, more_inventories: Sequence[Path] = (), more_environment: Mapping[str, str] | None = None,
+    ) -> Run:  # fmt: skip
+        """Run a playbook over new connections; its output goes to `log`, and how far a long command is, is shown.
+
+        The collection is that of `checkout`, the hosts are those that this one knows.
+        """
         self.disconnect()
         said = self.scratch / "results"
-        inventories = [word for path in INVENTORIES for word in ("-i", str(ROOT / path))]
+        paths = [*(ROOT / path for path in INVENTORIES), *more_inventories]
+        inventories = [word for path in paths for word in ("-i", str(path))]
         environment = {
             **os.environ,
             "ANSIBLE_CALLBACKS_ENABLED": "task_results",
             "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callbacks"),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"),
             "ANSIBLE_HOME": str(CACHE / "ansible"),
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.sockets),
@@ -161,12 +168,13 @@ class Hosts:
             "LLAMA_CPP_CLUSTER_CACHE": str(CACHE),
             "PYTHONUNBUFFERED": "1",
             "TASK_RESULTS": str(said),
+            **(more_environment or {}),
         }
         command = [str(Path(sys.executable).with_name("ansible-playbook")), *inventories, "--forks", str(forks)]
         command += ["--extra-vars", json.dumps(variables), str(playbook)]
         began = time.monotonic()
         with log.open("w") as out, subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=checkout, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             ended = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))

@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import ADDRESS, NUMBER, PORT, UNIT, WORKERS, at_once, play, ssh, ssh_command
+from harness import ADDRESS, LAB, NUMBER, PORT, UNIT, WORKERS, at_once, play, ssh, ssh_command
+from round_trips import counted, round_trips
 
+# With nothing to do: what a slow host takes seconds for, each time.
+MOST_ROUND_TRIPS = {"master": 8, "worker1": 6, "worker2": 6}
 NOBODY = f"10.87.{NUMBER}.99"
 MANIFEST = "/opt/llama_cpp/current/manifest.json"
 TYPED = """Say "{{ 1 + 1 }}", it's $HOME \\n # é"""
@@ -154,10 +157,15 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
     assert footprint() == before
 
 
-def test_check_and_diff_in_batches_find_nothing_to_change(before: dict[str, str]) -> None:
+def test_check_and_diff_in_batches_find_nothing_to_change_in_few_looks(
+    before: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in counted(tmp_path).items():
+        monkeypatch.setenv(name, value)
     run = play("site", "--check", "--diff", "-e", "llama_cpp_serial=1")
     assert changed(run.stdout) == {}
     assert footprint() == before
+    assert round_trips(tmp_path, LAB / "ssh_config") == MOST_ROUND_TRIPS
 
 
 def test_tags_and_limit_leave_the_rest_alone() -> None:

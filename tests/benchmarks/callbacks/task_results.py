@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from ansible.plugins.callback import CallbackBase
 
 if TYPE_CHECKING:
     from ansible.executor.task_result import CallbackTaskResult
+    from ansible.inventory.host import Host
+    from ansible.playbook.task import Task
 
 DOCUMENTATION = """
 name: task_results
@@ -29,16 +32,22 @@ class CallbackModule(CallbackBase):
 
     def __init__(self) -> None:
         super().__init__()
+        self.began: dict[tuple[str, str], float] = {}
         self.out = Path(os.environ["TASK_RESULTS"]).open("w", encoding="utf-8")  # noqa: SIM115 (open until Ansible ends)
 
     def write(self, status: str, done: CallbackTaskResult) -> None:
         result = done.result
         delegated = (result.get("_ansible_delegated_vars") or {}).get("ansible_delegated_host")
+        task = done.task
         line = {
+            # What hosts do at once has one place in the order of tasks.
+            "id": str(task._uuid),
+            "began_s": self.began.get((done.host.get_name(), str(task._uuid))),
+            "ended_s": time.monotonic(),
             "host": done.host.get_name(),
             "on": str(delegated or done.host.get_name()),
-            "task": done.task.get_name(),
-            "action": str(done.task.action),
+            "task": task.get_name(),
+            "action": str(task.action),
             "status": status,
             "changed": bool(result.get("changed")),
             "log": str(result.get("log", "")),
@@ -46,6 +55,12 @@ class CallbackModule(CallbackBase):
         }
         self.out.write(json.dumps(line) + "\n")
         self.out.flush()
+
+    def v2_runner_on_start(self, host: Host, task: Task) -> None:
+        self.began[host.get_name(), str(task._uuid)] = time.monotonic()
+
+    def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
+        self.write("skipped", result)
 
     def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
         self.write("ok", result)

@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What it costs to run playbook site again when there is nothing to do, over 2, 4 and 8 equal workers.
+
+Seconds of a run, with and without the inference that it ends in; tasks and programs started over SSH for each host;
+what takes longest; what one more worker adds. With --against, the same of another checkout of the collection, in turns
+with this one: before and after a change. Needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from measure import CACHE, HERE, ROOT, BenchError, Hosts, Run, end_on_signals, lab, machine, say, shown, spread, table
+
+sys.path.insert(0, str(HERE.parent / "lab"))
+from round_trips import counted, round_trips
+
+WORKERS = tuple(f"worker{number}" for number in (1, 3, 4, 5, 6, 7, 8, 9))
+MASTER = "master"
+FORKS = 10  # no fewer than there are hosts
+FIRST_LIMIT_S = 3600
+AGAIN_LIMIT_S = 900
+LONGEST = 10
+# More of them for a host are a step back: each takes seconds where a host is slow. With the time of a run over workers
+# of this machine, nothing of that is seen.
+MOST_ROUND_TRIPS = {"worker": 6, "master": 8}
+# Layers for more workers than there are.
+LAYERS, WIDTH = 16, 256
+FOLDER = CACHE / "benchmarks" / "site_again"
+SHARED = (
+    "The hosts are containers on this one machine: they share its cores with each other and with Ansible, so that what "
+    "hosts do at once takes turns, and their network is a bridge."
+)
+
+
+def model() -> Path:
+    """Return a small model of random weights, made on first use."""
+    path = CACHE / "benchmarks" / "models" / f"random-{LAYERS}x{WIDTH}-q8_0.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(ROOT / "playbooks/files/random_model.py"), str(path)]
+        subprocess.run([*command, "--layers", str(LAYERS), "--width", str(WIDTH)], check=True, timeout=AGAIN_LIMIT_S)
+    return path
+
+
+def groups(folder: Path, sizes: list[int]) -> Path:
+    """Write an inventory with a group of so many workers for each size."""
+    path = folder / "groups.json"
+    made = {f"workers_{size}": {"hosts": dict.fromkeys(WORKERS[:size])} for size in sizes}
+    path.write_text(json.dumps(made))
+    return path
+
+
+def site(hosts: Hosts, size: int, inventory: Path, **more: Any) -> Run:
+    variables = {
+        "gguf_model_controller_path": str(model()),
+        "llama_cpp_worker_group": f"workers_{size}",
+        "inference_report_path": str(hosts.scratch / "report.json"),
+    }
+    checkout = more.get("checkout", ROOT)
+    given = {"forks": FORKS, "limit_s": AGAIN_LIMIT_S, "more_inventories": [inventory], **more}
+    return hosts.play(checkout / "playbooks/site.yml", variables, **given)
+
+
+# --- what a run says ------------------------------------------------------------------------------------------------
+
+
+def steps(run: Run) -> list[dict[str, Any]]:
+    """Return the tasks of a run in their order, each from its first host's start to its last one's end."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in run.results:
+        step = found.setdefault(line["id"], {"task": line["task"], "action": line["action"], "began": [], "ended": []})
+        step["began"].append(line["ended_s"] if line["began_s"] is None else line["began_s"])
+        step["ended"].append(line["ended_s"])
+    return [
+        {"task": step["task"], "action": step["action"], "seconds": max(step["ended"]) - min(step["began"])}
+        for step in found.values()
+    ]
+
+
+def inference_s(run: Run) -> float:
+    """Return how long the inference itself took, which no change of a playbook makes shorter."""
+    return sum(step["seconds"] for step in steps(run) if step["action"].endswith("distributed_inference"))
+
+
+def seconds_by(run: Run, part: str) -> dict[str, float]:
+    """Return the seconds by task or by role; a task that comes several times counts together."""
+    found: dict[str, float] = defaultdict(float)
+    for step in steps(run):
+        role, separator, _name = step["task"].rpartition(" : ")
+        key = step["task"] if part == "task" else (role.rpartition(".")[2] if separator else "of the playbook")
+        found[key] += step["seconds"]
+    return dict(found)
+
+
+def tasks_of(run: Run, host: str) -> dict[str, int]:
+    """Return how many tasks Ansible went through for a host, and how many of these it skipped."""
+    statuses = Counter(line["status"] for line in run.results if line["host"] == host)
+    return {"all": sum(statuses.values()), "skipped": statuses["skipped"]}
+
+
+def medians(found: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each value, largest first."""
+    each = {key: statistics.median([one.get(key, 0.0) for one in found]) for one in found for key in one}
+    return {key: round(value, 2) for key, value in sorted(each.items(), key=lambda item: -item[1])}
+
+
+def costs(runs: dict[int, list[Run]], trips: dict[int, dict[str, int]]) -> dict[str, Any]:
+    """Return what is said of one checkout: for each number of workers, and what one more worker adds."""
+    without = {size: [run.seconds - inference_s(run) for run in taken] for size, taken in runs.items()}
+    found: dict[str, Any] = {"sizes": {}, "one_more_worker_s": {}}
+    for size, taken in runs.items():
+        found["sizes"][str(size)] = {
+            "seconds": spread([run.seconds for run in taken]),
+            "inference_s": spread([inference_s(run) for run in taken]),
+            "without_inference_s": spread(without[size]),
+            "tasks": {"worker": tasks_of(taken[0], WORKERS[0]), "master": tasks_of(taken[0], MASTER)},
+            "round_trips": {
+                "worker": max(trips[size].get(name, 0) for name in WORKERS[:size]),
+                "master": trips[size].get(MASTER, 0),
+            },
+            "seconds_by_role": medians([seconds_by(run, "role") for run in taken]),
+            "longest_tasks_s": dict(list(medians([seconds_by(run, "task") for run in taken]).items())[:LONGEST]),
+        }
+    sizes = sorted(runs)
+    for fewer, more in zip(sizes, sizes[1:]):
+        each = [(after - before) / (more - fewer) for before, after in zip(without[fewer], without[more])]
+        found["one_more_worker_s"][f"{fewer} to {more}"] = spread(each)
+    return found
+
+
+def faults(cost: dict[str, Any]) -> list[str]:
+    """Return which of the targets are missed, one sentence each."""
+    return [
+        f"Over {size} workers Ansible starts {figures['round_trips'][kind]} programs on a {kind}, over {most}."
+        for size, figures in cost["sizes"].items()
+        for kind, most in MOST_ROUND_TRIPS.items()
+        if figures["round_trips"][kind] > most
+    ]
+
+
+def as_text(report: dict[str, Any]) -> str:
+    facts = report["machine"]
+    where = (
+        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, Linux "
+        f"{facts['kernel']}, ansible-core {facts['ansible_core']}, load before {facts['load_before'][0]}, "
+        f"{facts['date']}\n{SHARED}"
+    )
+    heads = ["workers", "checkout", "seconds", "inference", "without it", "tasks: worker (skipped)", "master (skipped)"]
+    heads += ["programs over SSH: worker", "master"]
+    rows = [
+        [
+            size, name, shown(figures["seconds"]), shown(figures["inference_s"]), shown(figures["without_inference_s"]),
+            *(f"{figures['tasks'][kind]['all']} ({figures['tasks'][kind]['skipped']})" for kind in MOST_ROUND_TRIPS),
+            *(figures["round_trips"][kind] for kind in MOST_ROUND_TRIPS),
+        ]
+        for size in map(str, report["sizes"])
+        for name, cost in report["checkouts"].items()
+        for figures in [cost["sizes"][size]]
+    ]  # fmt: skip
+    parts = [
+        where,
+        f"site.yml with nothing to do, {FORKS} forks, new connections; median (min to max) of {report['repetitions']}\n"
+        + table(heads, rows),
+    ]
+    more = [
+        [step, name, shown(figure)]
+        for name, cost in report["checkouts"].items()
+        for step, figure in cost["one_more_worker_s"].items()
+    ]
+    if more:
+        parts.append(
+            "What one more worker adds, seconds without inference\n" + table(["workers", "checkout", "s"], more)
+        )
+    largest = str(max(report["sizes"]))
+    for name, cost in report["checkouts"].items():
+        figures = cost["sizes"][largest]
+        parts.append(
+            f"Where the seconds are with {largest} workers, {name}\n"
+            + table(["s", "role"], [[value, key] for key, value in figures["seconds_by_role"].items()])
+            + "\n\n"
+            + table(["s", "task"], [[value, key] for key, value in figures["longest_tasks_s"].items()])
+        )
+    most = " and ".join(f"{most} for a {kind}" for kind, most in MOST_ROUND_TRIPS.items())
+    parts.append("\n".join(report["missed"]) or f"Met: nothing changes, and at most {most} are started over SSH.")
+    return "\n\n".join(parts)
+
+
+# --- measuring ------------------------------------------------------------------------------------------------------
+
+
+def named(checkout: Path) -> str:
+    """Return how a checkout is called: by its commit."""
+    said = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(said, capture_output=True, text=True, check=True, timeout=AGAIN_LIMIT_S).stdout.strip()
+
+
+def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[str, Path]) -> dict[str, Any]:
+    """Make a cluster of all hosts, then run the playbook again and again, every size once in each round."""
+    inventory = groups(hosts.scratch, sizes)
+    hosts.ssh(MASTER, "sudo mkdir -p /srv/models")
+    say(f"{sizes[-1]} workers and a master are made a cluster")
+    site(hosts, sizes[-1], inventory, limit_s=FIRST_LIMIT_S, log=FOLDER / "first.log")
+    runs: dict[str, dict[int, list[Run]]] = {name: {size: [] for size in sizes} for name in checkouts}
+    trips: dict[str, dict[int, dict[str, int]]] = {name: {} for name in checkouts}
+    # The round that is counted is not timed.
+    for repetition in range(repetitions + 1):
+        for size in sizes:
+            for name, checkout in checkouts.items():
+                log = FOLDER / f"{name}-{size}-{repetition}.log"
+                count = {} if repetition else counted(hosts.scratch)
+                run = site(hosts, size, inventory, checkout=checkout, log=log, more_environment=count)
+                if run.changed:
+                    changed = sorted({line["task"] for line in run.results if line["changed"]})
+                    raise BenchError(f"there was something to do: {', '.join(changed)} ({log}).")
+                if not repetition:
+                    trips[name][size] = round_trips(hosts.scratch, hosts.folder / "ssh_config")
+                    continue
+                runs[name][size].append(run)
+                say(
+                    f"  {name}, {size} workers, round {repetition}: {run.seconds:.1f} s (load {os.getloadavg()[0]:.1f})"
+                )
+    return {name: costs(runs[name], trips[name]) for name in checkouts}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8], help=f"numbers, up to {len(WORKERS)}")
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--against", type=Path, help="another checkout, with a .venv/collections of its own")
+    parser.add_argument("--output", type=Path, default=FOLDER / "site_again.json", help="the JSON report")
+    options = parser.parse_args()
+    sizes = sorted(set(options.sizes))
+    if not 1 <= sizes[0] <= sizes[-1] <= len(WORKERS) or options.repetitions < 1:
+        parser.error(f"there are 1 to {len(WORKERS)} workers, and at least one repetition.")
+    if os.geteuid() != 0:
+        print("Not run: site.yml once more; it makes containers, which needs root: sudo make bench", file=sys.stderr)
+        return 77
+    end_on_signals()
+    # A commit may come while this runs.
+    own = named(ROOT)
+    checkouts = {named(options.against): options.against.resolve()} if options.against else {}
+    if own in checkouts:
+        parser.error(f"both checkouts are {own}: commit what is changed.")
+    checkouts[own] = ROOT
+    report: dict[str, Any] = {"machine": machine(), "shared": SHARED, "sizes": sizes}
+    report["repetitions"] = options.repetitions
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        with lab(int(os.environ.get("LAB_NUMBER") or 103), [MASTER, *WORKERS[: sizes[-1]]]) as hosts:
+            report["checkouts"] = measured(hosts, sizes, options.repetitions, checkouts)
+    except (BenchError, subprocess.SubprocessError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    report["missed"] = faults(report["checkouts"][own])
+    options.output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\n{as_text(report)}\n\nAll of it: {options.output}")
+    return 1 if report["missed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

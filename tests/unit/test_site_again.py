@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The benchmark of a run with nothing to do: what is counted, what longest takes, and when a target is missed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "benchmarks"), str(TESTS / "lab")]
+import site_again
+from measure import Run
+from round_trips import counted, round_trips
+
+
+def result(step: str, host: str, task: str, began: float | None, ended: float, **more: Any) -> dict[str, Any]:
+    kind = {"action": "ansible.builtin.command", "status": "ok", "changed": False, **more}
+    return {"id": step, "host": host, "task": task, "began_s": began, "ended_s": ended, **kind}
+
+
+INFERENCE = {"action": "llama_cpp.cluster.distributed_inference"}
+
+
+def run(seconds: float, late: float = 0.0) -> Run:
+    return Run(
+        seconds,
+        [
+            result("1", "master", "The host answers", 0.0, 1.0),
+            result("1", "worker1", "The host answers", 0.5, 2.0 + late),
+            # One host after the other, as a loop over files that differ makes it.
+            result("2", "worker1", "llama_cpp.cluster.rpc_server : It runs", 3.0, 4.0),
+            result("3", "worker3", "llama_cpp.cluster.rpc_server : It runs", 4.0, 4.5),
+            result("4", "worker1", "llama_cpp.cluster.rpc_server : It is gone", None, 5.0, status="skipped"),
+            result("5", "master", "llama_cpp.cluster.inference : It is used", 5.0, 8.0, **INFERENCE),
+        ],
+    )
+
+
+def test_what_hosts_do_at_once_counts_once() -> None:
+    found = site_again.seconds_by(run(10.0), "role")
+    assert found == {"of the playbook": 2.0, "rpc_server": 1.5, "inference": 3.0}
+    assert site_again.seconds_by(run(10.0), "task")["llama_cpp.cluster.rpc_server : It runs"] == 1.5
+    assert site_again.inference_s(run(10.0)) == 3.0
+
+
+def test_a_skipped_task_is_one_that_ansible_went_through() -> None:
+    assert site_again.tasks_of(run(10.0), "worker1") == {"all": 3, "skipped": 1}
+    assert site_again.tasks_of(run(10.0), "worker9") == {"all": 0, "skipped": 0}
+
+
+def cost(trips: int) -> dict[str, Any]:
+    runs = {2: [run(10.0), run(11.0, late=1.0)], 4: [run(12.0), run(13.0)]}
+    return site_again.costs(runs, {2: {"worker1": 6, "worker3": 5, "master": 8}, 4: {"worker1": trips, "master": 8}})
+
+
+def test_growth_is_without_inference_and_of_one_round() -> None:
+    found = cost(6)
+    assert found["one_more_worker_s"] == {"2 to 4": {"median": 1.0, "min": 1.0, "max": 1.0, "values": [1.0, 1.0]}}
+    size = found["sizes"]["2"]
+    assert size["without_inference_s"]["values"] == [7.0, 8.0]
+    assert size["round_trips"] == {"worker": 6, "master": 8}
+    assert list(size["longest_tasks_s"])[:2] == ["llama_cpp.cluster.inference : It is used", "The host answers"]
+    assert size["seconds_by_role"] == {"inference": 3.0, "of the playbook": 2.5, "rpc_server": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("trips", "missed"),
+    [
+        pytest.param(6, [], id="met"),
+        pytest.param(7, ["Over 4 workers Ansible starts 7 programs on a worker, over 6."], id="one_more"),
+    ],
+)
+def test_a_host_that_is_asked_too_often_is_named(trips: int, missed: list[str]) -> None:
+    assert site_again.faults(cost(trips)) == missed
+
+
+def test_the_table_says_both_checkouts() -> None:
+    facts = {"cpu": "c", "cores_used": 2, "cores": 4, "memory_gib": 1, "kernel": "k", "ansible_core": "a", "date": "d"}
+    report = {
+        "machine": {**facts, "load_before": [0.1]}, "sizes": [2, 4], "repetitions": 2, "missed": [],
+        "checkouts": {"old": cost(9), "new": cost(6)},
+    }  # fmt: skip
+    text = site_again.as_text(report)
+    assert "4        old       12.5 (12.0 to 13.0)  3.0 (3.0 to 3.0)  9.5 (9.0 to 10.0)  3 (1)" in text
+    assert "2 to 4   new       1.0 (1.0 to 1.0)" in text
+    assert text.endswith("Met: nothing changes, and at most 6 for a worker and 8 for a master are started over SSH.")
+
+
+def test_each_program_over_ssh_is_counted_for_its_host(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "ssh").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (programs / "ssh").chmod(0o755)
+    config = tmp_path / "ssh_config"
+    config.write_text("Host master\n  HostName 10.87.0.10\nHost worker1\n  HostName 10.87.0.11\nHost *\n  User ops\n")
+    environment = {**os.environ, **counted(tmp_path), "PATH": f"{programs}:{os.environ['PATH']}"}
+    for address in ("10.87.0.11", "10.87.0.10", "10.87.0.11"):
+        command = [environment["ANSIBLE_SSH_EXECUTABLE"], "-o", "User=a b", address, "sh -c 'echo 10.87.0.10'"]
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        assert said == f"-o|User=a b|{address}|sh -c 'echo 10.87.0.10'|"
+    assert round_trips(tmp_path, config) == {"master": 1, "worker1": 2}
