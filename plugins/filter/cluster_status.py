@@ -60,7 +60,9 @@ _value:
       type: list
       elements: str
     workers:
-      description: The workers, each with its C(problems). It does not change as long as the cluster does not.
+      description:
+        - The workers, each with its C(problems), and what it says of repacked weights as C(repack).
+        - It does not change as long as the cluster does not.
       type: list
       elements: dict
     table:

@@ -53,6 +53,8 @@ _value:
   description:
     - The report, several lines. Memory is in MiB, free and total as the worker claims it.
     - C(share) is the percentage of the offloaded weights that a worker holds.
+    - How much of the weights is repacked is said where devices have C(repacked_mib), which role
+      P(llama_cpp.cluster.inference#role) gives to them.
   type: str
 """
 

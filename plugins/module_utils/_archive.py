@@ -20,7 +20,9 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Union
+from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Sequence, Union
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import Patch, PatchError, apply, touched
 
 try:
     from lzma import LZMAError
@@ -242,14 +244,54 @@ def _write(tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], folde
             os.utime(path, (info.mtime, info.mtime))
 
 
+def _patch(
+    tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], patches: Sequence[Patch]
+) -> dict[str, bytes | None]:
+    """Return what patches make of members, None for what goes. Raises PatchError."""
+    names = touched(patches)
+    kinds = {"/".join(member.path): member.kind for _info, member in members}
+    before: dict[str, bytes] = {}
+    for info, member in members:  # in their order, since a compressed archive is read from its beginning
+        path = "/".join(member.path)
+        if path in names and member.kind == FILE:
+            source = tar.extractfile(info)
+            before[path] = source.read() if source else b""
+    for path, name in names.items():
+        parts = path.split("/")
+        beneath = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+        odd = [part for part in beneath if kinds.get(part, FOLDER) != FOLDER]
+        odd += [path] if kinds.get(path, FILE) != FILE else []
+        if odd:
+            raise PatchError(
+                f"The patch {name} is refused: it changes {path}, and {odd[0]} is a {kinds[odd[0]]} there."
+            )
+    return apply(patches, before.get)
+
+
+def _rewrite(folder: Path, contents: dict[str, bytes | None]) -> None:
+    """Give files in a folder another content; none of their paths leads through a link."""
+    for name, content in contents.items():
+        path = folder / name
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        if path.exists():
+            path.unlink()  # rather than written to: a hard link elsewhere in the archive keeps its content
+        if content is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(mode)
+
+
 class Archive:
     """An archive that was opened, had its digest verified and its members examined, in this order."""
 
-    def __init__(self, src: str, sha256: str, subdir: str = "") -> None:
+    def __init__(self, src: str, sha256: str, subdir: str = "", patches: Sequence[Patch] = ()) -> None:
+        """Open it; if something is wrong raise ArchiveError, or PatchError where a patch does not apply."""
         self.src = src
         self.sha256 = sha256.lower()
         self.root = _inner_path(subdir)
-        self._stamp = {"sha256": self.sha256, "subdir": "/".join(self.root)}
+        self._stamp: dict[str, object] = {"sha256": self.sha256, "subdir": "/".join(self.root)}
+        if patches:
+            self._stamp["patches"] = [patch.sha256 for patch in patches]
         try:
             # The one open file is digested, examined and unpacked: nobody can exchange it in between.
             self._stream = Path(src).open("rb")  # noqa: SIM115
@@ -257,6 +299,7 @@ class Archive:
             raise ArchiveError(f"the archive {src} cannot be read: {error.strerror}.") from None
         try:
             self._members = self._open()
+            self._patched = self._read(patches)
         except BaseException:
             self._stream.close()
             raise
@@ -278,6 +321,12 @@ class Archive:
                 f"unpacked: {error}."
             ) from None
 
+    def _read(self, patches: Sequence[Patch]) -> dict[str, bytes | None]:
+        try:
+            return _patch(self._tar, self._members, patches) if patches else {}
+        except BROKEN as error:
+            raise ArchiveError(f"{self.src} is not a whole archive; nothing was unpacked: {error}.") from None
+
     def __enter__(self) -> Archive:  # noqa: PYI034 (Python 3.8 has no Self)
         return self
 
@@ -288,6 +337,11 @@ class Archive:
     def count(self) -> int:
         """How many members lie below the root."""
         return len(self._members)
+
+    @property
+    def patched(self) -> list[str]:
+        """Which files the patches change, add or take away."""
+        return sorted(self._patched)
 
     def is_unpacked_at(self, dest: str) -> bool:
         """Whether this very archive was unpacked there before; a folder of other origin is refused."""
@@ -315,6 +369,7 @@ class Archive:
             fresh = temporary / "new"
             fresh.mkdir()
             _write(self._tar, self._members, fresh)
+            _rewrite(fresh, self._patched)
             with (fresh / MARKER).open("x", encoding="utf-8") as marker:
                 json.dump(self._stamp, marker)
             if folder.exists():

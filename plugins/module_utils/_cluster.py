@@ -105,15 +105,27 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
 
 def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the workers of a verification."""
-    header = ("worker", "endpoint", "service", "firewall", "state", "protocol", "llama.cpp", "client", "well")
+    # Only releases with the patch rpc-repack say anything of it.
+    repacked = ("repacked",) if any(worker.get("repack") for worker in workers) else ()
+    keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
+    header = ("worker", *keys[1:-1], "llama.cpp", *repacked, "client", "well")
     rows = [
-        [*(worker.get(key) for key in ("host", "endpoint", "service", "firewall", "state", "protocol", "release")),
+        [*(worker.get(key) for key in keys),
+         *(_repacked(worker.get("repack")) for _column in repacked),
          # The port of a client is another one each time.
          ", ".join(client.rpartition(":")[0] for client in worker.get("clients") or []) or None,
          "no" if worker["problems"] else "yes"]
         for worker in workers
     ]  # fmt: skip
     return "Workers\n" + render_table(header, rows, left=len(header))
+
+
+def _repacked(repack: Mapping[str, Any] | None) -> str | None:
+    if not repack:
+        return None
+    if not (repack["enabled"] and repack["kernels"]):
+        return "no kernels" if repack["enabled"] else "off"
+    return f"{repack['mib']:.0f} of {repack['of_mib']:.0f} MiB" if repack["of_weights"] else "on"
 
 
 def _row(
@@ -160,6 +172,9 @@ def _row(
         "state": view.get("state"),
         "protocol": (view.get("protocol") or {}).get("version"),
         "release": _shown(manifest) if manifest else None,
+        # Of an artifact that is not this collection's own they are not known.
+        "patches": [patch["name"] for patch in (manifest or {}).get("patches") or []],
+        "repack": server.get("repack") if server else None,
         "clients": clients,
         "well": not problems,
         "problems": problems,

@@ -157,6 +157,10 @@ def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) ->
     if offload is not None:
         layers, layers_total = (_cell(_get(offload, key, "the offload")) for key in ("layers", "layers_total"))
         title += f"; {layers} of {layers_total} layers offloaded"
+    # Only releases with the patch rpc-repack say anything of it.
+    repacked = _sum([_number(device.get("repacked_mib"), "repacked_mib") for device in devices])
+    if repacked is not None:
+        title += f"; {_cell(_float(repacked))} of {_cell(_float(weights))} of weights repacked"
     header = ("endpoint", "state", "protocol", "free", "total", "model", "KV", "compute", "share", "layers")
     return f"{title})\n" + render_table(header, rows, left=3)
 

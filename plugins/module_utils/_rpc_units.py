@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
+import math
 import os
 import pwd
 import re
@@ -14,6 +17,10 @@ from pathlib import Path
 from typing import Any
 
 UNIT_FOLDER = Path("/etc/systemd/system")
+# RuntimeDirectory of the unit is a folder here, which goes with the process.
+RUN_FOLDER = Path("/run")
+MOST_STATUS_BYTES = 4096
+_REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
 
 
@@ -55,6 +62,38 @@ def read_release(prefix: str) -> dict[str, Any]:
     except OSError:  # not there, or no link
         name = None
     return {"id": name, "program": os.access(current / "bin/rpc-server", os.X_OK)}
+
+
+def read_repack(port: int, folder: Path = RUN_FOLDER) -> dict[str, Any] | None:
+    """Return what the worker of a unit says of weights that it has repacked; None if it says nothing, or nonsense.
+
+    The worker, which strangers may talk to, writes that file: it is taken for nothing but six values.
+    """
+    text = b""
+    with contextlib.suppress(OSError):
+        # Neither a link is followed nor a pipe waited for.
+        number = os.open(
+            str(folder / f"llama-rpc-server-{port}/status.json"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
+        with os.fdopen(number, "rb") as stream:
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                text = stream.read(MOST_STATUS_BYTES + 1)
+    try:
+        said = json.loads(text) if len(text) <= MOST_STATUS_BYTES else None
+    except (ValueError, RecursionError):
+        said = None
+    repack = said.get("repack") if isinstance(said, dict) else None
+    if not isinstance(repack, dict) or not all(_is_a(repack.get(key), kind) for key, kind in _REPACK.items()):
+        return None
+    return {key: kind(repack[key]) for key, kind in _REPACK.items()}
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """Tell whether a value of JSON is a truth value, or a number that such a thing can have."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    whole = isinstance(value, int) or (kind is float and isinstance(value, float) and math.isfinite(value))
+    return whole and 0 <= value < 1e12  # type: ignore[operator]
 
 
 def read_account(name: str) -> dict[str, Any] | None:

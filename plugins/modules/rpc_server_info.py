@@ -12,7 +12,8 @@ version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says which process and which systemd unit listen on each port, and which clients are connected, from C(/proc) alone.
+  - Says which process and which systemd unit listen on each port, and which clients are connected, from C(/proc) alone,
+    and what the worker itself says of weights that it has repacked.
   - No connection is made, unless O(ask) is set. That matters, since each connection to a worker that serves a client
     waits in its queue until that client is gone.
   - What workers answer to others is the business of M(llama_cpp.cluster.rpc_worker_info).
@@ -139,6 +140,36 @@ servers:
         was not asked.
       type: str
       sample: ready
+    repack:
+      description:
+        - What the service C(llama-rpc-server@PORT) says of weights that it has repacked for quicker kernels, of the
+          load that is there now, or of the last one. V(null) if it says nothing, such as stock upstream.
+      type: dict
+      contains:
+        enabled:
+          description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_repack).
+          type: bool
+          sample: true
+        kernels:
+          description: Whether there are such kernels for its CPU.
+          type: bool
+          sample: true
+        weights:
+          description: How many weights are repacked.
+          type: int
+          sample: 154
+        mib:
+          description: The MiB of them.
+          type: float
+          sample: 345.67
+        of_weights:
+          description: How many weights there are.
+          type: int
+          sample: 201
+        of_mib:
+          description: The MiB of all weights.
+          type: float
+          sample: 456.78
 units:
   description: The units that are there, by port.
   returned: with O(units)
@@ -233,6 +264,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units impor
     Unit,
     read_account,
     read_release,
+    read_repack,
     read_units,
 )
 
@@ -278,9 +310,10 @@ def main() -> None:
         found["cores"] = [describe_set(topology, **wanted) for wanted in params["sets"]]
     looked = look_at_ports(ports)
     states = _ask([port for port in looked if params["ask"]])
-    module.exit_json(
-        changed=False, servers=[{**port.as_dict(), "state": states.get(port.port)} for port in looked], **found
-    )
+    servers = [
+        {**port.as_dict(), "state": states.get(port.port), "repack": read_repack(port.port)} for port in looked
+    ]
+    module.exit_json(changed=False, servers=servers, **found)
 
 
 def _ask(ports: list[Port]) -> dict[int, str]:

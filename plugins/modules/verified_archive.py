@@ -16,6 +16,7 @@ description:
   - An archive is refused, by the name of the member, if a member has an absolute path, a path through a parent folder,
     is a symbolic or hard link that leads out of the root, lies beneath a link, appears twice, or is a device or a pipe.
   - The content is unpacked beside O(dest) and takes its place by renaming, so that O(dest) is whole or not there.
+  - On request the content is patched before it takes its place. Nothing is unpacked unless all of the patches apply.
   - Owners and the set-user-ID, set-group-ID and sticky bits of members are dropped; files get mode V(0644), or V(0755)
     if executable, and folders V(0755).
 author:
@@ -42,9 +43,30 @@ options:
         not leave.
     type: str
     default: ""
+  patches:
+    description:
+      - Patches of the content, applied in this order.
+      - Each is a unified diff with one folder before its paths, as C(git diff) writes it. What is to be there must be
+        there, but lines may have moved. Renamed, binary and other files than plain ones are refused, and paths that
+        lead out of the root.
+      - A line C(Made-for:) before its first change names the commit or the digest of the source that it is made for.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description:
+          - The diff, a file C(<name>.patch) on the host.
+          - The files of a folder C(<name>) beside it are added to the content, and must not be there already.
+        type: path
+        required: true
+      sha256:
+        description: The digest that the lookup P(llama_cpp.cluster.source_patches#lookup) says of it.
+        type: str
+        required: true
 attributes:
   check_mode:
-    description: The archive is verified and examined in check mode too.
+    description: The archive is verified and examined, and its patches are tried, in check mode too.
     support: full
   diff_mode:
     description: Shows the digest of what O(dest) holds.
@@ -87,12 +109,21 @@ members:
   returned: success
   type: int
   sample: 3120
+patched:
+  description: The files that O(patches) change, add or take away.
+  returned: success
+  type: list
+  elements: str
+  sample: [ggml/src/ggml-rpc/ggml-rpc.cpp]
 """
 
 import re
+from pathlib import Path
+from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive, ArchiveError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import Patch, PatchError, read_patch
 
 
 def main() -> None:
@@ -103,6 +134,15 @@ def main() -> None:
             "sha256": {"type": "str", "required": True},
             "dest": {"type": "path"},
             "subdir": {"type": "str", "default": ""},
+            "patches": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "path": {"type": "path", "required": True},
+                    "sha256": {"type": "str", "required": True},
+                },
+            },
         },
         supports_check_mode=True,
     )
@@ -111,17 +151,39 @@ def main() -> None:
     if not re.fullmatch(r"[0-9a-fA-F]{64}", params["sha256"]):
         module.fail_json(msg="sha256 is not a SHA-256 digest: it needs 64 hexadecimal digits.")
     try:
-        with Archive(params["src"], params["sha256"], params["subdir"]) as archive:
+        patches = [_read(given) for given in params["patches"]]
+        with Archive(params["src"], params["sha256"], params["subdir"], patches) as archive:
             changed = dest is not None and not archive.is_unpacked_at(dest)
             if changed and not module.check_mode:
                 archive.unpack(dest)
-    except ArchiveError as error:
+    except (ArchiveError, PatchError) as error:
         module.fail_json(msg=str(error))
-    result = {"changed": changed, "dest": dest, "sha256": archive.sha256, "members": archive.count}
+    result = {
+        "changed": changed,
+        "dest": dest,
+        "sha256": archive.sha256,
+        "members": archive.count,
+        "patched": archive.patched,
+    }
     if dest is not None:
-        content = f"{archive.sha256} {params['subdir']}\n"
+        content = "".join(f"{line}\n" for line in [f"{archive.sha256} {params['subdir']}", *map(_shown, patches)])
         result["diff"] = {"before": "" if changed else content, "after": content}
     module.exit_json(**result)
+
+
+def _read(given: dict[str, Any]) -> Patch:
+    """Read a patch, which must be the one that is meant."""
+    patch = read_patch(Path(given["path"]))
+    if patch.sha256 != given["sha256"]:
+        raise PatchError(
+            f"The patch {patch.name} is not what it was when this run began (its digest is {patch.sha256}, and "
+            f"{given['sha256']} was expected): run this again."
+        )
+    return patch
+
+
+def _shown(patch: Patch) -> str:
+    return f"{patch.sha256} {patch.name}"
 
 
 if __name__ == "__main__":

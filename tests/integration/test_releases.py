@@ -22,6 +22,7 @@ def test_manifest_table_and_program_agree(protocol: str) -> None:
     assert manifest["rpc_protocol"] == pinned["protocol"] == protocol
     assert manifest["source"]["commit"] == pinned["commit"]
     assert manifest["source"]["sha256"] == pinned["sha256"]
+    assert [patch["name"] for patch in manifest.get("patches", [])] == pinned.get("patches", [])
     said = subprocess.run(
         [release.bin / "llama-cli", "--version"], check=True, capture_output=True, text=True, timeout=30
     )

@@ -239,3 +239,30 @@ def test_the_table_names_who_is_not_well() -> None:
     lines = look(BUSY, servers=SERVING, firewall=None, manifest=None)
     table = render_cluster(lines["workers"]).splitlines()
     assert table[2].split() == ["w1", "10.0.0.1:50052", "running", "left", "alone", "busy", "-", "-", "10.0.0.9", "no"]
+
+
+REPACK = {"enabled": True, "kernels": True, "weights": 12, "mib": 345.67, "of_weights": 20, "of_mib": 456.78}
+
+
+@pytest.mark.parametrize(
+    ("repack", "shown"),
+    [
+        pytest.param(REPACK, "346 of 457 MiB", id="repacked"),
+        pytest.param({**REPACK, "of_weights": 0}, "on", id="nothing-loaded-yet"),
+        pytest.param({**REPACK, "enabled": False}, "off", id="switched-off"),
+        pytest.param({**REPACK, "kernels": False}, "no kernels", id="cpu-without-kernels"),
+    ],
+)
+def test_what_was_repacked_is_shown_of_workers_that_say_it(repack: dict[str, Any], shown: str) -> None:
+    patched = {**NEW, "patches": [{"name": "rpc-repack", "sha256": "12"}]}
+    status = look(READY, servers=[{**WELL["servers"][0], "repack": repack}], manifest=patched)
+    assert status["all_well"] is True
+    assert (status["workers"][0]["repack"], status["workers"][0]["patches"]) == (repack, ["rpc-repack"])
+    header, row = render_cluster(status["workers"]).splitlines()[1:]
+    at = header.index("repacked")
+    assert row[at:].startswith(shown)
+    stock = look(READY)["workers"]
+    assert (stock[0]["repack"], stock[0]["patches"]) == (None, [])
+    assert "repacked" not in render_cluster(stock)
+    both = render_cluster([*status["workers"], *stock]).splitlines()
+    assert [line[at:].split("  ")[0] for line in both[2:]] == [shown, "-"]

@@ -83,6 +83,19 @@ def test_devices_of_one_worker_are_one_row():
     assert lines[2].split()[3:] == ["3072", "3072", "40.5", "16.0", "98.8", "100", "%", "9"]
 
 
+def test_what_workers_have_repacked_is_said_if_one_of_them_says_it():
+    result = run()
+    mib = {"127.0.0.1:50061": 14.96, "127.0.0.1:50062": None}
+    for device in result["devices"]:
+        device["repacked_mib"] = mib.get(device["endpoint"])
+    first, rest = render_report(result, WORKERS).split("\n", 1)
+    assert first == "Workers (memory in MiB; 9 of 9 layers offloaded; 15.0 of 40.5 of weights repacked)"
+    assert rest == REPORT.split("\n", 1)[1]
+    for device in result["devices"]:
+        device["repacked_mib"] = None
+    assert render_report(result, WORKERS) == REPORT
+
+
 def test_a_gpu_of_the_master_has_its_share():
     result = run()
     result["devices"][0]["name"] = "CUDA0"
@@ -104,7 +117,7 @@ def test_a_failure_comes_first_in_one_line():
 def test_tables_stay_within_100_columns_with_long_addresses_and_large_memory():
     result = run()
     for device, endpoint in zip(result["devices"][1:], ("192.168.100.101:50052", "192.168.100.102:50052")):
-        device.update(endpoint=endpoint, model_buffer_mib=65432.1, kv_buffer_mib=12345.6)
+        device.update(endpoint=endpoint, model_buffer_mib=65432.1, kv_buffer_mib=12345.6, repacked_mib=61234.5)
     workers = [worker(f"192.168.100.10{n}:50052", memory=(200 * GIB,)) for n in (1, 2)]
     assert max(map(len, render_report(result, workers).splitlines())) <= 100
 

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: reads patches of a source tree, and applies them in memory. Knows nothing of Ansible.
+
+The program patch(1) is not used: minimal hosts lack it, it puts up with what does not quite fit, and it may read a diff
+otherwise than what has examined it. Here a diff is read once, and each line that it takes for granted must be there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, Mapping, NoReturn, Sequence
+
+MOST_BYTES = 16 << 20
+
+_MADE_FOR = re.compile(rb"^\W*Made-for:\s*(.*?)\s*$")
+_ORIGIN = re.compile(r"sha256:[0-9a-f]{64}|commit:[0-9a-f]{40}")
+_HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
+# What programs write between the parts of a diff, and what git writes before the hunks of a file.
+_BETWEEN = (b"diff -", b"Index: ", b"====")
+_HARMLESS = (b"index ", b"similarity index ", b"new file mode 100644", b"deleted file mode ")
+
+
+class PatchError(Exception):
+    """One sentence: what is wrong with a patch, by its name, and what to do."""
+
+
+@dataclass(frozen=True)
+class Hunk:
+    """Lines, the number of the first one (0 if there are none), and what takes their place."""
+
+    start: int
+    old: tuple[bytes, ...]
+    new: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of one file."""
+
+    path: str
+    creates: bool
+    deletes: bool
+    hunks: tuple[Hunk, ...]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A diff, and the files that come with it."""
+
+    name: str
+    # Of the diff; where there are files, of a list of all digests.
+    sha256: str
+    # Each "sha256:<of the source archive>" or "commit:<full>".
+    made_for: tuple[str, ...]
+    changes: tuple[Change, ...]
+    added: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def read_patch(path: Path) -> Patch:
+    """Read `<name>.patch`, and the folder `<name>` beside it if there is one."""
+    name = path.stem
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
+            raise PatchError(f"The patch {name} ({path}) is no file of at most {MOST_BYTES >> 20} MiB.")
+        text = path.read_bytes()
+        added = _read_added(name, path.with_suffix(""))
+    except OSError as error:
+        raise PatchError(f"The patch {name} cannot be read: {error.filename or path}: {error.strerror}.") from None
+    made_for, changes = parse(name, text)
+    if not changes and not added:
+        raise PatchError(f"The patch {name} changes nothing: give a unified diff, as `git diff` writes it.")
+    return Patch(name, _digest(text, added), made_for, changes, added)
+
+
+def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
+    """Refuse a patch for another source; of the pinned one not all may be known, of its commit only the beginning."""
+    for origin in patch.made_for:
+        kind, _colon, value = origin.partition(":")
+        if (kind == "sha256" and sha256 == value) or (kind == "commit" and commit and value.startswith(commit)):
+            return
+    known = [f"sha256:{sha256}"] * bool(sha256) + [f"commit:{commit}"] * bool(commit)
+    raise PatchError(
+        f"The patch {patch.name} is made for {' or '.join(patch.made_for)}, and pinned is {pinned} "
+        f"({', '.join(known)}): leave the patch out of llama_cpp_patches, or pin the source that it is made for."
+    )
+
+
+def touched(patches: Sequence[Patch]) -> dict[str, str]:
+    """Return each path that is changed or added, with the name of the first patch that does."""
+    found: dict[str, str] = {}
+    for patch in patches:
+        for path in [*(change.path for change in patch.changes), *patch.added]:
+            found.setdefault(path, patch.name)
+    return found
+
+
+def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
+    """Return what each file comes to hold, None if it goes; `read` gives what the source has there, None if nothing."""
+    result: dict[str, bytes | None] = {}
+    for patch in patches:
+        for change in patch.changes:
+            before = result[change.path] if change.path in result else read(change.path)
+            result[change.path] = _changed(patch.name, change, before)
+        for path, content in patch.added.items():
+            if (result[path] if path in result else read(path)) is not None:
+                raise PatchError(
+                    f"The patch {patch.name} adds {path}, which the source has already: is it made for this source?"
+                )
+            result[path] = content
+    return result
+
+
+def parse(name: str, text: bytes) -> tuple[tuple[str, ...], tuple[Change, ...]]:
+    """Return what a diff is made for, and its changes."""
+    if b"\0" in text:
+        raise PatchError(f"The patch {name} is binary: give a unified diff, as `git diff` writes it.")
+    return _Parser(name, text).parse()
+
+
+def _digest(text: bytes, added: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256(text).hexdigest()
+    if not added:
+        return digest
+    lines = [f"{digest}\n".encode()]
+    lines += [
+        hashlib.sha256(added[path]).hexdigest().encode() + b"  " + os.fsencode(path) + b"\n" for path in sorted(added)
+    ]
+    return hashlib.sha256(b"".join(lines)).hexdigest()
+
+
+def _read_added(name: str, folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder by their paths in it; there may be none."""
+    if not os.path.lexists(str(folder)):
+        return {}
+    found: dict[str, bytes] = {}
+    room = MOST_BYTES
+    entries = [folder]
+    while entries:
+        entry = entries.pop()
+        mode = entry.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            entries += entry.iterdir()
+            continue
+        if entry == folder or not stat.S_ISREG(mode):
+            raise PatchError(f"The patch {name} comes with {entry}, which is no plain file in a folder: take it away.")
+        room -= entry.stat().st_size
+        if room < 0:
+            raise PatchError(f"The patch {name} comes with more than {MOST_BYTES >> 20} MiB of files.")
+        found[entry.relative_to(folder).as_posix()] = entry.read_bytes()
+    return found
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """Split where a diff does: at newlines, which stay."""
+    parts = content.split(b"\n")
+    return [part + b"\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
+
+
+def _place(lines: list[bytes], old: tuple[bytes, ...], first: int, there: int) -> int | None:
+    """Find lines from `first` on: those that are nearest to `there`, as what comes before may have moved them."""
+    places = sorted(range(first, len(lines) - len(old) + 1), key=lambda place: abs(place - there))
+    return next((place for place in places if tuple(lines[place : place + len(old)]) == old), None)
+
+
+def _changed(name: str, change: Change, before: bytes | None) -> bytes | None:
+    what = f"The patch {name} does not apply to {change.path}"
+    remedy = "is it made for this source, and in the right place of llama_cpp_patches?"
+    if change.creates and before:
+        raise PatchError(f"{what}: it creates that file, which is there already; {remedy}")
+    if before is None and not change.creates:
+        raise PatchError(f"{what}: there is no such file; {remedy}")
+    lines = _lines(before or b"")
+    result: list[bytes] = []
+    done = shift = 0
+    for number, hunk in enumerate(change.hunks, 1):
+        place = _place(lines, hunk.old, done, hunk.start - 1 + shift)
+        if place is None:
+            raise PatchError(f"{what}: hunk {number} of it, at line {hunk.start}, does not fit; {remedy}")
+        result += [*lines[done:place], *hunk.new]
+        done, shift = place + len(hunk.old), place - (hunk.start - 1)
+    result += lines[done:]
+    if change.deletes:
+        if result:
+            raise PatchError(f"{what}: it deletes that file, which holds more than the patch knows of; {remedy}")
+        return None
+    return b"".join(result)
+
+
+class _Parser:
+    """Reads the lines of a diff, refusing what it does not know."""
+
+    def __init__(self, name: str, text: bytes) -> None:
+        self.name = name
+        self.lines = (text[:-1] if text.endswith(b"\n") else text).split(b"\n")
+        self.at = 0
+
+    def refuse(self, why: str) -> NoReturn:
+        raise PatchError(f"The patch {self.name} is refused: {why}.")
+
+    def damaged(self) -> NoReturn:
+        self.refuse(f"its line {self.at + 1} is no part of a unified diff, so it may be damaged")
+
+    @property
+    def line(self) -> bytes:
+        """The present line; beyond the end there are empty ones."""
+        return self.lines[self.at] if self.at < len(self.lines) else b""
+
+    def parse(self) -> tuple[tuple[str, ...], tuple[Change, ...]]:
+        made_for = self.header()
+        changes = []
+        while self.at < len(self.lines):
+            if self.line.startswith(b"diff --git "):
+                self.git_header()
+            elif self.line.startswith(b"--- "):
+                changes.append(self.change())
+            elif self.line.startswith(b"Binary files "):
+                self.refuse("it has a change of a binary file, which a unified diff cannot hold")
+            elif self.line == b"-- ":  # before git's version, which ends what `git format-patch` writes
+                self.at += 2
+            elif not self.line.strip() or self.line.startswith(_BETWEEN):
+                self.at += 1
+            else:
+                self.damaged()
+        return made_for, tuple(changes)
+
+    def header(self) -> tuple[str, ...]:
+        """Read what comes before the first change."""
+        found = []
+        while self.at < len(self.lines) and not self.line.startswith(b"diff --git "):
+            following = self.lines[self.at + 1 : self.at + 2]
+            if self.line.startswith(b"--- ") and following and following[0].startswith(b"+++ "):
+                break
+            if self.line.startswith((b"+++ ", b"@@ ")):
+                self.damaged()
+            named = _MADE_FOR.match(self.line)
+            if named:
+                origin = named[1].decode("utf-8", "replace")
+                if not _ORIGIN.fullmatch(origin):
+                    self.refuse(
+                        f"its line {self.at + 1} has {origin!r} after Made-for, which is no sha256:… or commit:…"
+                    )
+                found.append(origin)
+            self.at += 1
+        if not found:
+            self.refuse(
+                "no line before its first change says which source it is made for; write one, such as "
+                "Made-for: commit:<40 hexadecimal digits>, or sha256:<64 of the source archive>"
+            )
+        return tuple(found)
+
+    def git_header(self) -> None:
+        """Read git's lines before `---`, which may ask for more than to change lines."""
+        which = self.line[len(b"diff --git ") :].decode("utf-8", "replace")
+        self.at += 1
+        while not self.line.startswith(b"--- "):
+            if self.line.startswith((b"rename ", b"copy ")):
+                self.refuse(f"it renames or copies a file ({which}); write it with `git diff --no-renames`")
+            if self.line.startswith((b"GIT binary patch", b"Binary files ")):
+                self.refuse(f"it has a change of a binary file ({which}), which a unified diff cannot hold")
+            if not self.line.startswith(_HARMLESS):
+                said = self.line.decode("utf-8", "replace") or "it has no line that changes"
+                self.refuse(f"of {which} it changes other things than lines ({said})")
+            self.at += 1
+
+    def change(self) -> Change:
+        """Read the change of one file."""
+        old = self.path(self.line[4:])
+        self.at += 1
+        if not self.line.startswith(b"+++ "):
+            self.damaged()
+        new = self.path(self.line[4:])
+        self.at += 1
+        path = old or new
+        if path is None or (old and new and old != new):
+            self.refuse(f"it makes {old} into {new}; write it with `git diff --no-renames`")
+        hunks: list[Hunk] = []
+        while self.line.startswith(b"@@ "):
+            hunks.append(self.hunk())
+        # Some programs name a file that is not there yet with a time of 1970.
+        creates = len(hunks) == 1 and not hunks[0].old
+        deletes = new is None
+        if not hunks or (len(hunks) > 1 and not all(hunk.old for hunk in hunks)):
+            self.damaged()
+        if (old is None and not creates) or (deletes and (len(hunks) > 1 or hunks[0].new)):
+            self.damaged()
+        return Change(path, creates, deletes, tuple(hunks))
+
+    def path(self, text: bytes) -> str | None:
+        """Return a path of a file without its first folder (a/ or b/), None for /dev/null."""
+        name = text.partition(b"\t")[0].decode("utf-8", "replace")  # after a tab comes a time
+        if name == "/dev/null":
+            return None
+        first, _slash, rest = name.partition("/")
+        if name.startswith(("/", '"')) or {"", ".", ".."} & {first, *rest.split("/")} or not name.isprintable():
+            self.refuse(
+                f"it changes {name!r}, which is no path in the source as `git diff` writes it (a/ggml/src/ggml.c)"
+            )
+        return rest
+
+    def hunk(self) -> Hunk:
+        """Read a hunk."""
+        numbers = _HUNK.match(self.line)
+        if not numbers:
+            self.damaged()
+        start = int(numbers[1])
+        left = {b"-": int(numbers[2] or 1), b"+": int(numbers[4] or 1)}
+        lines: dict[bytes, list[bytes]] = {b"-": [], b"+": []}
+        self.at += 1
+        sides: tuple[bytes, ...] = ()
+        while any(left.values()) or self.line.startswith(b"\\"):
+            if self.line.startswith(b"\\"):  # of the line before: no newline at the end of the file
+                for side in sides:
+                    lines[side][-1] = lines[side][-1][:-1]
+                sides = ()
+            else:
+                kind = self.line[:1]
+                # Some editors take away the blank of an empty line.
+                sides = (kind,) if kind in left else (b"-", b"+")
+                if self.at >= len(self.lines) or kind not in (b"", b" ", b"-", b"+") or not all(left[s] for s in sides):
+                    self.damaged()
+                for side in sides:
+                    left[side] -= 1
+                    lines[side].append(self.line[1:] + b"\n")
+            self.at += 1
+        if start and not lines[b"-"]:
+            self.refuse(f"it has a hunk without a line around it, before its line {self.at + 1}: it could go anywhere")
+        return Hunk(start, tuple(lines[b"-"]), tuple(lines[b"+"]))

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Patches of the source: the role `llama_cpp` applies them, and what a patched worker says reaches the results.
+
+Source, patches and what the worker says stand in for the real ones; releases.yml builds these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from difflib import unified_diff
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from harness import play_here
+from test_build_strategies import Fleet
+from test_role_llama_cpp import FAKE, archive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from harness import Release, Worker
+
+MAIN = (FAKE / "main.cpp").read_text()
+# What it says is in a file of the first patch's own.
+FIRST = MAIN.replace("const char * commit", '#include "words/first.h"\nconst char * commit').replace(
+    "0 (", '0" FIRST " ('
+)
+SECOND = FIRST.replace("FIRST", 'FIRST " and second"')
+
+
+def diff(old: str, new: str, path: str = "main.cpp") -> str:
+    return "".join(unified_diff(old.splitlines(True), new.splitlines(True), f"a/{path}", f"b/{path}"))
+
+
+def said(fleet: Fleet, host: str) -> str:
+    """Return what a host's program says."""
+    server = fleet.current(host) / "bin/rpc-server"
+    return subprocess.run([server], capture_output=True, text=True, check=True, timeout=10).stderr.splitlines()[0]
+
+
+def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path) -> None:
+    """Each host but the first has patches that are refused, for another reason each."""
+    fleet = Fleet(tmp_path, archive(tmp_path / "source.tar.gz"))
+    sha256 = fleet.variables["llama_cpp_archive_sha256"]
+    # Tasks look for their files in the folder of the playbook.
+    folder = tmp_path / "files"
+    folder.mkdir()
+
+    def patch(name: str, text: str, origin: str = f"sha256:{sha256}") -> str:
+        (folder / f"{name}.patch").write_text(f"SPDX-License-Identifier: MIT\nMade-for: {origin}\nWhy.\n{text}")
+        return f"{folder}/{name}.patch"
+
+    first, second = patch("first", diff(MAIN, FIRST)), patch("second", diff(FIRST, SECOND))
+    (folder / "first" / "words").mkdir(parents=True)
+    (folder / "first" / "words" / "first.h").write_text('#define FIRST " first"\n')
+    linked = patch("linked", diff(MAIN, FIRST))
+    (folder / "linked").symlink_to("/etc")
+    bad = {
+        "swapped": [second, first],
+        "other": [patch("other", diff(MAIN, FIRST), f"commit:{'1' * 40}")],
+        "missing": ["nowhere.patch"],
+        "unknown": ["rpc-unpack"],
+        "evil": [patch("evil", diff(MAIN, FIRST, "../../main.cpp"))],
+        "linked": [linked],
+        "text": first,
+    }
+    artifact = {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x", "llama_cpp_artifact_sha256": sha256}
+    fleet.hosts = {
+        "both": {"llama_cpp_patches": [first, "second.patch"]},
+        **{host: {"llama_cpp_patches": patches} for host, patches in bad.items()},
+        "given": {**artifact, "llama_cpp_patches": [first]},
+    }
+    refused = list(fleet.hosts)[1:]
+    for host in refused:
+        fleet.has_an_older_release(host)
+    run = fleet.run(*fleet.hosts)
+    fleet.failed(
+        run, "swapped", "No artifact could be made for the class", "The patch second does not apply to main.cpp: hunk 1"
+    )
+    fleet.failed(
+        run, "other", f"The patch other is made for commit:{'1' * 40}, and pinned is", f"(sha256:{sha256}, commit:a"
+    )
+    fleet.failed(run, "missing", "The patch nowhere.patch is not there on the controller")
+    fleet.failed(run, "unknown", "There is no patch rpc-unpack of this collection's own")
+    fleet.failed(run, "evil", "The patch evil is refused: it changes 'a/../../main.cpp'")
+    fleet.failed(run, "linked", f"The patch linked comes with {folder}/linked, which is no plain file in a folder")
+    fleet.failed(run, "text", "llama_cpp_patches lists; on the command line give them as JSON")
+    fleet.failed(run, "given", "llama_cpp_patches is for what is built")
+    for host in refused:
+        assert fleet.is_as_it_was(host), host
+    assert run.text.count("failed=0") == 1, run.text
+    version = "version: 0{} (abcdef012)"
+    assert said(fleet, "both") == version.format(" first and second")
+    made = fleet.record("both")["manifest"]["patches"]
+    assert [patch["name"] for patch in made] == ["first", "second"]
+
+    # What has failed goes on from a clean source, here by itself. Other words are another release, and so is stock.
+    fleet.hosts["swapped"] = fleet.hosts["both"]
+    header = folder / "first" / "words" / "first.h"
+    before = header.read_text()
+    header.write_text(before.replace("first", "other"))
+    run = fleet.run("swapped")
+    assert run.code == 0, run.text
+    assert said(fleet, "swapped") == version.format(" other and second")
+    changed = json.loads((fleet.current("swapped") / "manifest.json").read_text())["patches"]
+    assert (changed[0] != made[0], changed[1]) == (True, made[1])
+    for text, patches in ((header.read_text(), []), (before, [first, second])):
+        header.write_text(text)
+        run = fleet.run("swapped", options=("--check",), llama_cpp_patches=patches)
+        assert run.holds("would be built with rpc-server"), run.text
+
+
+@pytest.fixture
+def says() -> Iterator[Callable[[int, str], None]]:
+    """Write what the service of a port says of itself, where a service writes it."""
+    folders: list[Path] = []
+
+    def write(port: int, text: str) -> None:
+        folders.append(Path(f"/run/llama-rpc-server-{port}"))
+        folders[-1].mkdir()
+        (folders[-1] / "status.json").write_text(text)
+
+    yield write
+    for folder in folders:
+        shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a service manager, or root, writes there")
+def test_what_workers_have_repacked_is_in_the_report(
+    release_7: Release,
+    start_worker: Callable[..., Worker],
+    says: Callable[[int, str], None],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    """Two workers of a patched release, of which one says nothing."""
+    ports = [start_worker(release_7).port for _worker in range(2)]
+    repack = {"enabled": True, "kernels": True, "weights": 12, "mib": 9.5, "of_weights": 20, "of_mib": 12.25}
+    says(ports[0], json.dumps({"repack": repack}))
+    current = tmp_path / "prefix" / "current"
+    current.mkdir(parents=True)
+    (current / "bin").symlink_to(release_7.bin)
+    manifest = json.loads((release_7.prefix / "current" / "manifest.json").read_text())
+    (current / "manifest.json").write_text(json.dumps({**manifest, "patches": [{"name": "rpc-repack", "sha256": "1"}]}))
+    host = {
+        "rpc_server_address": "127.0.0.1",
+        "rpc_server_bind_address": "127.0.0.1",
+        "rpc_server_instances": [{"port": port} for port in ports],
+        "llama_cpp_prefix": str(tmp_path / "prefix"),
+        "gguf_model_path": str(model),
+        "inference_report_path": str(tmp_path / "report.json"),
+        "inference_n_predict": 4,
+        "inference_plan": False,
+    }
+    done = play_here("infer.yml", tmp_path, host)
+    assert done.returncode == 0, done.stdout
+    devices = json.loads((tmp_path / "report.json").read_text())["inference"]["devices"]
+    assert {device["endpoint"]: device["repacked_mib"] for device in devices} == {
+        f"127.0.0.1:{ports[0]}": 9.5, f"127.0.0.1:{ports[1]}": None, None: None,
+    }  # fmt: skip
+    assert "; 9.5 of " in done.stdout
+    assert "changed=0" in done.stdout
