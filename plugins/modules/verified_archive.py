@@ -86,6 +86,15 @@ EXAMPLES = r"""
     subdir: llama_cpp_python-0.3.36/vendor/llama.cpp
     dest: /opt/llama_cpp/build/source
 
+- name: The source is unpacked, and patched
+  llama_cpp.cluster.verified_archive:
+    src: /var/tmp/source.tar.gz
+    sha256: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+    dest: /opt/llama_cpp/build/source
+    patches:
+      - path: /srv/patches/mine.patch
+        sha256: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
+
 - name: The archive is examined on the controller before it is pushed
   llama_cpp.cluster.verified_archive:
     src: /var/tmp/source.tar.gz

@@ -231,6 +231,8 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
     assert [tuple(worker[key] for key in keys) for worker in status["workers"]] == [
         (worker, "ready", "running", "closed") for worker in WORKERS
     ]
+    for worker in status["workers"]:
+        assert ("rpc-repack" in worker["patches"]) is (worker["repack"] is not None), "it says so as soon as it runs"
     again = verify(tmp_path)
     assert (table(again[1]), again[2]) == (table(printed), status)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import (
     Patch,
@@ -25,6 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_archive import member, pack, tree
 
+ROLE = Path(__file__).resolve().parents[2] / "roles" / "llama_cpp"
 COMMIT = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"
 HEADER = f"# SPDX-License-Identifier: MIT\n# What it does, and why.\n# Made-for: commit:{COMMIT}\n"
 SOURCE = "".join(f"line {number}\n" for number in range(1, 31))
@@ -239,6 +241,17 @@ ORIGINS = {
 def test_a_patch_says_what_it_is_made_for(header: str, said: str) -> None:
     with pytest.raises(PatchError, match=said):
         patch(f"{PLAIN}\n# Made-for: commit:{COMMIT}\n", header=header)
+
+
+def test_the_collections_own_patches_are_for_the_versions_that_have_them() -> None:
+    archives = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
+    used = set()
+    for version, archive in archives.items():
+        for name in archive.get("patches", []):
+            own = read_patch(ROLE / f"files/patches/{name}.patch")
+            check_origin(own, archive["sha256"], archive["commit"], version)
+            used.add(name)
+    assert {path.stem for path in ROLE.glob("files/patches/*")} == used
 
 
 def test_its_digest_is_of_the_diff_and_of_the_files_beside_it(tmp_path: Path) -> None:
