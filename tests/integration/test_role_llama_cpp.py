@@ -182,6 +182,7 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
     assert site.programs == [*MASTER, "rpc-server"]
     assert site.works()
     assert site.manifest["rpc_protocol"] == "7.0.0"
+    assert site.manifest["patches"] == []
     assert site.manifest["source"]["sha256"] == site.variables["llama_cpp_archive_sha256"]
     assert site.manifest["programs"] == site.programs
     assert site.manifest["id"] == site.current.resolve().name

@@ -37,6 +37,7 @@ SOUND = {
         {},
     ),
     "releases-alike": (hosts(2), {"releases": {"m": NEW, "w1": NEW, "w2": SAME}}),
+    "patched-otherwise": (hosts(1), {"releases": {"m": NEW, "w1": {**NEW, "id": "f", "patches": [{"name": "mine"}]}}}),
     "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}),
 }  # fmt: skip
 
