@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-down test test-cluster test-aarch64 bench check clean
+.PHONY: help demo lab lab-down test test-cluster test-aarch64 test-performance bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -38,6 +38,10 @@ test-cluster: ## A cluster on test hosts, from minimal systems and back (root); 
 test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none (root); part of test
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
+
+test-performance: ## What workers compute with repacked weights, all of it, and what malformed requests do to them; builds llama.cpp several times
+	@scripts/bootstrap.sh dev
+	@scripts/performance.sh
 
 bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, loads, and rollouts to test hosts (root)
 	@scripts/bootstrap.sh dev

@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,6 +100,13 @@ class Release:
         return self.bin / "rpc-server"
 
 
+class AnyRelease(Protocol):
+    """What has workers to start: a release, or a build that a test made."""
+
+    @property
+    def rpc_server(self) -> Path: ...
+
+
 RELEASES = {
     "7.0.0": Release("0.3.36", "7.0.0"),
     "2.0.0": Release("0.3.16", "2.0.0"),
@@ -139,7 +146,7 @@ def _tcp_sockets(pid: int | str = "self") -> Iterator[tuple[int, str]]:
         yield int(fields[1].rsplit(":", 1)[1], 16), fields[3]
 
 
-def _listens(pid: int, port: int) -> bool:
+def listens(pid: int, port: int) -> bool:
     try:
         return any(found == port and state == "0A" for found, state in _tcp_sockets(pid))
     except OSError:  # It has ended.
@@ -163,7 +170,7 @@ def free_port() -> int:
 
 @contextmanager
 def running_worker(
-    release: Release,
+    release: AnyRelease,
     log: Path,
     *options: str,
     threads: int = 1,
@@ -179,7 +186,7 @@ def running_worker(
         )
     try:
         deadline = time.monotonic() + START_LIMIT_S
-        while not _listens(process.pid, port):
+        while not listens(process.pid, port):
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the worker did not start: {' '.join(command)}\n{log.read_text(errors='replace')}")
             time.sleep(0.02)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import gguf
 import numpy as np
 import pytest
-from harness import HANG_S, Release, Worker, running_worker
+from harness import HANG_S, AnyRelease, Release, Worker, running_worker
 from logits import Logits, compare
 from quantised_models import TYPES, random_blocks, write_quantised
 from rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError, view
@@ -64,11 +64,17 @@ class Watched:
 
 @contextmanager
 def watched(
-    release: Release, folder: Path, *environment: str, threads: int = 1, options: tuple[str, ...] = ()
+    release: AnyRelease,
+    folder: Path,
+    *environment: str,
+    threads: int = 1,
+    options: tuple[str, ...] = (),
+    under: tuple[str, ...] = (),
 ) -> Iterator[Watched]:
+    """Start a worker whose cache, log and status are in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     status = folder / "status.json"
-    prefix = ("env", f"GGML_RPC_STATUS={status}", f"LLAMA_CACHE={folder / 'cache'}", *environment)
+    prefix = ("env", f"GGML_RPC_STATUS={status}", f"LLAMA_CACHE={folder / 'cache'}", *environment, *under)
     with running_worker(release, folder / "log", "-d", "CPU", *options, threads=threads, prefix=prefix) as worker:
         yield Watched(worker, status)
 
@@ -209,6 +215,18 @@ def is_copied_by_a_graph(m: Multiplication) -> None:
     assert np.array_equal(m.session.values(target).reshape(ROWS, COLUMNS), m.numbers())
 
 
+def is_written_by_the_graph_that_multiplies(m: Multiplication) -> None:
+    other, m.stored = m.arena.place(m.kind, COLUMNS, ROWS), m.random(ROWS)
+    m.session.set(other, m.stored)
+    # Once where it is known, and once where it comes with this graph.
+    for target in m.weight, m.arena.place(m.kind, COLUMNS, ROWS):
+        written = Tensor(m.kind, (COLUMNS, ROWS), target.buffer, target.data, Op.CPY, (other, target), target)
+        product = m.results.place(Type.F32, ROWS, BATCH, op=Op.MUL_MAT, src=(target, m.x))
+        for _round in range(2):
+            m.session.compute(written, product)
+            near(m.session.values(product).reshape(BATCH, ROWS), m.inputs @ m.numbers().T)
+
+
 def has_rows_read(m: Multiplication) -> None:
     numbers = np.array([5, 0, ROWS - 1], np.int32)
     which = m.results.place(Type.I32, 3)
@@ -286,6 +304,7 @@ HAPPENINGS: list[Callable[[Multiplication], None]] = [
     is_copied,
     is_copied_over,
     is_copied_by_a_graph,
+    is_written_by_the_graph_that_multiplies,
     has_rows_read,
     is_viewed,
     is_multiplied_beside_a_part_of_it,

@@ -526,8 +526,9 @@ bool rpc_repack::prepare(size_t device, ggml_backend_t backend, ggml_cgraph * gr
 
     std::vector<use>      uses;
     std::vector<weight *> misused;
-    const bool            on_cpu = ggml_backend_get_device(backend) == the().device;
-    bool                  news   = false;
+    const bool            on_cpu      = ggml_backend_get_device(backend) == the().device;
+    bool                  has_weights = false;
+    bool                  news        = false;
 
     const auto misuse = [&](const ggml_tensor * t) {
         each_within(t, 0, ggml_nbytes(t), [&](weight & w) {
@@ -558,30 +559,33 @@ bool rpc_repack::prepare(size_t device, ggml_backend_t backend, ggml_cgraph * gr
         return add(t);
     };
 
-    for (int i = 0; i < graph->n_nodes; i++) {
-        ggml_tensor * node = graph->nodes[i];
-        if (!node || ggml_op_is_empty(node->op)) {
-            continue;  // nothing is read or written
-        }
-        misuse(node);
-        for (int j = 0; j < GGML_MAX_SRC; j++) {
-            ggml_tensor * t = node->src[j];
-            if (!t || !is_ours(t)) {
+    // All weights are known before it is seen what else is done with them, as a node may write to one before it is used.
+    for (bool searching : { true, false }) {
+        for (int i = 0; i < graph->n_nodes; i++) {
+            ggml_tensor * node = graph->nodes[i];
+            if (!node || ggml_op_is_empty(node->op)) {
+                continue;  // nothing is read or written
+            }
+            const bool multiplies = on_cpu && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID);
+            if (searching) {
+                weight * w = multiplies && node->src[0] && is_ours(node->src[0]) ? weight_of(node->src[0]) : nullptr;
+                if (w) {
+                    has_weights = true;
+                    news        = news || !w->used;
+                    w->seen     = n_graphs;
+                    w->used     = true;
+                }
                 continue;
             }
-            const bool multiplied = j == 0 && (node->op == GGML_OP_MUL_MAT || node->op == GGML_OP_MUL_MAT_ID);
-            weight *   w          = multiplied && on_cpu ? weight_of(t) : nullptr;
-            if (!w) {
-                misuse(t);
-                continue;
-            }
-            w->seen = n_graphs;
-            news    = news || !w->used;
-            w->used = true;
-            if (w->layout && can_multiply(node, w->layout->extra)) {
-                uses.push_back({ t, w });
-            } else {
-                misuse(t);
+            misuse(node);
+            for (int j = 0; j < GGML_MAX_SRC; j++) {
+                ggml_tensor * t = node->src[j];
+                weight *      w = t && j == 0 && multiplies ? find(t) : nullptr;
+                if (w && w->layout && can_multiply(node, w->layout->extra)) {
+                    uses.push_back({ t, w });
+                } else if (t) {
+                    misuse(t);
+                }
             }
         }
     }
@@ -609,8 +613,8 @@ bool rpc_repack::prepare(size_t device, ggml_backend_t backend, ggml_cgraph * gr
         const tally all = counted();
         the().write_status(all.n, all.bytes, all.of_n, all.of_bytes);
         untold = true;
-    } else {
-        tell();  // now, as the weights of one load may come in several graphs
+    } else if (has_weights) {
+        tell();  // the weights of one load may come in many graphs; now they have
     }
     return true;
 }

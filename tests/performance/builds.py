@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Builds of the default source that no role makes: upstream's as it is and ours, with sanitizers, for another machine.
+
+They are kept in the cache, by what they are made of; a second run builds nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from harness import CACHE, ROOT
+
+PATCHES = ROOT / "roles/llama_cpp/files/patches"
+PATCH = "rpc-repack"
+ARCHIVE = CACHE / "sources/llama_cpp_python-0.3.36.tar.gz"
+LIMIT_S = 3600
+# As the role has them.
+OPTIONS = {
+    "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "OFF", "GGML_NATIVE": "ON", "GGML_RPC": "ON",
+    "GGML_RPC_RDMA": "OFF", "GGML_BLAS": "OFF", "LLAMA_CURL": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_UI": "OFF",
+    "LLAMA_USE_PREBUILT_UI": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF",
+    "LLAMA_BUILD_SERVER": "OFF", "LLAMA_BUILD_NUMBER": "0", "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
+}  # fmt: skip
+SANITIZED = {
+    "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
+    "GGML_OPENMP": "OFF",
+}  # fmt: skip
+AARCH64 = {
+    "CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": "aarch64", "CMAKE_C_COMPILER": "aarch64-linux-gnu-gcc",
+    "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++", "CMAKE_EXE_LINKER_FLAGS": "-static", "GGML_NATIVE": "OFF",
+    "GGML_OPENMP": "OFF",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Build:
+    """Programs in `bin`, as a release of the role has them."""
+
+    bin: Path
+
+    @property
+    def rpc_server(self) -> Path:
+        return self.bin / "ggml-rpc-server"
+
+
+def _source(*, patched: bool) -> Path:
+    """Return upstream's tree, or ours."""
+    patch, added = PATCHES / f"{PATCH}.patch", PATCHES / PATCH
+    made_of = hashlib.sha256()
+    for file in [patch, *sorted(path for path in added.rglob("*") if path.is_file())] if patched else []:
+        made_of.update(file.read_bytes())
+    archive = ARCHIVE.read_bytes()
+    wanted = re.search(r"^Made-for: sha256:(\w+)$", patch.read_text(), re.MULTILINE)
+    assert wanted is not None
+    assert hashlib.sha256(archive).hexdigest() == wanted[1]
+    tree = CACHE / "performance" / f"{'patched' if patched else 'stock'}-{made_of.hexdigest()[:12]}"
+    if not tree.exists():
+        partial = tree.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        with tarfile.open(ARCHIVE) as tar:
+            members = []
+            for member in tar:
+                inside = PurePosixPath(member.name).parts[1:]
+                if inside[:2] == ("vendor", "llama.cpp") and member.isfile():
+                    member.name = str(PurePosixPath(*inside[2:]))
+                    members.append(member)
+            tar.extractall(partial, members, filter="data")
+        if patched:
+            subprocess.run(["patch", "-p1", "-s", "-d", partial, "-i", patch], check=True)
+            shutil.copytree(added, partial, dirs_exist_ok=True)
+        partial.rename(tree)
+    return tree
+
+
+def build(name: str, options: dict[str, str], targets: list[str], *, patched: bool) -> Build:
+    source = _source(patched=patched)
+    folder = source / name
+    # The builds have most of what is compiled in common.
+    ccache = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_BASEDIR": str(source.parent), "CCACHE_NOHASHDIR": "1"}
+    environment = {**os.environ, **ccache}
+    given = [f"-D{option}={value}" for option, value in {**OPTIONS, **options}.items()]
+    for command in (
+        ["cmake", "-S", source, "-B", folder, "-G", "Ninja", *given],
+        ["cmake", "--build", folder, "--target", *targets],
+    ):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return Build(folder / "bin")

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Builds that only these tests need. The first run takes some minutes for them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from builds import AARCH64, SANITIZED, Build, build
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "playbooks/files"))
+
+
+@pytest.fixture(scope="session")
+def stock() -> Build:
+    """Upstream's source as it is."""
+    return build("native", {}, ["ggml-rpc-server", "llama-results", "llama-completion"], patched=False)
+
+
+@pytest.fixture(scope="session")
+def patched() -> Build:
+    return build("native", {}, ["ggml-rpc-server"], patched=True)
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> tuple[Build, Build]:
+    """Upstream's and ours, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    return tuple(build("sanitized", SANITIZED, ["ggml-rpc-server"], patched=patched) for patched in (False, True))
+
+
+@pytest.fixture(scope="session", params=["armv8.2-a+dotprod+fp16", "armv8.2-a+dotprod+fp16+i8mm"])
+def aarch64(request: pytest.FixtureRequest) -> Build:
+    """For processors with and without multiplications of 8-bit matrices."""
+    name = "aarch64-" + request.param.partition("+")[2]
+    options = {**AARCH64, "GGML_CPU_ARM_ARCH": request.param}
+    return build(name, options, ["ggml-rpc-server"], patched=True)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The logits of every position of a text, by upstream's `llama-results`, and what they say of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from harness import HANG_S
+from logits import Logits
+from random_model import WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from builds import Build
+
+# 160 tokens with the first, which is none of the text. (Other numbers than whole fours make llama-results fail.)
+TEXT = " ".join(WORDS[7 * number % len(WORDS)] for number in range(159))
+
+
+def results(
+    build: Build,
+    model: Path,
+    workers: Sequence[int] = (),
+    *,
+    threads: int = 2,
+    text: str = TEXT,
+    under: tuple[str, ...] = (),
+) -> Logits:
+    """Compute a text here, or on the workers of these ports of loopback."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "logits"
+        command = [*under, str(build.bin / "llama-results"), "-m", str(model), "-p", text, "-c", "256", "-ub", "64"]
+        command += ["-t", str(threads), "-fit", "off", "-o", str(file)]
+        if workers:
+            command += ["--rpc", ",".join(f"127.0.0.1:{port}" for port in workers), "-ngl", "99"]
+            command += ["--device", ",".join(f"RPC{number}" for number in range(len(workers)))]
+            command += ["-ts", ",".join("1" for _port in workers)]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=False,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        return Logits.read(file)
+
+
+def perplexity(logits: Logits) -> float:
+    """Return how many tokens the model wavers between, of the text that the logits are of."""
+    values = logits.values[:-1]
+    total = np.log(np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)) + values.max(axis=1)
+    said = values[np.arange(len(values)), logits.tokens[1:]]
+    return float(np.exp((total - said).mean()))

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""No request ends a worker that repacks, or makes it read what it must not, if it does nothing to upstream's."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from builds import Build
+from malformed import Outcome, Recording, play, recorded, spoilt
+from quantised_models import Type, write_quantised
+from test_repack import watched
+
+if TYPE_CHECKING:
+    pass
+
+pytestmark = pytest.mark.llama
+
+SESSIONS = int(os.environ.get("FUZZ_SESSIONS", "300"))
+
+
+@pytest.fixture(scope="module", params=[0, 4], ids=["dense", "experts"])
+def recording(stock: Build, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Recording:
+    """What a client sends that reads a prompt and says two words."""
+    folder = tmp_path_factory.mktemp("recording")
+    model, _tokens = write_quantised(folder / "model", (Type.Q4_0, Type.Q4_K), layers=1, experts=request.param)
+    client = [
+        str(stock.bin / "llama-completion"),
+        "-m",
+        str(model),
+        "-ngl",
+        "99",
+        "-n",
+        "3",
+        "-c",
+        "128",
+        "--no-warmup",
+    ]
+    client += ["-no-cnv", "-p", "the quiet river of golden light", "--temp", "0", "-fit", "off", "--rpc"]
+    with watched(stock, folder / "worker") as worker:
+        return recorded(client, worker.port)
+
+
+def test_a_session_is_recorded_and_played(sanitized: tuple[Build, Build], recording: Recording) -> None:
+    for build in sanitized:
+        outcome = play(build.rpc_server, recording, recording.messages)
+        assert outcome.status is None
+        assert not outcome.errors
+    assert "Repacked 7 of" in outcome.log or "there is no kernel" in outcome.log
+
+
+def worse(stock: Outcome, patched: Outcome) -> bool:
+    if any("ggml-rpc-repack" in error for error in patched.errors):
+        return True
+    return (patched.died and not stock.died) or bool(patched.errors and not stock.errors)
+
+
+def test_no_malformed_session_does_more_harm_than_to_upstream(
+    sanitized: tuple[Build, Build], recording: Recording
+) -> None:
+    first = 1000 * len(recording.messages)
+
+    def both(seed: int) -> tuple[Outcome, Outcome]:
+        messages = spoilt(recording, seed)
+        stock, patched = (play(build.rpc_server, recording, messages) for build in sanitized)
+        for _again in range(3):
+            # What some do depends on what lies at a random address.
+            if not worse(stock, patched):
+                break
+            stock = play(sanitized[0].rpc_server, recording, messages)
+        return stock, patched
+
+    faults = []
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = list(pool.map(both, range(first, first + SESSIONS)))
+    for seed, (stock, patched) in zip(range(first, first + SESSIONS), outcomes):
+        if worse(stock, patched):
+            faults.append(f"session {seed}: {stock.status}, with the patch {patched.status}\n{patched.last}")
+    ended = sum(patched.died for _stock, patched in outcomes)
+    assert not faults, "\n".join(faults)
+    assert 0 < ended < SESSIONS
