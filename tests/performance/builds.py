@@ -32,6 +32,11 @@ SANITIZED = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
     "GGML_OPENMP": "OFF",
 }  # fmt: skip
+# For processors from before the kernels' instructions, of either architecture.
+OLD_CPU = {
+    "GGML_NATIVE": "OFF", "GGML_SSE42": "ON", "GGML_AVX": "OFF", "GGML_AVX2": "OFF", "GGML_BMI2": "OFF",
+    "GGML_FMA": "OFF", "GGML_F16C": "OFF", "GGML_CPU_ARM_ARCH": "armv8-a",
+}  # fmt: skip
 AARCH64 = {
     "CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": "aarch64", "CMAKE_C_COMPILER": "aarch64-linux-gnu-gcc",
     "CMAKE_CXX_COMPILER": "aarch64-linux-gnu-g++", "CMAKE_EXE_LINKER_FLAGS": "-static", "GGML_NATIVE": "OFF",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builds import AARCH64, SANITIZED, Build, build
+from builds import AARCH64, OLD_CPU, SANITIZED, Build, build
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 
@@ -27,6 +27,11 @@ def patched() -> Build:
 def sanitized() -> tuple[Build, Build]:
     """Upstream's and ours, with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return tuple(build("sanitized", SANITIZED, ["ggml-rpc-server"], patched=patched) for patched in (False, True))
+
+
+@pytest.fixture(scope="session")
+def for_old_cpus() -> Build:
+    return build("old-cpu", OLD_CPU, ["ggml-rpc-server"], patched=True)
 
 
 @pytest.fixture(scope="session", params=["armv8.2-a+dotprod+fp16", "armv8.2-a+dotprod+fp16+i8mm"])

@@ -67,3 +67,16 @@ def test_weights_from_the_cache_are_repacked_like_those_from_the_wire(
     with watched(patched, tmp_path / "worker", options=("-c",)) as worker:
         there(worker)
         assert "saved to" not in worker.log
+
+
+def test_a_worker_without_kernels_says_so_and_works(stock: Build, for_old_cpus: Build, tmp_path: Path) -> None:
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q4_K))
+    with watched(for_old_cpus, tmp_path) as worker:
+        found = compare(results(stock, model), results(stock, model, [worker.port]), OTHER_KERNELS)
+        assert found.is_rounding, str(found)
+        assert not worker.kernels
+        assert worker.repack == {
+            "enabled": True, "kernels": False, "weights": 0, "mib": 0, "of_weights": 0, "of_mib": 0,
+        }  # fmt: skip
+        assert worker.log.count("there is no kernel for this CPU") == 1
+        assert "Repacked" not in worker.log
