@@ -310,9 +310,7 @@ def main() -> None:
         found["cores"] = [describe_set(topology, **wanted) for wanted in params["sets"]]
     looked = look_at_ports(ports)
     states = _ask([port for port in looked if params["ask"]])
-    servers = [
-        {**port.as_dict(), "state": states.get(port.port), "repack": read_repack(port.port)} for port in looked
-    ]
+    servers = [{**port.as_dict(), "state": states.get(port.port), "repack": read_repack(port.port)} for port in looked]
     module.exit_json(changed=False, servers=servers, **found)
 
 
