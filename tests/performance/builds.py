@@ -6,6 +6,7 @@ They are kept in the cache, by what they are made of; a second run builds nothin
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
@@ -86,7 +87,14 @@ def _source(*, patched: bool) -> Path:
 
 
 def build(name: str, options: dict[str, str], targets: list[str], *, patched: bool) -> Build:
-    source = _source(patched=patched)
+    (CACHE / "performance").mkdir(exist_ok=True)
+    # With `pytest -n` the processes share what is built.
+    with (CACHE / "performance/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _built(name, options, targets, _source(patched=patched))
+
+
+def _built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
     folder = source / name
     # The builds have most of what is compiled in common.
     ccache = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_BASEDIR": str(source.parent), "CCACHE_NOHASHDIR": "1"}
