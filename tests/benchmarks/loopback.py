@@ -147,14 +147,18 @@ def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[
 
 
 @contextmanager
-def workers(*of_each: tuple[int, Sequence[int]], cached: bool = False) -> Iterator[list[Worker]]:
-    """Run one worker for each pair of threads and cores; if asked, each keeps the weights it was sent in a cache."""
+def workers(*of_each: tuple[int, Sequence[int]], cached: bool = False, repack: bool = True) -> Iterator[list[Worker]]:
+    """Run one worker for each pair of threads and cores.
+
+    If asked, each keeps the weights it was sent in a cache, or leaves them as upstream's does.
+    """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = []
         for number, (threads, cores) in enumerate(of_each):
             cache = folder / f"cache{number}"
-            bound = ("env", f"LLAMA_CACHE={cache}", "taskset", "-c", ",".join(map(str, cores)))
+            bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}")
+            bound += ("taskset", "-c", ",".join(map(str, cores)))
             options = ("-c",) if cached else ()
             worker = running_worker(release(), folder / f"{number}.log", *options, threads=threads, prefix=bound)
             found.append(stack.enter_context(worker))

@@ -2,9 +2,10 @@
 """What RPC costs, what threads do to it, and what a second worker brings: prompt and generation throughput.
 
 First one worker with a thread for each core, against the same cores without RPC (with and without repacked weights),
-and against workers with upstream's default of half the threads and with four times as many as cores. Then one, two
-and four workers of one core each, by physical batch. Each round measures all of them once, in another order, and
-ratios are of figures of the same round. Needs the release that `make test` builds, and no root.
+against one that leaves weights as they come (as upstream's does), and against workers with upstream's default of half
+the threads and with four times as many as cores. Then one, two and four workers of one core each, by physical batch.
+Each round measures all of them once, in another order, and ratios are of figures of the same round. Needs the release
+that `make test` builds, and no root.
 
 All of it runs on the same cores: at most four, one CPU of each. llama-bench measures without its warm-up, which reads
 the whole prompt once more; weights are in memory before the clock starts (--load-mode none; workers always copy them).
@@ -63,10 +64,15 @@ def local(path: Path, shape: tuple[int, int], *, repack: bool) -> Rates:
 
 
 def over_workers(
-    path: Path, shape: tuple[int, int], of_each: Sequence[tuple[int, Sequence[int]]], ubatches: list[int]
+    path: Path,
+    shape: tuple[int, int],
+    of_each: Sequence[tuple[int, Sequence[int]]],
+    ubatches: list[int],
+    *,
+    repack: bool = True,
 ) -> Rates:
     """Measure over workers of so many threads and such cores."""
-    with workers(*of_each) as found:
+    with workers(*of_each, repack=repack) as found:
         endpoints = ",".join(worker.endpoint for worker in found)
         # Each by its name, and the same share for each: llama-bench does not go on without one.
         names, shares = ("/".join(words) for words in zip(*((f"RPC{number}", "1") for number in range(len(found)))))
@@ -103,13 +109,14 @@ def matched(cores: int) -> str:
 def cost_of_rpc(path: Path, shape: tuple[int, int], repetitions: int) -> list[dict[str, Rates]]:
     cores = len(CORES)
 
-    def one_worker(threads: int) -> Case:
-        return lambda: over_workers(path, shape, [(threads, CORES)], [512])
+    def one_worker(threads: int, *, repack: bool = True) -> Case:
+        return lambda: over_workers(path, shape, [(threads, CORES)], [512], repack=repack)
 
     cases = {
         REPACKED: lambda: local(path, shape, repack=True),
         PLAIN: lambda: local(path, shape, repack=False),
         matched(cores): one_worker(cores),
+        f"one worker, {cores} threads, GGML_RPC_REPACK=0": one_worker(cores, repack=False),
         f"one worker, {max(1, cores // 2)} threads (upstream's default)": one_worker(max(1, cores // 2)),
         f"one worker, {4 * cores} threads (4 x its cores)": one_worker(4 * cores),
     }
