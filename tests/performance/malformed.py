@@ -39,7 +39,7 @@ WITH_HANDLE = {Command.BUFFER_GET_BASE, Command.FREE_BUFFER, Command.BUFFER_CLEA
 WITH_TENSORS = {
     Command.SET_TENSOR: (0, 1), Command.SET_TENSOR_HASH: (0, 1), Command.GET_TENSOR: (0, 1),
     Command.INIT_TENSOR: (0, 1), Command.MEMSET_TENSOR: (0, 1), Command.COPY_TENSOR: (0, 2),
-    Command.COPY_TENSOR: (0, 2), Command.GET_ALLOC_SIZE: (4, 11),
+    Command.GET_ALLOC_SIZE: (4, 11),
 }  # fmt: skip
 SIZE = WIRE_TENSOR.size
 # Offsets in a tensor.
