@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -250,6 +251,9 @@ def _patch(
     """Return what patches make of members, None for what goes. Raises PatchError."""
     names = touched(patches)
     kinds = {"/".join(member.path): member.kind for _info, member in members}
+    for _info, member in members:  # some archives do not name their folders
+        for depth in range(1, len(member.path)):
+            kinds.setdefault("/".join(member.path[:depth]), FOLDER)
     before: dict[str, bytes] = {}
     for info, member in members:  # in their order, since a compressed archive is read from its beginning
         path = "/".join(member.path)
@@ -265,7 +269,13 @@ def _patch(
             raise PatchError(
                 f"The patch {name} is refused: it changes {path}, and {odd[0]} is a {kinds[odd[0]]} there."
             )
-    return apply(patches, before.get)
+    contents = apply(patches, before.get)
+    files = {path for path, content in contents.items() if content is not None}
+    for path in sorted(files):
+        above = files & {path[: end.start()] for end in re.finditer("/", path)}
+        if above:
+            raise PatchError(f"The patch {names[path]} is refused: it adds {path}, and {above.pop()} is a file then.")
+    return contents
 
 
 def _rewrite(folder: Path, contents: dict[str, bytes | None]) -> None:

@@ -351,6 +351,8 @@ STRAYS = {
     "a-link": (diff("real", "/etc", "link"), {}, "it changes link, and link is a symbolic link there"),
     "a-hard-link": (diff(SOURCE, SOURCE + "x\n", "same.c"), {}, "it changes same.c, and same.c is a hard link there"),
     "beneath-a-file": (diff(None, "x\n", "x.c/y"), {}, "it changes x.c/y, and x.c is a file there"),
+    "in-the-place-of-a-folder": (diff(None, "x\n", "real"), {}, "it changes real, and real is a folder there"),
+    "beneath-its-own-file": (diff(None, "x\n", "new"), {"new/z": "x"}, "it adds new/z, and new is a file then"),
     "added-through-a-link": ("", {"link/z.h": "x"}, "it changes link/z.h, and link is a symbolic link there"),
     "does-not-apply": (diff("a\n", "b\n"), {}, "does not apply to x.c: hunk 1 of it"),
 }
