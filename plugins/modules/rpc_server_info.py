@@ -151,7 +151,7 @@ servers:
           type: bool
           sample: true
         kernels:
-          description: Whether there are such kernels for its CPU.
+          description: Whether there are such kernels for its CPU; V(false) if it was not to look.
           type: bool
           sample: true
         weights:

@@ -367,6 +367,26 @@ def test_experts_are_multiplied_and_had_back(repacking: Watched, kind: Type) -> 
         assert session.get(m.weight) == m.stored
 
 
+@pytest.mark.parametrize("tokens", [1, BATCH])
+def test_a_token_may_name_an_expert_more_than_once(repacking: Watched, kernel: Type, tokens: int) -> None:
+    """As GroveMoE's do. Upstream's kernels had no room for that."""
+    experts = 8
+    with closing(Session(repacking.port)) as session:
+        m = Multiplication(session, kernel, experts)
+        x = view(m.x, Type.F32, (COLUMNS, 1, tokens))
+        for named in (2, 2, 3, 3), (7, 7, 7, 7):
+            chosen = np.tile(np.array(named, np.int32), (tokens, 1))
+            ids = m.results.place(Type.I32, len(named), tokens)
+            session.set(ids, chosen.tobytes())
+            product = m.results.place(Type.F32, ROWS, len(named), tokens, op=Op.MUL_MAT_ID, src=(m.weight, x, ids))
+            session.compute(product)
+            near(
+                session.values(product).reshape(tokens, len(named), ROWS),
+                np.einsum("tuij,tj->tui", m.numbers().reshape(experts, ROWS, COLUMNS)[chosen], m.inputs[:tokens]),
+            )
+        assert repacking.worker.alive
+
+
 def test_a_weight_from_the_cache_is_as_one_that_was_sent(repacking: Watched, kernel: Type) -> None:
     with closing(Session(repacking.port)) as session:
         m = Multiplication(session, kernel)
@@ -398,6 +418,21 @@ def test_without_it_a_worker_is_as_upstream_has_it(release_7: Release, tmp_path:
         assert plain.repack["enabled"] is False
         assert plain.repack["weights"] == 0
         assert "off, by GGML_RPC_REPACK" in plain.log
+
+
+def test_a_weight_that_is_said_to_be_shorter_leaves_what_lies_behind_it(repacking: Watched, kernel: Type) -> None:
+    block, size = gguf.GGML_QUANT_SIZES[kernel]
+    rows = 32
+    with closing(Session(repacking.port)) as session:
+        buffer = session.alloc(1 << 16)
+        data = bytes(range(256)) * (rows * size // 256 + 1)
+        whole = Tensor(Type.F32, (len(data) // 4,), buffer, buffer.base)
+        session.set(whole, data)
+        # Its values are said to have no distance, which makes its bytes one block fewer.
+        lie = (0, size, rows * size, rows * size)
+        weight = Tensor(kernel, (block, rows), buffer, buffer.base, nb=lie, name="output.weight")
+        session.set(weight, data[: (rows - 1) * size])
+        assert session.get(whole, (rows - 1) * size, size) == data[(rows - 1) * size : rows * size]
 
 
 def test_a_weight_out_of_its_buffer_is_refused(repacking: Watched, kernel: Type) -> None:

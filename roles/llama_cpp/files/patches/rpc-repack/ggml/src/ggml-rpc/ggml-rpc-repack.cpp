@@ -264,7 +264,8 @@ void rpc_repack::start(size_t n_devices, ggml_backend_dev_t * devices) {
     const char * off  = std::getenv("GGML_RPC_REPACK");
     const char * path = std::getenv("GGML_RPC_STATUS");
     k.status_path     = path ? path : "";
-    for (size_t i = 0; i < n_devices && !k.carrier; i++) {
+    k.enabled         = !(off && strcmp(off, "0") == 0);
+    for (size_t i = 0; k.enabled && i < n_devices && !k.carrier; i++) {
         if (ggml_backend_dev_type(devices[i]) != GGML_BACKEND_DEVICE_TYPE_CPU) {
             continue;
         }
@@ -282,7 +283,6 @@ void rpc_repack::start(size_t n_devices, ggml_backend_dev_t * devices) {
     if (k.carrier) {
         k.find_layouts();
     }
-    k.enabled = !(off && strcmp(off, "0") == 0);
 
     std::string names;
     for (auto & l : k.layouts) {
@@ -304,9 +304,15 @@ static uintptr_t address(const ggml_tensor * tensor) {
     return reinterpret_cast<uintptr_t>(tensor->data);
 }
 
+// Row after row, and all of it in its buffer: of a row of one block ggml_is_contiguous leaves open how long it is said to
+// be, and a client can say anything.
+static bool is_whole(const ggml_tensor & t) {
+    return ggml_is_contiguous(&t) && ggml_nbytes(&t) == ggml_row_size(t.type, t.ne[0]) * ggml_nrows(&t);
+}
+
 static bool same(const ggml_tensor & a, const ggml_tensor & b) {
-    return a.data == b.data && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) &&
-           ggml_is_contiguous(&a) && ggml_is_contiguous(&b);
+    return a.data == b.data && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) && is_whole(a) &&
+           is_whole(b);
 }
 
 rpc_repack::rpc_repack(size_t n_devices) : graphs(n_devices) {}
@@ -359,7 +365,7 @@ rpc_repack::weight * rpc_repack::add(const ggml_tensor * tensor) {
     weight          w = {};
     w.tensor          = *tensor;
     const int dims    = ggml_n_dims(tensor);
-    if (ggml_is_quantized(tensor->type) && ggml_nelements(tensor) > 0 && ggml_is_contiguous(tensor) &&
+    if (ggml_is_quantized(tensor->type) && ggml_nelements(tensor) > 0 && is_whole(*tensor) &&
         (dims == 2 || dims == 3) && address(tensor) % ggml_backend_buft_get_alignment(k.plain) == 0) {
         void * extra = k.extra_for(*tensor);
         for (auto & l : k.layouts) {
@@ -544,7 +550,7 @@ bool rpc_repack::prepare(size_t device, ggml_backend_t backend, ggml_cgraph * gr
             return w;
         }
         // Another was there before, or is there at the same time.
-        bool taken = ggml_nbytes(t) == 0 || !ggml_is_contiguous(t);
+        bool taken = ggml_nbytes(t) == 0 || !is_whole(*t);
         each_within(t, 0, ggml_nbytes(t), [&](weight & other) {
             taken = taken || other.packed || other.seen == n_graphs;
             return !taken;
