@@ -37,13 +37,13 @@ GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d
 class SlowLink:
     """A way to a worker that needs so many seconds for a load; it counts what goes to it.
 
-    With `waits` the end of the load does not come before it is told that the load was shown, and until it is told that
-    tokens were shown each takes a while.
+    With `waits` the load stops until it is told that some of it was shown, and again before its end until it is told
+    that so was how long it takes; and until it is told that tokens were shown each takes a while.
     """
 
     def __init__(self, worker: Worker, load_bytes: int, load_s: float, waits: bool) -> None:
         self.worker, self.load_bytes, self.bytes_per_s, self.sent = worker, load_bytes, load_bytes / load_s, 0
-        self.load_shown, self.tokens_shown = threading.Event(), threading.Event()
+        self.begin_shown, self.load_shown, self.tokens_shown = (threading.Event() for _number in range(3))
         if not waits:
             self.end_waits()
         self.listener = socket.socket()
@@ -54,6 +54,7 @@ class SlowLink:
         self.endpoint = f"127.0.0.1:{self.listener.getsockname()[1]}"
 
     def end_waits(self) -> None:
+        self.begin_shown.set()
         self.load_shown.set()
         self.tokens_shown.set()
 
@@ -86,6 +87,8 @@ class SlowLink:
             self.tokens_shown.wait(MESSAGE_S)
             return
         time.sleep(size / self.bytes_per_s)
+        if self.sent > 0.3 * self.load_bytes:
+            self.begin_shown.wait(HANG_S)
         if self.sent > 0.8 * self.load_bytes:
             self.load_shown.wait(HANG_S)
 
@@ -159,8 +162,10 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
             if line:
                 print(output.rstrip(), f"| {100 * link.sent / size:.0f} %")
                 seen.append((int(line[1]) * 60 + int(line[2]), line[3], 100 * link.sent / size))
-                if LOADING.fullmatch(line[3]) and "more" in line[3]:
-                    link.load_shown.set()
+                if LOADING.fullmatch(line[3]):
+                    link.begin_shown.set()
+                    if "more" in line[3]:
+                        link.load_shown.set()
                 elif GENERATING.fullmatch(line[3]):
                     link.tokens_shown.set()
         out, err = programs.communicate(timeout=HANG_S)
