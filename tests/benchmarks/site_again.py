@@ -211,12 +211,13 @@ def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[s
     site(hosts, sizes[-1], inventory, limit_s=FIRST_LIMIT_S, log=FOLDER / "first.log")
     runs: dict[str, dict[int, list[Run]]] = {name: {size: [] for size in sizes} for name in checkouts}
     trips: dict[str, dict[int, dict[str, int]]] = {name: {} for name in checkouts}
-    # The round that is counted is not timed.
+    # The round that is counted is not timed, and for a program, as looks at how far inference is depend on its time.
     for repetition in range(repetitions + 1):
         for size in sizes:
             for name, checkout in checkouts.items():
                 log = FOLDER / f"{name}-{size}-{repetition}.log"
-                count = {} if repetition else counted(hosts.scratch)
+                quiet = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
+                count = {} if repetition else {**counted(hosts.scratch), **quiet}
                 run = site(hosts, size, inventory, checkout=checkout, log=log, more_environment=count)
                 if run.changed:
                     changed = sorted({line["task"] for line in run.results if line["changed"]})
