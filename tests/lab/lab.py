@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BOOT_LIMIT_S = 120
-EMULATED_BOOT_LIMIT_S = 400
+EMULATED_BOOT_LIMIT_S = 900
 STOP_LIMIT_S = 40
 USER = "ops"
 # Gone after a restart of the machine, as the bridges are.
