@@ -48,7 +48,7 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     said, found = smoke("throughput", tmp_path)
     assert "What more workers bring" in said
     cases = found["one_worker"]["cases"]
-    assert len(cases) == 5
+    assert len(cases) == 6
     for tests in cases.values():
         assert set(tests) == {"prompt", "generation"}
         assert all(figures["tokens_per_second"]["median"] > 0 for figures in tests.values())
