@@ -29,6 +29,7 @@ tier() {
     fi
     if [ "$status" != 0 ]; then
         printf '\nerror: %s failed after %d s. Passed before it:\n%b' "$name" "$(($(date +%s) - began))" "${summary:-  nothing\n}" >&2
+        sed '1s/^/Tests that failed:\n/' "$FAILED_TESTS" >&2
         exit 1
     fi
     summary="$summary  $(printf '%5d s  %s' "$(($(date +%s) - began))" "$name")\n"
@@ -51,7 +52,9 @@ end_preparation() {
     [ -z "$beside" ] || wait "$beside" || :
     [ -z "$unfinished" ] || scripts/aarch64.sh destroy >/dev/null 2>&1 || :
 }
-trap end_preparation EXIT
+FAILED_TESTS=$(mktemp)
+export FAILED_TESTS
+trap 'end_preparation; rm -f "$FAILED_TESTS"' EXIT
 trap 'exit 130' INT
 
 cluster() {

@@ -69,6 +69,29 @@ def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[bytes], scores: list[flo
     writer.add_unk_token_id(0)
 
 
+def add_shape(
+    writer: gguf.GGUFWriter,
+    context: int,
+    width: int,
+    layers: int,
+    feed_forward: int,
+    heads: int,
+    heads_kv: int,
+    n_vocab: int,
+) -> None:
+    """Add the hyperparameters of a llama-architecture model whose heads are of 64."""
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(feed_forward)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(heads_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(64)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(n_vocab)
+
+
 def write_model(path: Path, layers: int, width: int, context: int, seed: int, as_floats: bool = False) -> None:
     """Write a llama-architecture model to `path`, which appears only when it is whole."""
     rng = np.random.default_rng(seed)
@@ -81,16 +104,7 @@ def write_model(path: Path, layers: int, width: int, context: int, seed: int, as
     writer = gguf.GGUFWriter(partial, "llama")
     writer.add_name("random-weights")
     writer.add_description("Random weights: the text is noise, the timings are real.")
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(feed_forward)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(64)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
+    add_shape(writer, context, width, layers, feed_forward, heads, heads_kv, len(tokens))
     writer.add_file_type(gguf.LlamaFileType.ALL_F32 if as_floats else gguf.LlamaFileType.MOSTLY_Q8_0)
     add_tokenizer(writer, tokens, scores, types)
     writer.add_add_bos_token(True)

@@ -183,7 +183,7 @@ def main() -> None:
 def _read(given: dict[str, Any]) -> Patch:
     """Read a patch, which must be the one that is meant."""
     patch = read_patch(Path(given["path"]))
-    if patch.sha256 != given["sha256"]:
+    if patch.sha256 != given["sha256"].lower():
         raise PatchError(
             f"The patch {patch.name} is not what it was when this run began (its digest is {patch.sha256}, and "
             f"{given['sha256']} was expected): run this again."

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
@@ -168,6 +168,27 @@ def free_port() -> int:
     raise RuntimeError(msg)
 
 
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process, also one that is stopped or does not listen."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(10)
+
+
+def over(workers: Sequence[int]) -> list[str]:
+    """Return the options of a llama.cpp program that give workers on these ports of loopback equal parts of a model."""
+    if not workers:
+        return []
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in workers)
+    devices = ",".join(f"RPC{number}" for number in range(len(workers)))
+    return ["--rpc", endpoints, "--device", devices, "-ts", ",".join("1" for _port in workers), "-ngl", "99"]
+
+
 @contextmanager
 def running_worker(
     release: AnyRelease,
@@ -192,11 +213,4 @@ def running_worker(
             time.sleep(0.02)
         yield Worker(process, port, log, address)
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+        end(process)

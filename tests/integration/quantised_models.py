@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
-from random_model import add_tokenizer, vocabulary
+from random_model import add_shape, add_tokenizer, vocabulary
 
 Type = gguf.GGMLQuantizationType
 # Where in a block the scales are that are floats of 16 bits, and what the second one is of the first: so that the
@@ -74,15 +74,7 @@ def write_quantised(
     heads_kv = max(1, heads // 2)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("random weights of several types")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(feed_forward)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(heads_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(64)
-    writer.add_vocab_size(len(tokens))
+    add_shape(writer, CONTEXT, width, layers, feed_forward, heads, heads_kv, len(tokens))
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(2)

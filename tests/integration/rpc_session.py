@@ -145,10 +145,6 @@ class Session:
         assert answer in (None, size)
         return self._read(size)
 
-    def settle(self) -> None:
-        """Wait until all that was sent is done; raises if the worker has refused some of it."""
-        self.request(Command.DEVICE_COUNT, b"", answer=4)
-
     def alloc(self, size: int) -> Buffer:
         handle, got = struct.unpack("<QQ", self.request(Command.ALLOC_BUFFER, struct.pack("<IQ", 0, size), answer=16))
         (base,) = struct.unpack("<Q", self.request(Command.BUFFER_GET_BASE, struct.pack("<Q", handle), answer=8))

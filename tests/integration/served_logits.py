@@ -17,7 +17,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
-from harness import HANG_S, Release, free_port
+from harness import HANG_S, Release, end, free_port, over
 from logits import Logits
 from random_model import WORDS
 
@@ -56,10 +56,7 @@ def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int
     port = free_port()
     command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), "-c", "256"]
     command += ["-t", str(threads), "-ub", "32", "-np", "1", "--no-ui", "-fit", "off"]
-    if workers:
-        command += ["--rpc", ",".join(f"127.0.0.1:{worker}" for worker in workers), "-ngl", "99"]
-        command += ["--device", ",".join(f"RPC{number}" for number in range(len(workers)))]
-        command += ["-ts", ",".join("1" for _worker in workers)]
+    command += over(workers)
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,
@@ -77,9 +74,4 @@ def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int
                 time.sleep(0.02)
             return _asked(port, vocabulary)
         finally:
-            process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(10)
+            end(process)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import re
-import shutil
 import subprocess
-import tarfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import check_origin, read_patch
 from harness import CACHE, ROOT
 
 PATCHES = ROOT / "roles/llama_cpp/files/patches"
 PATCH = "rpc-repack"
 ARCHIVE = CACHE / "sources/llama_cpp_python-0.3.36.tar.gz"
+SUBDIR = "llama_cpp_python-0.3.36/vendor/llama.cpp"
 LIMIT_S = 3600
 # As the role has them.
 OPTIONS = {
@@ -58,31 +58,13 @@ class Build:
 
 def _source(*, patched: bool) -> Path:
     """Return upstream's tree, or ours."""
-    patch, added = PATCHES / f"{PATCH}.patch", PATCHES / PATCH
-    made_of = hashlib.sha256()
-    for file in [patch, *sorted(path for path in added.rglob("*") if path.is_file())] if patched else []:
-        made_of.update(file.read_bytes())
-    archive = ARCHIVE.read_bytes()
-    wanted = re.search(r"^Made-for: sha256:(\w+)$", patch.read_text(), re.MULTILINE)
-    assert wanted is not None
-    assert hashlib.sha256(archive).hexdigest() == wanted[1]
-    tree = CACHE / "performance" / f"{'patched' if patched else 'stock'}-{made_of.hexdigest()[:12]}"
+    patch = read_patch(PATCHES / f"{PATCH}.patch")
+    sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
+    check_origin(patch, sha256, "", ARCHIVE.name)
+    tree = CACHE / "performance" / (f"patched-{patch.sha256[:12]}" if patched else "stock")
     if not tree.exists():
-        partial = tree.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        with tarfile.open(ARCHIVE) as tar:
-            members = []
-            for member in tar:
-                inside = PurePosixPath(member.name).parts[1:]
-                if inside[:2] == ("vendor", "llama.cpp") and member.isfile():
-                    member.name = str(PurePosixPath(*inside[2:]))
-                    members.append(member)
-            tar.extractall(partial, members, filter="data")
-        if patched:
-            subprocess.run(["patch", "-p1", "-s", "-d", partial, "-i", patch], check=True)
-            shutil.copytree(added, partial, dirs_exist_ok=True)
-        partial.rename(tree)
+        with Archive(str(ARCHIVE), sha256, SUBDIR, [patch] if patched else []) as archive:
+            archive.unpack(str(tree))
     return tree
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from harness import HANG_S
+from harness import HANG_S, over
 from logits import Logits
 from random_model import WORDS
 
@@ -37,10 +37,7 @@ def results(
         file = Path(folder) / "logits"
         command = [*under, str(build.bin / "llama-results"), "-m", str(model), "-p", text, "-c", "256", "-ub", "64"]
         command += ["-t", str(threads), "-fit", "off", "-o", str(file)]
-        if workers:
-            command += ["--rpc", ",".join(f"127.0.0.1:{port}" for port in workers), "-ngl", "99"]
-            command += ["--device", ",".join(f"RPC{number}" for number in range(len(workers)))]
-            command += ["-ts", ",".join("1" for _port in workers)]
+        command += over(workers)
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=False,
             env={**os.environ, "GGML_NO_BACKTRACE": "1"},
