@@ -3,8 +3,8 @@
 
 Both are run in turn over the same two workers of one core each, as often as is asked for: how much longer the task
 takes, and whether the program generates as fast in it. From three cores on, the program and Ansible have one that no
-worker uses, as they have in a cluster; otherwise they slow the workers down, though Ansible, as ansible.cfg has it, does
-not look a thousand times a second whether the task is done. Needs the release that `make test` builds, and no root.
+worker uses, as they have in a cluster; otherwise they slow the workers down. Needs the release that `make test`
+builds, and no root.
 """
 
 from __future__ import annotations
