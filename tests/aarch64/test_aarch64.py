@@ -7,6 +7,7 @@ import hashlib
 import json
 import platform
 import re
+import subprocess
 import tarfile
 import time
 from collections.abc import Callable
@@ -295,7 +296,11 @@ def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, sh
     hosts.hang_up(host)
 
     def is_back() -> bool:
-        done = hosts.ssh(host, "cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=30)
+        try:
+            done = hosts.ssh(host, "cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=30)
+        except subprocess.TimeoutExpired:
+            hosts.hang_up(host)  # a connection from the moment in which the host went
+            return False
         return done.returncode == 0 and done.stdout.decode().strip() != seen[host]["boot"]
 
     hosts.eventually(is_back, BACK_LIMIT_S, f"{host} has started again")
