@@ -56,6 +56,7 @@ FAILED_TESTS=$(mktemp)
 export FAILED_TESTS
 trap 'end_preparation; rm -f "$FAILED_TESTS"' EXIT
 trap 'exit 130' INT
+trap 'exit 143' TERM
 
 cluster() {
     prepare_aarch64

@@ -48,7 +48,7 @@ _LAYER = re.compile(r"^blk\.(\d{1,3})\.(.+?)(?:\.weight)?$")
 
 ONE_HOST = (
     "Each token goes through the layers one after another, so that while one worker computes it the others wait: "
-    "dividing the model does not make generation faster (two equal workers generated 0.91 times as fast as one where "
+    "dividing the model does not make generation faster (two equal workers generated 0.95 times as fast as one where "
     "that was measured, see docs/performance.md)"
 )
 

@@ -20,7 +20,7 @@ from harness import CACHE, ROOT
 PATCHES = ROOT / "roles/llama_cpp/files/patches"
 PATCH = "rpc-repack"
 ARCHIVE = CACHE / "sources/llama_cpp_python-0.3.36.tar.gz"
-SUBDIR = "llama_cpp_python-0.3.36/vendor/llama.cpp"
+SUBDIR = f"{ARCHIVE.name.removesuffix('.tar.gz')}/vendor/llama.cpp"
 LIMIT_S = 3600
 # As the role has them.
 OPTIONS = {
@@ -61,7 +61,7 @@ def _source(*, patched: bool) -> Path:
     patch = read_patch(PATCHES / f"{PATCH}.patch")
     sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
     check_origin(patch, sha256, "", ARCHIVE.name)
-    tree = CACHE / "performance" / (f"patched-{patch.sha256[:12]}" if patched else "stock")
+    tree = CACHE / "performance" / (f"patched-{patch.sha256[:12]}" if patched else f"stock-{sha256[:12]}")
     if not tree.exists():
         with Archive(str(ARCHIVE), sha256, SUBDIR, [patch] if patched else []) as archive:
             archive.unpack(str(tree))
