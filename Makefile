@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-down test test-cluster test-aarch64 test-performance bench check clean
+.PHONY: help demo lab lab-down test test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -39,9 +39,25 @@ test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
-test-performance: ## What workers compute with repacked weights, all of it, and what malformed requests do to them; builds llama.cpp several times
+test-matrix: ## Masters and workers of all generations of the RPC protocol meet each other, as docs/compatibility.md says; builds llama.cpp three times
+	@scripts/bootstrap.sh dev
+	@scripts/matrix.sh
+
+test-faults: ## What breaks: what is said, how soon, and that all is ready again by itself; the hosts' part needs root
+	@scripts/bootstrap.sh dev
+	@scripts/faults.sh
+
+test-upgrade: ## What becomes of a cluster on test hosts when something breaks while it gets another llama.cpp (root); no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/upgrade.sh
+
+test-performance: ## What patched workers and masters compute, all of it, and what malformed requests do to them; builds llama.cpp several times
 	@scripts/bootstrap.sh dev
 	@scripts/performance.sh
+
+test-fuzz: ## What malformed requests do to confined workers on test hosts, for long: FUZZ_SESSIONS=500 each (root)
+	@scripts/bootstrap.sh dev
+	@scripts/fuzz.sh
 
 bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, loads, and rollouts to test hosts (root)
 	@scripts/bootstrap.sh dev

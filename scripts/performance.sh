@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-performance`: the long form of what `make test` has in tests/integration/test_repack.py, against upstream's
+# `make test-performance`: the long form of what `make test` has in test_repack.py and test_rpc_master.py, against upstream's
 # build and with sanitizers. FUZZ_SESSIONS says how many malformed sessions are tried (300 of each kind). Arguments go to
 # pytest, as in `scripts/performance.sh -k experts`.
 set -eu
@@ -8,6 +8,18 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+
+# What the tests of aarch64 build with and run on, where this machine is none.
+missing=
+if [ "$(uname -m)" != aarch64 ]; then
+    command -v qemu-aarch64-static >/dev/null || missing=qemu-user-static
+    command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
+fi
+if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get -qq update || :
+    # shellcheck disable=SC2086 # two words are two packages
+    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends $missing >/dev/null
+fi
 
 # The source is in the cache then, and what builds it is installed.
 ansible-playbook tests/integration/releases.yml

@@ -21,13 +21,15 @@ options:
       - What each worker says of itself, by the name of its host.
       - Its C(endpoints), C(out) (why it could not be asked, or empty), C(servers) of
         M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as C(firewall)
-        (V(null) if it is left alone), and the C(manifest) of its llama.cpp release.
+        (V(null) if it is left alone), the C(manifest) of its llama.cpp release, and as C(upgrade) the C(unfinished) one
+        of M(llama_cpp.cluster.release_journal).
     type: dict
     required: true
   seen:
     description:
       - What each master sees, by the name of its host.
-      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), and the C(manifest) of its own llama.cpp release.
+      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), and C(manifest) and C(upgrade) of its own llama.cpp.
+      - Of a master that could not be asked, no C(workers), and why as C(out).
     type: dict
     required: true
 """
@@ -61,8 +63,9 @@ _value:
       elements: str
     workers:
       description:
-        - The workers, each with its C(problems), and what it says of repacked weights as C(repack).
-        - It does not change as long as the cluster does not.
+        - The workers, each with its C(problems), what it says of repacked weights as C(repack), and what is in its
+          tensor cache as C(cache).
+        - It does not change as long as the cluster does not, but for the time when a cache was last put in order.
       type: list
       elements: dict
     table:

@@ -74,13 +74,14 @@ RETURN = r"""
 _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
-    C(cache_type_v) and C(flash_attn) as the module takes them (V(null) where it is not told), and C(skipped), a
-    sentence, empty if there is nothing in the way.
+    C(cache_type_v) and C(flash_attn) as the module takes them, C(split_mode) as llama.cpp takes it (each V(null) where
+    it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is told is there
+    even then.
   type: dict
 """
 
 import re
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
@@ -135,28 +136,33 @@ def _limit(text: object, total: int) -> int | None:
     return int(number * total / 100) if unit == "%" else int(number * _UNITS[unit])
 
 
-def _options(extra_args: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Give the options of the module that these options of llama.cpp are."""
+def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
+    """Return all options of llama.cpp that the plan goes by, and why there is no plan with one of them."""
     words = [str(word) for word in extra_args]
+    found: dict[str, Any] = {}
+    reasons = []
     for index, word in enumerate(words):
         name = word.replace("_", "-") if word.startswith("--") else word
         if name in _OTHERWISE:
-            raise _SkippedError(f"inference_extra_args holds {word}, of which it does not know what comes")
+            reasons.append(f"inference_extra_args holds {word}, of which it does not know what comes")
         option = _FOLLOWED.get(name)
         if option is None:
             continue
         value = words[index + 1] if index + 1 < len(words) else ""
-        if option == "split_mode" and value != "layer":
-            raise _SkippedError(f"inference_extra_args holds {word} {value}, and it is for split mode layer alone")
         if option.endswith("_size") and value.isdecimal():
-            yield option, int(value)
+            found[option] = int(value)
         elif option.startswith("cache_type") and value in CACHE_TYPES:
-            yield option, value
+            found[option] = value
         elif option == "flash_attn":
             # The oldest builds have no value there.
-            yield option, _FLASH.get(value, "on")
-        elif option != "split_mode":
-            raise _SkippedError(f"inference_extra_args holds {word} {value}".rstrip() + ", which is no value of it")
+            found[option] = _FLASH.get(value, "on")
+        elif option == "split_mode" and value:
+            found[option] = value
+            if value != "layer":
+                reasons.append(f"inference_extra_args holds {word} {value}, and it is for split mode layer alone")
+        else:
+            reasons.append(f"inference_extra_args holds {word} {value}".rstrip() + ", which is no value of it")
+    return found, next(iter(reasons), None)
 
 
 def _workers(
@@ -193,11 +199,13 @@ def _workers(
     return workers
 
 
-def _check_devices(statuses: Sequence[Mapping[str, Any]]) -> None:
+def _check(statuses: Sequence[Mapping[str, Any]], unplanned: str | None) -> None:
     for status in statuses:
         devices = status.get("devices") or []
         if len(devices) > 1:
             raise _SkippedError(f"worker {status['endpoint']} has {len(devices)} devices, and it is for one of each")
+    if unplanned:
+        raise _SkippedError(unplanned)
 
 
 def split_plan_arguments(
@@ -222,15 +230,18 @@ def split_plan_arguments(
         "cache_type_k": None,
         "cache_type_v": None,
         "flash_attn": None,
+        "split_mode": None,
         "skipped": "",
     }
     texts = meminfo or {}
+    if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
+        # Builds of those days have flash attention off unless they are told.
+        result["flash_attn"] = "off"
+    options, unplanned = _options(extra_args)
+    # All of them, planned or not: a benchmark measures what they make of it.
+    result.update(options)
     try:
-        _check_devices(statuses)
-        if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
-            # Builds of those days have flash attention off unless they are told.
-            result["flash_attn"] = "off"
-        result.update(_options(extra_args))
+        _check(statuses, unplanned)
         result["workers"] = _workers(endpoints, hostvars, hosts, texts, given or {})
         if master in texts:
             result["master_memory_available_bytes"] = _meminfo(texts[str(master)], "MemAvailable")

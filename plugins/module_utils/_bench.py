@@ -33,12 +33,13 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run impo
     cut_off,
     device_counts,
     dropped,
+    given_up,
+    mismatched,
     model_invalid,
     not_connected,
     other_version,
     out_of_memory,
     shares,
-    timed_out,
     unknown,
     worker_failure,
 )
@@ -319,7 +320,12 @@ def build_of(bench: Bench, line: Mapping[str, Any] | None) -> dict[str, Any]:
         commit = str(line.get("build_commit", "")) or None
     if line and number is None and isinstance(line.get("build_number"), int):
         number = line["build_number"]
-    return {"number": number, "commit": None if commit == "unknown" else commit, "version": bench.version}
+    return {
+        "number": number,
+        "commit": None if commit == "unknown" else commit,
+        "version": bench.version,
+        "patches": None if bench.patches is None else list(bench.patches),
+    }
 
 
 def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str, Any]:
@@ -427,14 +433,22 @@ def _wrong_part(found: Mapping[str, Any]) -> str | None:
         for name, kind in shape.items():
             if name not in values or not isinstance(values[name], kind) or isinstance(values[name], bool):
                 return f"{part}.{name}"
+    # Baselines of earlier versions of this module do not tell.
+    patches = found["build"].get("patches")
+    if patches is not None and not _are_texts(patches):
+        return "build.patches"
     if not isinstance(found.get("created"), str):
         return "created"
     workers, tests = found.get("workers"), found.get("tests")
-    if not isinstance(workers, list) or not all(isinstance(worker, str) for worker in workers):
+    if not _are_texts(workers):
         return "workers"
     if not isinstance(tests, list) or not tests:
         return "tests"
     return next((f"tests[{n}]" for n, test in enumerate(tests) if not _is_test(test)), None)
+
+
+def _are_texts(values: object) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def _is_test(test: object) -> bool:
@@ -508,6 +522,9 @@ def differences(baseline: Baseline, now: Baseline) -> list[dict[str, Any]]:
         differ("build commit", *commits)
     elif commits == (None, None) and before["number"] != after["number"]:
         differ("build number", before["number"], after["number"])
+    patches = before.get("patches"), after.get("patches")
+    if None not in patches and patches[0] != patches[1]:
+        differ("build patches", *patches)
     for name in ("type", "n_params", "size_bytes"):
         if baseline.model[name] != now.model[name]:
             differ(f"model {name}", baseline.model[name], now.model[name])
@@ -583,6 +600,8 @@ def difference_message(found: Sequence[Mapping[str, Any]], path: str) -> str:
 
 
 def _said(value: object) -> str:
+    if isinstance(value, list) and value and _are_texts(value):
+        return ", ".join(value)
     return "unknown" if value in (None, "") else "none" if value == [] else str(value)
 
 
@@ -598,13 +617,15 @@ _CONTEXT_REASON = re.compile(r"^llama_init_from_model: (.*)", re.MULTILINE)
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
     """Return why the run failed, or None if it ended well and every worker took part."""
-    if ending.timed_out:
-        return timed_out(options, ending)
+    failure = given_up(options, ending)
+    if failure:
+        return failure
     if ending.exit_status == 0:
-        return dropped(options, ending)
+        return dropped(options, ending, protocol)
     return (
         cannot_run(ending)
         or _option_rejected(ending, protocol)
+        or mismatched(ending, protocol)
         or not_connected(options, ending)
         or other_version(options, ending, protocol)
         or out_of_memory(ending, "lower n_depth, n_prompt, n_gen or ubatch_size")

@@ -133,7 +133,7 @@ def build_report(results: Mapping[str, Any]) -> Report:
     this: Run = {
         "schema_version": SCHEMA_VERSION,
         "time": _time(results.get("time"), "time"),
-        "build": {key: _mapping(bench.get("build"), "bench.build").get(key) for key in ("commit", "number")},
+        "build": {key: _mapping(bench.get("build"), "bench.build").get(key) for key in ("commit", "number", "patches")},
         "model": _identity(facts, _mapping(bench.get("model") or {}, "bench.model")),
         "workers": [str(worker) for worker in _sequence(bench.get("workers"), "bench.workers")],
         "options": dict(_mapping(bench.get("options") or {}, "bench.options")),
@@ -196,7 +196,8 @@ def series_of(run: Run) -> str:
     options = {key: value for key, value in run["options"].items() if key != "repetitions"}
     keys = ("kind", "n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size")
     tests = [[test.get(key) for key in keys] for test in run["tests"]]
-    return json.dumps([run["build"].get("commit"), run["model"], run["workers"], options, tests], sort_keys=True)
+    build = [run["build"].get(key) for key in ("commit", "patches")]
+    return json.dumps([build, run["model"], run["workers"], options, tests], sort_keys=True)
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:

@@ -342,11 +342,18 @@ class _Series:
         }
 
 
+def _patches(build: Mapping[str, Any]) -> str:
+    """Return the patches of a build in words; none where that is not known."""
+    names = build.get("patches")
+    return (", ".join(_line(name) for name in names) or "none") if isinstance(names, list) else ""
+
+
 def _facts(run: Run) -> dict[str, str]:
     """Return what makes a run another one, in words."""
-    model = run["model"]
+    model, patches = run["model"], _patches(run["build"])
     words = {
         "build": f"build {_line(_commit(run['build'].get('commit')) or 'unknown')}",
+        "patches": f"patches {patches}" if patches else "",
         "model": _line(model["name"] or "model"),
         "file_type": _line(model["file_type"] or ""),
         "size": _bytes(model["size_bytes"]) or "",
@@ -705,7 +712,7 @@ def _settings_facts(report: Report) -> list[tuple[str, str | None]]:
         name: sorted({test[key] for test in this["tests"]} - {None, 0})  # type: ignore[literal-required]
         for name, key in batches
     }
-    facts = [("build", words)]
+    facts = [("build", words), ("patches", _patches(build))]
     for name, value in {**tests, **this["options"], **report["settings"]}.items():
         values = value if isinstance(value, (list, tuple)) else [value]
         facts.append((name, ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)))

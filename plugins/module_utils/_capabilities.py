@@ -133,6 +133,8 @@ class Bench(Program):
     """A benchmark program, and what differs among builds."""
 
     split_modes: tuple[str, ...]
+    # Names of the patches that it was built with; None if no manifest tells.
+    patches: tuple[str, ...] | None
     # How this build spells on, off and auto.
     flash_attn: Mapping[str, str]
 
@@ -219,6 +221,15 @@ def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | 
     return commit, stated or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
 
 
+def _patches(manifest: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Return the names of a release's patches, sorted: in another order they make the same build."""
+    patches = manifest.get("patches")
+    if not isinstance(patches, list):
+        return None
+    names = [_text(patch.get("name")) if isinstance(patch, dict) else None for patch in patches]
+    return None if None in names else tuple(sorted(name for name in names if name))
+
+
 def _options(help_text: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))
 
@@ -279,5 +290,6 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
         counted_devices=_counted_devices(protocol, build_number),
         options=options,
         split_modes=tuple(values.get("--split-mode", [])),
+        patches=_patches(manifest),
         flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
     )

@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Iterable, Mapping, Sequence
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._report import render_table
 
 # ggml/include/ggml-backend.h, GGML_SCHED_MAX_BACKENDS: 16 devices in one run, of which the master's CPU is one.
 MAX_WORKERS = 15
+# Every five minutes a worker's cache is put in order; of a disk full of new entries that takes an hour or two.
+MOST_UNTIDY_S = 86400
 
 
 def group_problems(masters: Sequence[str], workers: Sequence[str], master_group: str, worker_group: str) -> list[str]:
@@ -70,9 +73,9 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
                 f"Which llama.cpp {host} has is not known ({str(reason).strip().rstrip('.')}): "
                 "install it there with the playbook site, or with the role llama_cpp."
             )
-        elif "unknown" not in own and _source(manifest) != _source(own):
+        elif "unknown" not in own and source_of(manifest) != source_of(own):
             found.append(
-                f"{host} has llama.cpp {_shown(manifest)} and the master {master} has {_shown(own)}: "
+                f"{host} has llama.cpp {shown(manifest)} and the master {master} has {shown(own)}: "
                 "install the same on both with the playbook site."
             )
     return found
@@ -82,8 +85,9 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     """Join what workers say of themselves with what masters see of them.
 
     A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
-    `firewall` (rpc_firewall_info, or None if it is left alone) and `manifest` (of the release, or None); a host without
-    `servers` was not asked. What a master has seen has `workers` (rpc_worker_info) and `manifest`.
+    `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the release, or None) and `upgrade`
+    (what release_journal knows of one that has not ended, or None); a host without `servers` was not asked. What a
+    master has seen has `workers` (rpc_worker_info), `manifest` and `upgrade`, or `out`.
     """
     own = next(((name, master["manifest"]) for name, master in seen.items() if master.get("manifest")), None)
     rows = []
@@ -97,8 +101,19 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             }
             rows.append(_row(host, look, endpoint, views, own))
     problems = [
-        f"{name} has no llama.cpp release: run the playbook site." for name in seen if not seen[name].get("manifest")
+        f"{name} could not be asked. {master['out']}"
+        if master.get("out")
+        else f"{name} has no llama.cpp release: run the playbook site."
+        for name, master in seen.items()
+        if master.get("out") or not master.get("manifest")
     ]
+    halfway = [name for name, view in (*looks.items(), *seen.items()) if view.get("upgrade")]
+    if halfway:
+        problems.insert(
+            0,
+            f"An upgrade was interrupted, and has not ended on {', '.join(dict.fromkeys(halfway))}: "
+            "run the playbook upgrade, which ends it.",
+        )
     problems += [problem for row in rows for problem in row["problems"]]
     return {"all_well": bool(rows) and not problems, "workers": rows, "problems": list(dict.fromkeys(problems))}
 
@@ -107,11 +122,13 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the workers of a verification."""
     # Only releases with the patch rpc-repack say anything of it.
     repacked = ("repacked",) if any(worker.get("repack") for worker in workers) else ()
+    cached = ("cache",) if any(worker.get("cache") for worker in workers) else ()
     keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
-    header = ("worker", *keys[1:-1], "llama.cpp", *repacked, "client", "well")
+    header = ("worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "well")
     rows = [
         [*(worker.get(key) for key in keys),
          *(_repacked(worker.get("repack")) for _column in repacked),
+         *(_cached(worker.get("cache")) for _column in cached),
          # The port of a client is another one each time.
          ", ".join(client.rpartition(":")[0] for client in worker.get("clients") or []) or None,
          "no" if worker["problems"] else "yes"]
@@ -128,6 +145,13 @@ def _repacked(repack: Mapping[str, Any] | None) -> str | None:
     return f"{repack['mib']:.0f} of {repack['of_mib']:.0f} MiB" if repack["of_weights"] else "on"
 
 
+def _cached(cache: Mapping[str, Any] | None) -> str | None:
+    if not cache:
+        return None
+    held = f"{cache['bytes'] / (1 << 30):.1f}"
+    return f"{held} of {cache['max_bytes'] / (1 << 30):.1f} GiB" if cache["max_bytes"] else f"{held} GiB"
+
+
 def _row(
     host: str,
     look: Mapping[str, Any],
@@ -141,6 +165,7 @@ def _row(
     server = next((server for server in look.get("servers") or [] if server["port"] == port), None)
     clients = server["clients"] if server else []
     manifest, out = look.get("manifest"), look.get("out")
+    cache = server.get("cache") if server else None
     service = firewall = None
     if out:
         problems.append(f"{host} could not be asked. {out}")
@@ -149,6 +174,7 @@ def _row(
         problems += wrong
         firewall, wrong = _firewall(host, look.get("firewall"))
         problems += wrong
+        problems += _untidy(host, port, cache)
         if own is not None:
             problems += release_problems({own[0]: own[1], host: manifest or {"unknown": "it has no release"}}, own[0])
     for master, view in views.items():
@@ -171,10 +197,12 @@ def _row(
         "firewall": firewall,
         "state": view.get("state"),
         "protocol": (view.get("protocol") or {}).get("version"),
-        "release": _shown(manifest) if manifest else None,
+        "release": shown(manifest) if manifest else None,
         # Of an artifact that is not this collection's own they are not known.
         "patches": [patch["name"] for patch in (manifest or {}).get("patches") or []],
         "repack": server.get("repack") if server else None,
+        # Not what else comes and goes on its disk.
+        "cache": {key: value for key, value in cache.items() if key != "free_bytes"} if cache else None,
         "clients": clients,
         "well": not problems,
         "problems": problems,
@@ -205,6 +233,17 @@ def _service(
     return "running", []
 
 
+def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
+    since = time.time() - cache["tidied_at"] if cache and cache["tidied_at"] is not None else 0
+    if since <= MOST_UNTIDY_S:
+        return []
+    sentence = (
+        f"The tensor cache of {host}:{port} was last put in order {since / 3600:.0f} hours ago: "
+        f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."
+    )
+    return [sentence]
+
+
 def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[str]]:
     if firewall is None:
         return "left alone", []
@@ -218,11 +257,12 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
     return "closed", []
 
 
-def _source(manifest: Mapping[str, Any]) -> str:
+def source_of(manifest: Mapping[str, Any]) -> str:
     """Return what the release was built from: the commit if it is known, else the digest of the source."""
     source = manifest.get("source") or {}
     return str(source.get("commit") or source.get("sha256") or manifest.get("id"))
 
 
-def _shown(manifest: Mapping[str, Any]) -> str:
-    return str(manifest.get("version") or _source(manifest)[:9])
+def shown(manifest: Mapping[str, Any]) -> str:
+    """Return how a release is named to people."""
+    return str(manifest.get("version") or source_of(manifest)[:9])

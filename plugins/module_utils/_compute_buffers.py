@@ -80,6 +80,13 @@ class Head(NamedTuple):
     vocabulary: int
 
 
+def _outputs(tensor: Tensor) -> int:
+    """Return how many numbers a tensor makes for a token; no model has one without a length, but a file may."""
+    if not tensor.elements or not tensor.shape:
+        return 0
+    return tensor.elements // tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[0]
+
+
 def layer_shape(
     tensors: Mapping[str, Tensor], *, width: int, heads: int, cells: int, window: bool, experts_used: int
 ) -> LayerShape:
@@ -91,11 +98,11 @@ def layer_shape(
 
     def columns(name: str) -> int:
         tensor = tensors.get(name)
-        return tensor.shape[0] if tensor else 0
+        return tensor.shape[0] if tensor and tensor.shape else 0
 
     everything = 0
     for name, tensor in tensors.items():
-        outputs = tensor.elements // tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[0]
+        outputs = _outputs(tensor)
         if "_exps" in name and len(tensor.shape) > 2:
             outputs = tensor.shape[1] * experts_used
         everything += outputs
@@ -105,7 +112,7 @@ def layer_shape(
     query = rows("attn_q")
     if joined:
         query = attended
-        key = value = (joined - query) // 2
+        key = value = max(0, joined - query) // 2
     experts = rows("ffn_gate_inp") if "ffn_down_exps" in tensors else 0
     feed_forward = columns("ffn_down") if not experts else 0
     return LayerShape(
@@ -266,6 +273,16 @@ def _inputs(graph: _Graph, layers: Sequence[LayerShape], *, last: bool) -> _Inpu
     return _Inputs(position, key_index, value_index, masks, rotations[0], rotations[1], out_ids)
 
 
+def _joined(graph: _Graph, layer: LayerShape, results: _Node, weights: _Node, tokens: int) -> _Node:
+    """Add what makes one of the results of all experts that are used."""
+    size = _F32 * tokens * layer.width
+    results = graph.add(results.size, results, weights, in_place=True)
+    total = graph.add(size, results)
+    for _expert in range(2, layer.experts_used):
+        total = graph.add(size, total, results, in_place=True)
+    return total
+
+
 class _Builder:
     """Adds the nodes of layers to a graph."""
 
@@ -343,11 +360,7 @@ class _Builder:
         gate = graph.add(inner_bytes, node, chosen)
         up = graph.add(inner_bytes, node, chosen)
         inner = graph.add(inner_bytes, gate, up)
-        each_expert = graph.add(each * layer.width * used, inner, chosen)
-        each_expert = graph.add(each_expert.size, each_expert, weights, in_place=True)
-        total = graph.add(each * layer.width, each_expert)
-        for _expert in range(2, used):
-            total = graph.add(each * layer.width, total, each_expert, in_place=True)
+        total = _joined(graph, layer, graph.add(each * layer.width * used, inner, chosen), weights, tokens)
         if layer.shared_feed_forward:
             shared = self.dense(node, layer.width, layer.shared_feed_forward, tokens, gated=True, joined=False)
             total = graph.add(each * layer.width, total, shared, in_place=True)
@@ -401,19 +414,32 @@ class _Builder:
 
 
 def device_bytes(
-    architecture: str, layers: Sequence[LayerShape], batch: Batch, *, first: bool, last: bool, head: Head | None
+    architecture: str,
+    layers: Sequence[LayerShape],
+    batch: Batch,
+    *,
+    first: bool,
+    last: bool,
+    head: Head | None,
+    before: LayerShape | None = None,
 ) -> int:
     """Return the compute buffer of a device that has these layers.
 
     `first` if no other worker has layers before it, `last` if the model's last layer is among them, and `head` if the
-    output is made there.
+    output is made there. `before` is the last layer if that is the master's and the output is not.
     """
     graph = _Graph(batch)
     rms = architecture not in _LAYER_NORM
     width = layers[0].width if layers else head.width if head else 0
     size = _F32 * batch.tokens * width
     if not layers:
-        node = graph.input(_F32 * batch.outputs * width)
+        size = _F32 * batch.outputs * width
+        node = graph.input(size)
+        if before and before.experts and not before.shared_feed_forward and not before.feed_forward_post_norm:
+            # What has no weights goes where what follows it is.
+            results = graph.input(size * before.experts_used)
+            weights = graph.input(_F32 * batch.outputs * before.experts_used)
+            node = graph.add(size, _joined(graph, before, results, weights, batch.outputs), node, in_place=True)
         normed = node
     else:
         # Of two layers on different devices, the first computes the norm of the second; but with all layers on workers

@@ -103,6 +103,8 @@ class Header:
     arrays: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     tensors: tuple[Tensor, ...] = ()
+    # From here on in the file, tensors have their offsets.
+    start_bytes: int = 0
 
 
 class _Reader:
@@ -338,7 +340,7 @@ def _header(reader: _Reader) -> Header:
     ends = [None if tensor.bytes is None else start + tensor.offset + tensor.bytes for tensor in tensors]
     end = None if None in ends else max((end for end in ends if end is not None), default=reader.position)
     # A file of metadata alone (the first part of some splits, a vocabulary) ends where that does.
-    return Header(version, tensor_count, end, metadata.values, metadata.arrays, metadata.lengths, tensors)
+    return Header(version, tensor_count, end, metadata.values, metadata.arrays, metadata.lengths, tensors, start)
 
 
 def _examine(path: Path) -> Header:
@@ -397,30 +399,42 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
-def _check_parts(parts: list[Path], headers: list[Header]) -> None:
-    """Refuse parts that are not those of one split: src/llama-model-loader.cpp checks the same, but later."""
-    seen: set[str] = set()
-    for index, (part, header) in enumerate(zip(parts, headers)):
-        if len(parts) > 1 and header.metadata.get("split.no") != index:
-            raise GgufError(
-                f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
-                f"and has the name of part {index}: give the parts their names again."
-            )
-        twice = seen.intersection(tensor.name for tensor in header.tensors)
-        if twice:
-            raise GgufError(
-                f"{part} has the tensor {_shown(min(twice))} that a part before it has: they are of two models."
-            )
-        seen.update(tensor.name for tensor in header.tensors)
-    said = headers[0].metadata.get("split.tensors.count") if len(parts) > 1 else None
-    if said is not None and said != len(seen):
+def _check_count(path: Path, first: Header, parts: int) -> None:
+    """Refuse a first part that is of another split than its name says."""
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int):
+        raise GgufError(f"{path} has a split.count that is no number: {_shown(str(count))}.")
+    if max(count, 1) != parts:
         raise GgufError(
-            f"{parts[0]} says that the model has {said} tensors, and its {len(parts)} parts have {len(seen)}."
+            f"{path} says that it is one of {count} parts, but its name does not: give the parts their names again, "
+            f"such as {path.stem}-00001-of-{count:05}.gguf, or join them with llama-gguf-split --merge."
+        )
+
+
+def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
+    """Refuse a part that is not the one of the split that it should be; `seen` are the tensors of those before it."""
+    if header.metadata.get("split.no") != index:
+        raise GgufError(
+            f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
+            f"and has the name of part {index}: give the parts their names again."
+        )
+    twice = seen.intersection(tensor.name for tensor in header.tensors)
+    if twice:
+        raise GgufError(
+            f"{part} has the tensor {_shown(min(twice))} that a part before it has: they are of two models."
+        )
+    if len(seen) + len(header.tensors) > MAX_TENSORS:
+        raise GgufError(
+            f"{part} is the part with which the model has more than {MAX_TENSORS} tensors, and no model has more: "
+            "its parts are damaged, or of several models."
         )
 
 
 def read_model(path: Path) -> list[Header]:
-    """Return the headers of all files of a model; raises GgufError if one is missing or not whole."""
+    """Return the headers of all files of a model; raises GgufError if one is missing or not whole.
+
+    src/llama-model-loader.cpp checks of parts what is checked here, but later.
+    """
     parts = model_parts(path)
     if path.exists():
         missing = [part.name for part in parts if not part.exists()]
@@ -429,14 +443,18 @@ def read_model(path: Path) -> list[Header]:
                 f"{path} is one of {len(parts)} parts, and {_listed(missing)} "
                 f"{'is' if len(missing) == 1 else 'are'} missing beside it."
             )
-    headers = [read_header(part) for part in parts]
-    count = headers[0].metadata.get("split.count", 0)
-    if not isinstance(count, int):
-        raise GgufError(f"{path} has a split.count that is no number: {_shown(str(count))}.")
-    if max(count, 1) != len(parts):
-        raise GgufError(
-            f"{path} says that it is one of {count} parts, but its name does not: give the parts their names again, "
-            f"such as {path.stem}-00001-of-{count:05}.gguf, or join them with llama-gguf-split --merge."
-        )
-    _check_parts(parts, headers)
+    headers: list[Header] = []
+    seen: set[str] = set()
+    for index, part in enumerate(parts):
+        header = read_header(part)
+        # Before the next one is read: a thousand files that belong to no split would take minutes, and all memory.
+        if not index:
+            _check_count(path, header, len(parts))
+        if len(parts) > 1:
+            _check_part(part, index, header, seen)
+        seen.update(tensor.name for tensor in header.tensors)
+        headers.append(header)
+    said = headers[0].metadata.get("split.tensors.count") if len(parts) > 1 else None
+    if said is not None and said != len(seen):
+        raise GgufError(f"{path} says that the model has {said} tensors, and its {len(parts)} parts have {len(seen)}.")
     return headers

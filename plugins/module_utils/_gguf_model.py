@@ -497,7 +497,7 @@ def _repeating(tensors: Iterable[Tensor]) -> dict[int, _Repeating]:
     return found
 
 
-def _place(name: str, architecture: str) -> str:
+def place(name: str, architecture: str) -> str:
     """Return what a tensor goes with."""
     if _LAYER.match(name):
         return "layers"
@@ -514,7 +514,7 @@ def _weights(tensors: Sequence[Tensor], architecture: str) -> Weights:
     places: dict[str, list[Tensor]] = {"layers": [], "input": [], "output": [], "shared": []}
     for tensor in tensors:
         types.setdefault(tensor.type_name, []).append(tensor)
-        places[_place(tensor.name, architecture)].append(tensor)
+        places[place(tensor.name, architecture)].append(tensor)
     shares = [
         TypeShare(name, len(of), sum(tensor.elements for tensor in of), _sum(tensor.bytes for tensor in of))
         for name, of in types.items()

@@ -17,6 +17,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run impo
     BASE_S,
     LOAD_BYTES_PER_S,
     S_PER_TOKEN,
+    STALL_S,
     Ending,
     Failure,
     OptionError,
@@ -26,12 +27,13 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run impo
     cut_off,
     device_counts,
     dropped,
+    given_up,
+    mismatched,
     model_invalid,
     not_connected,
     other_version,
     out_of_memory,
     shares,
-    timed_out,
     unknown,
     worker_failure,
     working,
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
 MAX_PROMPT_ARGUMENT_BYTES = 100_000
 # Of the default time limit: 10 tokens of 4 bytes.
 _PROMPT_BYTES_PER_S = 40
+# No more of a prompt than this is computed without a word to the master: a batch of 2048 tokens of 4 bytes.
+_BATCH_BYTES = 2048 * 4
+# Up to this size of model slow hosts read those 10 tokens a second.
+_QUICK_MODEL_BYTES = 4e9
 
 # Upstream options that the module gives itself, by the module's option to use instead; None where there is no choice.
 _OWNED: dict[str, str | None] = {
@@ -122,6 +128,7 @@ class Options:
     threads: int | None
     extra_args: tuple[str, ...]
     timeout: int | None
+    stall_timeout: int | None
 
     @property
     def endpoints(self) -> list[str]:
@@ -143,6 +150,8 @@ def check_options(options: Options) -> None:
         check_number("threads", options.threads, 1, 512)
     if options.timeout is not None:
         check_number("timeout", options.timeout, 1, 30 * 24 * 3600)
+    if options.stall_timeout is not None:
+        check_number("stall_timeout", options.stall_timeout, 1, 30 * 24 * 3600)
     if 0 < options.ctx_size <= options.n_predict:
         raise OptionError(
             f"n_predict is {options.n_predict}, which leaves no room for the prompt in ctx_size "
@@ -180,6 +189,18 @@ def time_limit(options: Options, model_bytes: int) -> int:
     load = model_bytes / LOAD_BYTES_PER_S
     prompt = len(options.prompt.encode()) / _PROMPT_BYTES_PER_S
     return math.ceil(BASE_S + load + prompt + options.n_predict * S_PER_TOKEN)
+
+
+def stall_limit(options: Options, model_bytes: int) -> int:
+    """Return how many seconds a run may stand still: as asked for, or one that even slow hosts stay under.
+
+    While a worker computes a batch of the prompt nothing of it can be seen. The latter is 120 s, and that batch at 40
+    bytes (10 tokens) a second; for more than 4 GB of model as much longer as it is larger.
+    """
+    if options.stall_timeout is not None:
+        return options.stall_timeout
+    batch = min(len(options.prompt.encode()), _BATCH_BYTES) / _PROMPT_BYTES_PER_S
+    return math.ceil(STALL_S + batch * max(1.0, model_bytes / _QUICK_MODEL_BYTES))
 
 
 def build_command(
@@ -241,13 +262,15 @@ _LONG_BATCH = re.compile(r"failed to add token \d+ at index (?P<room>\d+) \(erro
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
     """Return why the run failed, or None if it ended well and every worker took part."""
-    if ending.timed_out:
-        return timed_out(options, ending)
+    failure = given_up(options, ending)
+    if failure:
+        return failure
     if ending.exit_status == 0:
-        return _incomplete(ending) or dropped(options, ending)
+        return _incomplete(ending) or dropped(options, ending, protocol)
     return (
         cannot_run(ending)
         or _option_rejected(ending, protocol)
+        or mismatched(ending, protocol)
         or not_connected(options, ending)
         or other_version(options, ending, protocol)
         or out_of_memory(ending, "lower ctx_size")

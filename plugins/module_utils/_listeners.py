@@ -85,7 +85,7 @@ def look_at_ports(ports: Iterable[int], root: Path = Path("/")) -> list[Port]:
 def _sockets(root: Path) -> Iterator[_Socket]:
     for name in ("tcp", "tcp6"):
         try:
-            lines = (root / "proc/net" / name).read_text(encoding="ascii").splitlines()[1:]
+            lines = (root / "proc/self/net" / name).read_text(encoding="ascii").splitlines()[1:]
         except OSError:  # no IPv6
             continue
         for line in lines:

@@ -64,6 +64,7 @@ _RESOLVER_THREADS = 100
 _RESOLVER_POLL_S = 0.02
 _LONGEST_WAIT_S = 1.0
 _ADDRESS_LIMIT = 8
+_LOOK_AGAIN_AFTER_S = 1.0
 # Descriptors left to the rest of the process and to the resolver.
 _SPARE_DESCRIPTORS = 128
 
@@ -167,6 +168,23 @@ def probe(endpoints: Sequence[Endpoint], timeout: float, expected_protocol: str 
     expected = parse_protocol(expected_protocol) if expected_protocol else ()
     with _descriptors(len(endpoints)) as slots:
         return _Prober(endpoints, timeout, expected, slots).run()
+
+
+def probe_until_ready(
+    endpoints: Sequence[Endpoint], timeout: float, expected_protocol: str | None = None, wait: float = 0
+) -> list[WorkerStatus]:
+    """Look as `probe` does, and look again at those that are not ready, for `wait` seconds."""
+    deadline = time.monotonic() + wait
+    statuses = probe(endpoints, timeout, expected_protocol)
+    while True:
+        unready = [index for index, status in enumerate(statuses) if status.state != "ready"]
+        left = deadline - time.monotonic()
+        if not unready or left <= 0:
+            return statuses
+        time.sleep(min(_LOOK_AGAIN_AFTER_S, left))
+        again = probe([endpoints[index] for index in unready], timeout, expected_protocol)
+        for index, status in zip(unready, again):
+            statuses[index] = status
 
 
 def summarize(statuses: Sequence[WorkerStatus]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import IO
 
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._watch import Watch
+
 # Between the polite signal and the one that cannot be ignored.
 KILL_AFTER_S = 5
 # What coreutils' timeout exits with when it ended the program.
@@ -57,12 +59,15 @@ class _Heard:
         return data
 
 
-def _heard(listeners: Listeners) -> Callable[[Any], None]:
-    def listen(process: Any) -> None:  # noqa: ANN401 (a Popen, whose pipes are of a type of their own)
-        process.stdout = _Heard(process.stdout, listeners.stdout)
-        process.stderr = _Heard(process.stderr, listeners.stderr)
+def _begun(listeners: Listeners | None, watch: Watch | None) -> Callable[[Any], None]:
+    def begin(process: Any) -> None:  # noqa: ANN401 (a Popen, whose pipes are of a type of their own)
+        if listeners:
+            process.stdout = _Heard(process.stdout, watch.heard(listeners.stdout) if watch else listeners.stdout)
+            process.stderr = _Heard(process.stderr, watch.heard(listeners.stderr) if watch else listeners.stderr)
+        if watch:
+            watch.begin(process)
 
-    return listen
+    return begin
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,9 @@ def run(
     environment: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
     listeners: Listeners | None = None,
+    watch: Watch | None = None,
 ) -> Run:
-    """Run a command with standard input closed and end it after `timeout` seconds.
+    """Run a command with standard input closed and end it after `timeout` seconds, or when `watch` finds it in vain.
 
     The time limit is held by coreutils' `timeout`, so it holds as well when this process is killed. Variables that
     begin with one of `without` are removed from the environment. Raises RunnerError.
@@ -104,10 +110,13 @@ def run(
             expand_user_and_vars=False,
             handle_exceptions=False,
             environ_update=dict(environment or {}),
-            before_communicate_callback=_heard(listeners) if listeners else None,
+            before_communicate_callback=_begun(listeners, watch) if listeners or watch else None,
         )
     except OSError as error:
         raise RunnerError(f"{command[0]} cannot be started: {error.strerror}.") from error
+    finally:
+        if watch:
+            watch.end()
     seconds = time.monotonic() - started
     exit_status = 128 - status if status < 0 else status
     return Run(

@@ -37,18 +37,22 @@ if TYPE_CHECKING:
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
 MAX_WORKERS = 15
+# LLAMA_MAX_EXPERTS (src/llama-hparams.h)
+MAX_EXPERTS = 1024
 QUANTISED_CACHES = tuple(name for name in CACHE_TYPES if CACHE_TYPES[name].block > 1)
 # The cache types that are proposed, and the fewest bits that a quantisation has that still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")
 _FEWEST_BITS = 2.0
 _SMALLEST_CONTEXT = 256
+# Such as a C float holds, and sums of them.
+SMALLEST_SHARE, LARGEST_SHARE = 1e-30, 1e30
 # llama.cpp rotates what goes into a quantised cache with a matrix of this size or, for keys, a larger one.
 _ROTATION = 64
 _LAYER = re.compile(r"^blk\.(\d{1,3})\.(.+?)(?:\.weight)?$")
 
 ONE_HOST = (
     "Each token goes through the layers one after another, so that while one worker computes it the others wait: "
-    "dividing the model does not make generation faster (two equal workers generated 0.95 times as fast as one where "
+    "dividing the model does not make generation faster (two equal workers generated 0.92 times as fast as one where "
     "that was measured, see docs/performance.md)"
 )
 
@@ -152,8 +156,11 @@ def _check_tensor_split(cluster: Cluster) -> None:
     if split and len(split) != count:
         raise SplitError(f"tensor_split has {len(split)} entries for {count} workers; give one share for each worker.")
     for worker, share in zip(cluster.workers, split):
-        if not (share >= 0 and math.isfinite(share)):
-            raise SplitError(f"tensor_split gives worker {worker.endpoint} the share {share:g}; give a number above 0.")
+        if share != 0 and not SMALLEST_SHARE <= share <= LARGEST_SHARE:
+            raise SplitError(
+                f"tensor_split gives worker {worker.endpoint} the share {share:g}; give a number above 0, from "
+                f"{SMALLEST_SHARE:g} to {LARGEST_SHARE:g}."
+            )
     if split and not any(split):
         raise SplitError("tensor_split has no share above 0; give each worker one, or leave it out.")
 
@@ -209,6 +216,21 @@ def in_words(count: float) -> str:
     return f"{count / 1024:.0f} KiB"
 
 
+def _check_experts(experts: int, used: int) -> None:
+    """Refuse what src/llama-model.cpp (load_hparams) refuses: each expert that is used is a node of the graph."""
+    if experts > MAX_EXPERTS:
+        raise SplitError(
+            f"The model says that it has {experts} experts, and llama.cpp takes {MAX_EXPERTS}; take a file of another "
+            "model, or fetch this one again."
+        )
+    # For some of one expert alone upstream takes no notice.
+    if used > max(experts, 1):
+        raise SplitError(
+            f"The model says that it uses {used} of {experts} experts, which llama.cpp refuses; take a file of another "
+            "model, or fetch this one again."
+        )
+
+
 class Source(NamedTuple):
     """A model's headers, and what they say."""
 
@@ -224,6 +246,7 @@ def source(headers: Sequence[Header]) -> Source:
         raise SplitError(f"The model has no layers that could be divided. {notes}".rstrip())
     if model.weights.bytes is None or any(layer.bytes is None for layer in model.layers):
         raise SplitError(f"The bytes of the model's weights are not known. {notes}".rstrip())
+    _check_experts(model.shape.experts, model.shape.experts_used)
     tensors: list[dict[str, Tensor]] = [{} for _layer in model.layers]
     for header in headers:
         for tensor in header.tensors:
@@ -382,6 +405,7 @@ class Planned:
                 first=first,
                 last=last,
                 head=Head(self.width, self.vocabulary) if output else None,
+                before=self.shapes[-1] if first and not layers else None,
             )
             if not self.compute_known:
                 self._known[key] += margin_bytes(self.shapes, self.batch(devices), self.width)
@@ -663,8 +687,15 @@ def _message(result: dict[str, Any], idle: Sequence[str]) -> str:
 
 def _too_many(planned: Planned, cluster: Cluster) -> str | None:
     count, layers = len(cluster.workers), planned.count - planned.local
-    if count <= layers:
+    # The output alone goes to one worker.
+    if count <= max(layers, 1):
         return None
+    if not layers:
+        more = f", or give n_gpu_layers from {count + 1} on" if count <= planned.count else ""
+        return (
+            f"There are {count} workers, and n_gpu_layers ({planned.load.n_gpu_layers}) leaves them the output alone; "
+            f"name one worker{more}."
+        )
     given = "the model has" if not planned.local else f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them"
     return f"There are more workers ({count}) than layers ({given} {layers}); name fewer workers."
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
+    from collections.abc import Callable, Generator, Iterable
 
 # Of the JSON file. A change that readers of it would notice makes it another number.
 SCHEMA_VERSION = 1
@@ -242,7 +242,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     }
     threads = given.get("tune_threads")
     config, _rest = options_of(
-        _listed("inference_extra_args", given.get("extra_args", ()), "[--mlock]"), bool(given.get("old"))
+        _listed("inference_extra_args", given.get("extra_args", ()), "[--check-tensors]"), bool(given.get("old"))
     )
     settings = Settings(
         goal=goal,
@@ -363,8 +363,10 @@ class Sweep:
             else settings.threads_problem or "workers are not started anew unless told so",
             "split_mode": "" if self.split_modes() else "there is no other to try",
             "tensor_split": "" if settings.tensor_split else "it was not asked for",
-            "flash_attn": "" if self.flash_attn() else "there is no other value to try",
-            "cache_type": "" if self.cache_types() else "they change what the model says, and were not asked for",
+            "flash_attn": "" if self.flash_attn(settings.start) else "there is no other value to try",
+            "cache_type": ""
+            if self.cache_types(settings.start)
+            else "they change what the model says, and were not asked for",
             "batch_size": "" if len(self.batch_sizes()) > 1 else "there is one size alone",
         }
         if self.goal == "generation":
@@ -397,16 +399,15 @@ class Sweep:
         """Return the split modes to try."""
         return [mode for mode in self.settings.split_modes if mode != self.settings.start.split_mode]
 
-    def flash_attn(self) -> list[str]:
+    def flash_attn(self, config: Config) -> list[str]:
         """Return what to try of flash attention; left to itself, it is on with CPU workers."""
-        now = "on" if self.best.config.flash_attn == "auto" else self.best.config.flash_attn
+        now = "on" if config.flash_attn == "auto" else config.flash_attn
         # Quantised values in the cache need it.
-        needed = self.best.config.cache_type_v not in FLOATING
+        needed = config.cache_type_v not in FLOATING
         return [value for value in self.settings.flash_attn if value != now and not (needed and value == "off")]
 
-    def cache_types(self) -> list[str]:
+    def cache_types(self, config: Config) -> list[str]:
         """Return the cache types to try, for keys and values alike."""
-        config = self.best.config
         return [
             kind for kind in self.settings.cache_types if (kind, kind) != (config.cache_type_k, config.cache_type_v)
         ]
@@ -432,14 +433,18 @@ class Sweep:
             alone = workers if all(settings.fits_alone) else workers - 1
             return alone + 1, alone + 1
         if name == "flash_attn":
-            return len(self.flash_attn()), len(self.flash_attn())
+            return (self._most_of(self.flash_attn),) * 2
         if name == "cache_type":
-            return len(self.cache_types()), len(self.cache_types())
+            return (self._most_of(self.cache_types),) * 2
         if name == "worker_threads":
             counts = len(self.thread_counts()) if settings.usable_cores else 3
             return counts + 1, counts + 1
         # The start, and both once more.
         return 2, 2
+
+    def _most_of(self, values: Callable[[Config], list[str]]) -> int:
+        """Return how many values there are to try, also after one of them has won and is not to be tried any more."""
+        return max(len(values(config)) for config in (self.settings.start, self.best.config))
 
     def sizes_of_mode(self) -> tuple[int, ...]:
         """Return the physical batches that are measured anew if another split mode wins and there is time left."""
@@ -620,13 +625,13 @@ class Sweep:
             self.notes.append(f"The physical batch was not searched anew with split mode {mode}, for want of time.")
 
     def _try_flash_attn(self) -> Generator[Run, Outcome, None]:
-        for value in self.flash_attn():
+        for value in self.flash_attn(self.best.config):
             config = replace(self.best.config, flash_attn=value)
             outcome = yield from self._try(self._run("flash_attn", f"flash attention {value}", config))
             self._judge(outcome.measured if outcome else ())
 
     def _try_cache_type(self) -> Generator[Run, Outcome, None]:
-        for kind in self.cache_types():
+        for kind in self.cache_types(self.best.config):
             # Quantised values need flash attention.
             flash = "on" if kind not in FLOATING else self.best.config.flash_attn
             config = replace(self.best.config, cache_type_k=kind, cache_type_v=kind, flash_attn=flash)

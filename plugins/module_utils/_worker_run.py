@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._keepalive import GONE_AFTER_S
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -28,6 +30,8 @@ WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
 # Of the default time limit: what a slow card, a slow network and a slow processor take.
 BASE_S = 120
+# How long nothing has to move until a run is ended, beside what the prompt takes.
+STALL_S = 120
 # A link of 100 Mbit/s: every byte of the model may have to go through the one of the master.
 LOAD_BYTES_PER_S = 10_000_000
 PROMPT_TOKENS_PER_S = 10
@@ -229,6 +233,10 @@ class Ending:
     stderr: str
     log: PerfLog
     workers_after: Sequence[WorkerStatus]
+    # It was ended because the host of this worker, an address and a port, answered no more ...
+    gone: tuple[str, int] | None = None
+    # ... or because nothing had moved for so long.
+    still_s: int | None = None
 
 
 _ABORTED, _SEGMENTATION_FAULT, _BROKEN_PIPE = 134, 139, 141
@@ -267,33 +275,67 @@ def working(asked: Asked, ending: Ending) -> set[str]:
     }
 
 
-def timed_out(asked: Asked, ending: Ending) -> Failure:
-    """Return the failure of a run that took too long, with whom it waited for."""
+def given_up(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run that was ended because it took too long, stood still, or had lost a host."""
+    if ending.timed_out:
+        return _timed_out(asked, ending)
+    # It may have ended well in the moment in which it was given up.
+    if ending.exit_status == 0:
+        return None
+    if ending.gone:
+        return _gone(asked, ending.gone, ending)
+    return None if ending.still_s is None else _timed_out(asked, ending)
+
+
+def _gone(asked: Asked, peer: tuple[str, int], ending: Ending) -> Failure:
+    addresses = {status.endpoint: status.address for status in ending.workers_after}
+    lost = [w for w in asked.workers if w.port == peer[1] and peer[0] in (w.host, addresses.get(str(w)))]
+    endpoint = str(lost[0]) if lost else f"{peer[0]}:{peer[1]}"
+    now = " ".join(s.message for s in ending.workers_after if s.endpoint == endpoint and s.state != "ready")
+    return Failure(
+        "worker_lost",
+        endpoint,
+        f"Worker {endpoint} was lost during the run: its host took nothing for {GONE_AFTER_S} s. "
+        f"{now or 'It answers now; run again.'}",
+    )
+
+
+def _timed_out(asked: Asked, ending: Ending) -> Failure:
+    limit = "timeout" if ending.still_s is None else "stall_timeout"
     started = working(asked, ending)
     suspects = [s for s in ending.workers_after if s.state != "ready" and s.endpoint not in started]
     # Of those that had started, one that cannot be reached explains the wait, or else one that is silent still. One
     # that refuses is no suspect: it has died of its answer to a master that was gone.
     suspects = suspects or [s for s in ending.workers_after if s.state == "unreachable"]
     silent = [] if suspects else [s for s in ending.workers_after if s.state == "busy"]
-    found = " ".join(status.message for status in suspects) or "Nothing hinders it; raise timeout, or ask for less."
+    found = " ".join(status.message for status in suspects) or f"Nothing hinders it; raise {limit}, or ask for less."
     if silent:
         names = ", ".join(status.endpoint for status in silent)
         found = (
             f"{names} has answered nothing since: it computes its last batch to the end, or it hangs; look at the "
-            "processes of that host, start the RPC server again if it hangs, and raise timeout if it is slow."
+            f"processes of that host, start the RPC server again if it hangs, and raise {limit} if it is slow."
         )
     stopped = [s.endpoint for s in ending.workers_after if s.state == "refused" and s.endpoint in started]
     if stopped:
         found += f" {', '.join(stopped)} stopped as its master was ended; start it again unless systemd does."
     endpoint = next((status.endpoint for status in [*suspects, *silent]), None)
-    return Failure("timed_out", endpoint, f"The run did not end within {ending.timeout} s and was ended. {found}")
+    why = (
+        f"The run did not end within {ending.timeout} s"
+        if ending.still_s is None
+        else f"The run stood still for {ending.still_s} s"
+    )
+    return Failure("timed_out", endpoint, f"{why} and was ended. {found}")
 
 
-def dropped(asked: Asked, ending: Ending) -> Failure | None:
+def dropped(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run that ended well without one of its workers."""
     idle = [e for e in asked.endpoints if e not in working(asked, ending)]
     if not idle:
         return None
+    # Some builds go on without a worker that they cannot use.
+    known = worker_failure([status for status in ending.workers_after if status.endpoint in idle], protocol)
+    if known:
+        return known
     total = (ending.log["offload"] or {"layers_total": len(asked.workers)})["layers_total"]
     if total < len(asked.workers):
         why = f"the model has only {total} layers for {len(asked.workers)} workers; name at most {total} workers."
@@ -311,6 +353,15 @@ def cannot_run(ending: Ending) -> Failure | None:
     else:
         return None
     return Failure("binary_missing", None, f"{ending.program} {why}.")
+
+
+def mismatched(ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a run over a worker of another protocol, whatever the build made of it.
+
+    Not every generation says so: some say that they could not connect, or nothing.
+    """
+    known = worker_failure(ending.workers_after, protocol)
+    return known if known and known.kind == "protocol_mismatch" else None
 
 
 def not_connected(asked: Asked, ending: Ending) -> Failure | None:
@@ -379,10 +430,14 @@ def cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | Non
     """Return the failure of a run to which a worker broke the connection."""
     gone = [status for status in ending.workers_after if status.state not in ("ready", "busy", "incompatible")]
     cut_off = _CUT_OFF.search(ending.stderr)
-    crashed = ending.exit_status in (_ABORTED, _SEGMENTATION_FAULT, _BROKEN_PIPE)
-    if not cut_off and not (crashed and gone):
+    crashed = ending.exit_status in (_ABORTED, _SEGMENTATION_FAULT)
+    # Of all that the program writes to, only a worker can be gone: this host reads its output to the end.
+    broke = ending.exit_status == _BROKEN_PIPE
+    if not cut_off and not broke and not (crashed and gone):
         return None
-    if working(asked, ending):
+    # One that took the connection, and now takes none, was there.
+    left = [status for status in gone if status.state in ("refused", "unreachable")]
+    if working(asked, ending) or broke or (cut_off and left):
         return _lost(gone)
     # All connections are made before a buffer is.
     known = worker_failure(ending.workers_after, protocol)

@@ -11,6 +11,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import probe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Listeners, Run, RunnerError, run
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import Module as RunsCommands
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._watch import Watch
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
     ENVIRONMENT,
     WITHOUT_ENVIRONMENT,
@@ -61,9 +62,11 @@ class WorkerTask:
         self.result["failure"] = failure._asdict()
         self.module.fail_json(msg=failure.message, **self.result)
 
-    def run(self, command: Sequence[str], timeout: int, listeners: Listeners | None = None) -> Run:
+    def run(
+        self, command: Sequence[str], timeout: int, listeners: Listeners | None = None, watch: Watch | None = None
+    ) -> Run:
         """Run a program of llama.cpp. Raises RunnerError."""
-        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT, listeners)
+        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT, listeners, watch)
 
     def verify(self, workers: Sequence[Endpoint], protocol: str | None) -> list[WorkerStatus]:
         """Return the state of the workers, all of them ready."""
@@ -73,22 +76,29 @@ class WorkerTask:
             self.fail(failure)
         return statuses
 
-    def ended(self, command: Sequence[str], timeout: int, workers: Sequence[Endpoint]) -> tuple[Run, Ending]:
-        """Run a program over workers, and return how it ended."""
+    def ended(
+        self, command: Sequence[str], timeout: int, workers: Sequence[Endpoint], still_s: int | None = None
+    ) -> tuple[Run, Ending]:
+        """Run a program over workers, and return how it ended; by itself, or as nothing moved for `still_s`."""
+        watch = Watch(still_s)
         try:
-            ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log))
+            ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log), watch)
         except RunnerError as error:
             self.fail(Failure("binary_missing", None, str(error)))
-        well = ended.exit_status == 0 and not ended.timed_out
+        log = parse_log(ended.stderr, require_perf=False)
+        used = {device["endpoint"] for device in log["devices"]}
+        well = ended.exit_status == 0 and not ended.timed_out and used.issuperset(map(str, workers))
         ending = Ending(
             program=command[0],
             exit_status=ended.exit_status,
             timed_out=ended.timed_out,
             timeout=timeout,
             stderr=ended.stderr,
-            log=parse_log(ended.stderr, require_perf=False),
-            # Upstream does not say which worker it lost; the workers themselves do.
+            log=log,
+            # Upstream does not say which worker it lost, or did not use; the workers themselves do.
             workers_after=[] if well else probe(workers, PROBE_TIMEOUT_S),
+            gone=watch.gone,
+            still_s=still_s if watch.stood_still else None,
         )
         return ended, ending
 

@@ -76,6 +76,15 @@ options:
       - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
         one second for each 40 bytes of the prompt, plus 2 s for each token of O(n_predict).
     type: int
+  stall_timeout:
+    description:
+      - How long nothing of the run may move, in seconds, until it is ended, namely no output, nothing that arrives at a
+        worker or from one, and no work of the master's own. So a worker that hangs is noticed before O(timeout).
+      - A worker whose host is gone without a word is noticed after half a minute anyway, as the kernel is told to ask
+        (Linux 5.6 or later).
+      - By default 120 s, plus one second for each 40 bytes of the prompt, of which no more than 8192 count; as much
+        longer as the model is larger than 4 GB.
+    type: int
   verify:
     description:
       - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
@@ -221,7 +230,7 @@ failure:
           V(out_of_memory), on a worker or on the master;
           V(model_invalid), the model is missing, damaged or of no known kind;
           V(option_rejected), by the module or by llama.cpp;
-          V(timed_out), the time limit was reached;
+          V(timed_out), the time limit was reached, or nothing moved any more;
           V(binary_missing), there is no llama.cpp program that can run here;
           V(unknown), the program failed and said nothing that the module knows.
       type: str
@@ -304,6 +313,7 @@ class Task(WorkerTask):
                 threads=given["threads"],
                 extra_args=tuple(given["extra_args"]),
                 timeout=given["timeout"],
+                stall_timeout=given["stall_timeout"],
             )
             inference.check_options(options)
         except EndpointError as error:
@@ -385,7 +395,8 @@ class Task(WorkerTask):
     ) -> Failure | None:
         """Run once, put what it gave into the result, and return what was wrong with it."""
         self.progress.begin(self.result["attempts"] + 1, self.model_bytes, options.n_predict, self.peers)
-        ended, ending = self.ended(command, timeout, options.workers)
+        still_s = inference.stall_limit(options, self.model_bytes)
+        ended, ending = self.ended(command, timeout, options.workers, still_s)
         self.result["attempts"] += 1
         self.result.update(
             text=inference.generated_text(ended.stdout),
@@ -416,6 +427,7 @@ def main() -> None:
             "extra_args": {"type": "list", "elements": "str", "default": []},
             "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
             "timeout": {"type": "int"},
+            "stall_timeout": {"type": "int"},
             "verify": {"type": "bool", "default": True},
         },
         supports_check_mode=True,

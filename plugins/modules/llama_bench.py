@@ -263,6 +263,12 @@ build:
     version:
       description: Upstream's version; V(null) for builds that have none.
       type: str
+    patches:
+      description: >-
+        Names of the patches that role P(llama_cpp.cluster.llama_cpp#role) built it with, sorted; V(null) if there is no
+        manifest beside it that tells. Builds of one commit with other patches are different builds.
+      type: list
+      elements: str
 model:
   description: The model that was measured; V(null) if nothing was.
   returned: always

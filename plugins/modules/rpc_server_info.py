@@ -14,6 +14,7 @@ author:
 description:
   - Says which process and which systemd unit listen on each port, and which clients are connected, from C(/proc) alone,
     and what the worker itself says of weights that it has repacked.
+  - Says what is in the tensor cache of each worker that runs as a service.
   - No connection is made, unless O(ask) is set. That matters, since each connection to a worker that serves a client
     waits in its queue until that client is gone.
   - What workers answer to others is the business of M(llama_cpp.cluster.rpc_worker_info).
@@ -27,7 +28,7 @@ options:
     required: true
   units:
     description: Whether the units C(llama-rpc-server@PORT.service) in C(/etc/systemd/system) are looked at too, and
-      their ports with O(ports).
+      their ports with O(ports), and what writes figures of them.
     type: bool
     default: false
   prefix:
@@ -143,7 +144,7 @@ servers:
     repack:
       description:
         - What the service C(llama-rpc-server@PORT) says of weights that it has repacked for quicker kernels, of the
-          load that is there now, or of the last one. V(null) if it says nothing, such as stock upstream.
+          load that is there now, or of its last one. V(null) if it says nothing, such as stock upstream.
       type: dict
       contains:
         enabled:
@@ -170,6 +171,48 @@ servers:
           description: The MiB of all weights.
           type: float
           sample: 456.78
+    cache:
+      description:
+        - The tensor cache of the service C(llama-rpc-server@PORT), and what the service C(llama-rpc-cache@PORT), which
+          keeps it in order, has said last. V(null) if there is no such cache.
+      type: dict
+      contains:
+        folder:
+          description: Where the entries are.
+          type: str
+          sample: /var/cache/llama_cpp/rpc
+        entries:
+          description: How many tensors it holds.
+          type: int
+          sample: 154
+        bytes:
+          description: The bytes of them.
+          type: int
+          sample: 19327352832
+        free_bytes:
+          description: What is free on its disk; V(null) if it is not there yet.
+          type: int
+          sample: 214748364800
+        max_bytes:
+          description: What it may hold; V(null) if there is no limit, or it was not put in order yet.
+          type: int
+          sample: 107374182400
+        min_free_bytes:
+          description: What is to stay free on its disk; V(null) if it was not put in order yet.
+          type: int
+          sample: 21474836480
+        tidied_at:
+          description: When it was last put in order, in seconds since 1970; V(null) if it never was.
+          type: int
+          sample: 1760000000
+        corrupted:
+          description: How many entries that were not what their names say have been removed so far.
+          type: int
+          sample: 0
+        evicted:
+          description: How many entries have been removed so far to keep to the limits.
+          type: int
+          sample: 12
 units:
   description: The units that are there, by port.
   returned: with O(units)
@@ -204,6 +247,56 @@ units:
       description: Whether it starts with the host.
       type: bool
       sample: true
+metrics:
+  description: What writes figures for Prometheus' node_exporter; V(null) if nothing does.
+  returned: with O(units)
+  type: dict
+  contains:
+    folder:
+      description: The folder with the link to them, see
+        O(llama_cpp.cluster.rpc_server#role:main:rpc_server_metrics_folder).
+      type: str
+      sample: /var/lib/prometheus/node-exporter
+    units:
+      description: The units that write them; after a run that was ended there may be one of the two.
+      type: list
+      elements: str
+      sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
+cache_units:
+  description: The units that are there to keep tensor caches in order, by port; a service and a timer for each.
+  returned: with O(units)
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the unit.
+      type: str
+      sample: llama-rpc-cache@50052.timer
+    port:
+      description: The port in its name.
+      type: int
+      sample: 50052
+    sha256:
+      description: As in RV(units).
+      type: str
+      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
+    mode:
+      description: As in RV(units).
+      type: str
+      sample: "0644"
+    uid:
+      description: As in RV(units).
+      type: int
+      sample: 0
+    gid:
+      description: As in RV(units).
+      type: int
+      sample: 0
+    active:
+      description: Whether systemd has read the file as it is now, and, of a timer, whether it runs and starts with the
+        host.
+      type: bool
+      sample: true
 release:
   description: The release in use.
   returned: with O(prefix)
@@ -217,6 +310,14 @@ release:
       description: Whether its C(rpc-server) can be run.
       type: bool
       sample: true
+    cache_program:
+      description: Whether its C(rpc-cache) can be run, which keeps the tensor cache in order.
+      type: bool
+      sample: true
+    upgrade:
+      description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal).
+      type: bool
+      sample: false
 account:
   description: The account; V(null) if there is none of that name.
   returned: with O(account)
@@ -263,6 +364,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client impo
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import (
     Unit,
     read_account,
+    read_cache,
+    read_cache_units,
+    read_metrics,
     read_release,
     read_repack,
     read_units,
@@ -298,6 +402,10 @@ def main() -> None:
         ports += [unit.port for unit in units if unit.port not in ports]
         enabled = _enabled(module, units)
         found["units"] = [{**unit.as_dict(), "enabled": unit.name in enabled} for unit in units]
+        found["metrics"] = read_metrics()
+        keeping = read_cache_units()
+        active = _active(module, keeping)
+        found["cache_units"] = [{**unit.as_dict(), "active": unit.name in active} for unit in keeping]
     if params["prefix"]:
         found["release"] = read_release(params["prefix"])
     if params["account"]:
@@ -310,7 +418,15 @@ def main() -> None:
         found["cores"] = [describe_set(topology, **wanted) for wanted in params["sets"]]
     looked = look_at_ports(ports)
     states = _ask([port for port in looked if params["ask"]])
-    servers = [{**port.as_dict(), "state": states.get(port.port), "repack": read_repack(port.port)} for port in looked]
+    servers = [
+        {
+            **port.as_dict(),
+            "state": states.get(port.port),
+            "repack": read_repack(port.port),
+            "cache": read_cache(port.port),
+        }
+        for port in looked
+    ]
     module.exit_json(changed=False, servers=servers, **found)
 
 
@@ -335,6 +451,22 @@ def _enabled(module: AnsibleModule, units: list[Unit]) -> set[str]:
     names = [unit.name for unit in units]
     states = module.run_command([systemctl, "is-enabled", *names])[1].split()
     return {name for name, state in zip(names, states) if state == "enabled"} if len(states) == len(names) else set()
+
+
+def _active(module: AnsibleModule, units: list[Unit]) -> set[str]:
+    """Return the names of those that systemd has read as they are now; of timers, those that run and are enabled."""
+    systemctl = module.get_bin_path("systemctl")
+    if not units or systemctl is None:
+        return set()
+    properties = ["--property=Id", "--property=NeedDaemonReload", "--property=ActiveState", "--property=UnitFileState"]
+    said = module.run_command([systemctl, "show", *properties, *(unit.name for unit in units)])[1]
+    active = set()
+    for block in said.split("\n\n"):
+        one = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        runs = (one.get("ActiveState"), one.get("UnitFileState")) == ("active", "enabled")
+        if one.get("NeedDaemonReload") == "no" and (runs or not one.get("Id", "").endswith(".timer")):
+            active.add(one.get("Id", ""))
+    return active
 
 
 if __name__ == "__main__":

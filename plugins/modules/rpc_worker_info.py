@@ -41,6 +41,12 @@ options:
       - A worker that speaks another one is V(incompatible). Without this option every version is accepted.
       - Write it in quotes, or YAML makes a number of it.
     type: str
+  wait:
+    description:
+      - How long to look again at workers that are not ready, in seconds, from 0 to 3600. It ends when all are, and
+        every second between two looks.
+    type: float
+    default: 0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -75,10 +81,8 @@ EXAMPLES = r"""
   llama_cpp.cluster.rpc_worker_info:
     endpoints: ["10.0.0.11:50052"]
     timeout: 2
+    wait: 60
   register: worker
-  until: worker.all_ready
-  retries: 20
-  delay: 1
 """
 
 RETURN = r"""
@@ -184,7 +188,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client impo
     ProtocolVersionError,
     parse_endpoints,
     parse_protocol,
-    probe,
+    probe_until_ready,
     summarize,
 )
 
@@ -196,6 +200,7 @@ def main() -> None:
             "endpoints": {"type": "list", "elements": "str", "required": True},
             "timeout": {"type": "float", "default": 5},
             "expected_protocol": {"type": "str"},
+            "wait": {"type": "float", "default": 0},
         },
         supports_check_mode=True,
     )
@@ -207,6 +212,9 @@ def main() -> None:
         module.fail_json(
             msg=f"timeout is {timeout:g}: give the seconds to wait for each endpoint, above 0, at most 3600"
         )
+    wait = module.params["wait"]
+    if not 0 <= wait <= 3600:
+        module.fail_json(msg=f"wait is {wait:g}: give the seconds to wait until all are ready, 0 to 3600")
     try:
         endpoints = parse_endpoints(module.params["endpoints"])
         if expected is not None:
@@ -215,7 +223,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except ProtocolVersionError as error:
         module.fail_json(msg=f"expected_protocol: {error}")
-    module.exit_json(changed=False, **summarize(probe(endpoints, timeout, expected)))
+    module.exit_json(changed=False, **summarize(probe_until_ready(endpoints, timeout, expected, wait)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """How long a model takes to get onto a worker whose cache is empty or full: over loopback and over 1 Gbit/s.
 
-Each round loads the model twice over each link, into a worker that has nothing and then from the cache that this has
-filled, and ratios are of figures of the same round. The links between hosts are those of two test hosts, master and
+Each round loads the model three times over each link: into a worker that has nothing, from the cache that this has
+filled, and for the first time into another worker whose cache was seeded from the file. Ratios are of figures of the
+same round. The links between hosts are those of two test hosts, master and
 worker1: over their bridge as it is, and with both directions limited to 1 Gbit/s by the kernel (tbf), which a transfer
 of zeros shows before each use. The programs are this machine's, in the network of these hosts: only the link differs.
 What goes over the wire is counted by the kernel. Loopback needs the release that `make test` builds; test hosts need
@@ -16,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +47,7 @@ SHAPER = f"tbf rate {RATE_MBIT}mbit burst 512kb latency 50ms".split()
 LEAST_MBIT, MOST_MBIT = 0.85 * RATE_MBIT, RATE_MBIT
 TRANSFER_BYTES = 256_000_000
 TRANSFER_LIMIT_S = 120
+KINDS = {"first": "first", "cached": "from the cache", "seeded": "first, seeded"}
 LOOPBACK, BRIDGE, SHAPED = "loopback", "between hosts", "between hosts, 1 Gbit/s"
 
 RECEIVE = """
@@ -204,8 +207,17 @@ def load(path: Path, endpoint: str, master: Side, worker: Side) -> dict[str, flo
     }
 
 
+def seeded(path: Path, folder: Path) -> float:
+    """Put the model's tensors into a cache; return how many seconds that took."""
+    folder.mkdir(parents=True)
+    options = {"model": str(path), "folder": str(folder), "program": str(release().rpc_cache), "min_free": "1G"}
+    began = time.monotonic()
+    run_module("rpc_cache_seed", options, changes=True)
+    return time.monotonic() - began
+
+
 def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]]:
-    """Load into a worker that has nothing, and then from the cache that this has filled."""
+    """Load into a worker that has nothing, then from the cache that this has filled, and into one that was seeded."""
     for _attempt in range(ATTEMPTS):
         # On a disk, as a worker's cache is.
         with tempfile.TemporaryDirectory(dir=path.parent) as name:
@@ -217,6 +229,12 @@ def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]]
                 if not any(kept.is_file() for kept in (folder / "cache").rglob("*")):
                     raise BenchError("The worker kept nothing in its cache.")
                 found["cached"] = load(path, running.endpoint, master, worker)
+            seed_seconds = seeded(path, folder / "seeded" / "rpc")
+            prefix = (*worker.prefix, "env", f"LLAMA_CACHE={folder / 'seeded'}")
+            with running_worker(release(), folder / "log", "-c", **{**options, "prefix": prefix}) as running:
+                found["seeded"] = load(path, running.endpoint, master, worker)
+            if found["seeded"]:
+                found["seeded"]["seed_seconds"] = seed_seconds
         whole = {kind: one for kind, one in found.items() if one}
         if len(whole) == len(found):
             return whole
@@ -267,16 +285,18 @@ def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> 
                     [mb / s for mb, s in zip(values(link, kind, "sent_mb"), values(link, kind, "seconds"))]
                 ),
             }
-            for kind in ("first", "cached")
+            for kind in KINDS
         }
+        found["links"][link]["seed_seconds"] = precise(values(link, "seeded", "seed_seconds"))
         if link != LOOPBACK:
             found["links"][link]["transfer_mbit_per_s"] = precise([rates[link] for rates in transfers])
     for link in links:
-        found["ratios"][f"{link}: from the cache / first"] = ratios(
-            values(link, "cached", "seconds"), values(link, "first", "seconds")
-        )
+        for kind in ("cached", "seeded"):
+            found["ratios"][f"{link}: {KINDS[kind]} / first"] = ratios(
+                values(link, kind, "seconds"), values(link, "first", "seconds")
+            )
     for link in links[1:]:
-        for kind, name in (("first", "first load"), ("cached", "from the cache")):
+        for kind, name in KINDS.items():
             found["ratios"][f"{name}: {link} / {LOOPBACK}"] = ratios(
                 values(link, kind, "seconds"), values(LOOPBACK, kind, "seconds")
             )
@@ -290,20 +310,26 @@ def report(found: dict[str, Any]) -> str:
     rows = [
         [
             link,
-            {"first": "first", "cached": "from the cache"}[kind],
+            KINDS[kind],
             range_of(kinds[kind]["seconds"], 2),
             f"{kinds[kind]['weights_mb']['median']:.0f}",
             range_of(kinds[kind]["sent_mb"], 0),
             range_of(kinds[kind]["sent_mb_per_s"], 0),
         ]
         for link, kinds in found["links"].items()
-        for kind in ("first", "cached")
+        for kind in KINDS
     ]
     head = ["link", "load", "seconds, median (range)", "weights, MB", "over the wire, MB", "over the wire, MB/s"]
     parts = [
         table(head, rows),
         table(["ratio", "median (range)"], [[n, shown_ratio(r)] for n, r in found["ratios"].items()]),
     ]
+    parts.append(
+        table(
+            ["link", "seeding, seconds"],
+            [[link, range_of(kinds["seed_seconds"], 2)] for link, kinds in found["links"].items()],
+        )
+    )
     checks = [
         [link, range_of(kinds["transfer_mbit_per_s"], 0)]
         for link, kinds in found["links"].items()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,15 @@ from measure import CACHE, ROOT, BenchError, machine, say, spread
 
 sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / ".venv/collections")]
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import read_topology
-from harness import RELEASES, Release, Worker, run_module, running_worker
+from harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
 # 47 million parameters in a layer of this width; the weights of the default shape are 0.43 GB as Q4_0.
 LAYERS, WIDTH = 16, 2048
+# Four times as many in one of this width, so that less of the time is spent between layers: 0.86 GB.
+WIDE_LAYERS, WIDE_WIDTH = 8, 4096
 SMOKE_LAYERS, SMOKE_WIDTH = 4, 512
 MODEL_LIMIT_S = 600
 PLAY_LIMIT_S = 600
@@ -62,6 +65,22 @@ def one_of_each(cores: Iterable[Collection[int]], allowed: Collection[int]) -> l
 CORES = one_of_each(read_topology().cores, os.sched_getaffinity(0))
 
 
+# While a program holds it open with a latency of 0 in it, the kernel lets no CPU of the machine sleep.
+AWAKE = Path("/dev/cpu_dma_latency")
+
+
+def can_keep_awake() -> bool:
+    return os.access(AWAKE, os.W_OK)
+
+
+@contextmanager
+def cores_awake() -> Iterator[None]:
+    """Let idle CPUs wait instead of sleep: they are there at once, as quick as they were, and take power for it."""
+    with AWAKE.open("wb", buffering=0) as latency:
+        latency.write(struct.pack("i", 0))
+        yield
+
+
 def release() -> Release:
     """Return the default release, as `make test` builds it."""
     found = RELEASES["7.0.0"]
@@ -75,9 +94,9 @@ def release() -> Release:
     return found
 
 
-def model(*, smoke: bool) -> Path:
+def model(*, smoke: bool, wide: bool = False) -> Path:
     """Return a model of random weights in four bits, made on first use and kept in the cache."""
-    layers, width = (SMOKE_LAYERS, SMOKE_WIDTH) if smoke else (LAYERS, WIDTH)
+    layers, width = (SMOKE_LAYERS, SMOKE_WIDTH) if smoke else (WIDE_LAYERS, WIDE_WIDTH) if wide else (LAYERS, WIDTH)
     path = CACHE / "benchmarks" / "models" / f"random-{layers}x{width}-q4_0.gguf"
     if path.exists():
         return path
@@ -147,8 +166,10 @@ def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[
 
 
 @contextmanager
-def workers(*of_each: tuple[int, Sequence[int]], cached: bool = False, repack: bool = True) -> Iterator[list[Worker]]:
-    """Run one worker for each pair of threads and cores.
+def workers(
+    *of_each: tuple[int, Sequence[int]], cached: bool = False, repack: bool = True, build: AnyRelease | None = None
+) -> Iterator[list[Worker]]:
+    """Run one worker for each pair of threads and cores, of the default release if no other is given.
 
     If asked, each keeps the weights it was sent in a cache, or leaves them as upstream's does.
     """
@@ -160,7 +181,9 @@ def workers(*of_each: tuple[int, Sequence[int]], cached: bool = False, repack: b
             bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}")
             bound += ("taskset", "-c", ",".join(map(str, cores)))
             options = ("-c",) if cached else ()
-            worker = running_worker(release(), folder / f"{number}.log", *options, threads=threads, prefix=bound)
+            worker = running_worker(
+                build or release(), folder / f"{number}.log", *options, threads=threads, prefix=bound
+            )
             found.append(stack.enter_context(worker))
         yield found
 

@@ -9,11 +9,13 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
-from harness import ADDRESS, LAB, NUMBER, PORT, UNIT, WORKERS, at_once, play, ssh, ssh_command
+from harness import ADDRESS, CACHE, LAB, NUMBER, PORT, ROOT, UNIT, WORKERS, at_once, play, ssh, ssh_command
 from round_trips import counted, round_trips
 
 # With nothing to do: what a slow host takes seconds for, each time.
@@ -93,9 +95,14 @@ BAD = {
         ],
     ),
     "another-llama.cpp": (
-        {"worker2": {"llama_cpp_version": "0.3.16"}},
+        {"worker2": {"llama_cpp_version": "0.3.16", "llama_cpp_allow_vulnerable": True}},
         [],
         ["worker2 is to have llama.cpp 0.3.16-4227c9be4 and the master master 0.3.36-0c1e57098"],
+    ),
+    "a-known-hole": (
+        {"worker2": {"llama_cpp_version": "0.3.16"}},
+        [],
+        ["llama.cpp 0.3.16-4227c9be4 has CVE-2026-34159", "b8492 or later (llama_cpp_version: 0.3.20 or later)"],
     ),
     "a-model-that-is-a-folder": (
         {"master": {"gguf_model_path": "/srv/models", "gguf_model_controller_path": ""}},
@@ -212,11 +219,19 @@ def other_release() -> Iterator[str]:
 
 
 def verify(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
-    """Return exit status, what is printed, and what is written."""
+    """Return exit status, what is printed, and what is written, which is as its schema says."""
     report = tmp_path / "status.json"
     run = play("verify", "-e", f"verify_report_path={report}", *options, check=False)
     assert changed(run.stdout) == {}
-    return run.returncode, run.stdout, json.loads(report.read_text())
+    status = json.loads(report.read_text())
+    jsonschema.validate(status, json.loads((ROOT / "docs/monitoring/status.schema.json").read_text()))
+    report.unlink()
+    age = datetime.now(timezone.utc) - datetime.fromisoformat(status.pop("time").replace("Z", "+00:00"))
+    assert abs(age.total_seconds()) < 600
+    for worker in status["workers"]:
+        # Another time each five minutes.
+        assert (worker["cache"] or {}).pop("tidied_at", 0) is not False
+    return run.returncode, run.stdout, status
 
 
 def table(printed: str) -> str:
@@ -242,6 +257,45 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
     assert [worker["state"] for worker in status["workers"]] == ["busy", "ready"]
     assert [name.rpartition(":")[0] for name in status["workers"][0]["clients"]] == [ADDRESS["master"]]
     assert footprint() == before, "the worker did not survive being looked at"
+
+
+def test_the_status_is_written_though_no_master_can_be_asked(hosts: Inventory, tmp_path: Path) -> None:
+    code, _printed, status = verify(tmp_path, *hosts(master={"ansible_host": NOBODY}))
+    assert (code != 0, status["all_well"]) == (True, False)
+    assert status["problems"][0].startswith("master could not be asked. It cannot be reached over SSH")
+    assert [(worker["well"], worker["state"]) for worker in status["workers"]] == [(False, None)] * len(WORKERS)
+
+
+def entries() -> dict[str, set[str]]:
+    """Return the large tensors that each worker has, and when they were written."""
+    look = "find /var/cache/llama_cpp/rpc -type f -size +10M -printf '%f %T@\\n'"
+    return at_once(lambda host: set(ssh(host, "sh", "-c", look).stdout.splitlines()), WORKERS)
+
+
+def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None:
+    for worker in WORKERS:
+        ssh(worker, "sh", "-c", "rm -f /var/cache/llama_cpp/rpc/*")
+    run = play("seed", "-e", "seed_from=controller")
+    assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.stdout) for worker in WORKERS), run.stdout
+    assert "The tensors are those of inference_tensor_split: [" in said(run.stdout)
+    seeded = entries()
+    assert all(seeded.values())
+    assert sum(map(len, seeded.values())) == 12, "three of each layer, and each layer once"
+    play("infer", "-e", "inference_n_predict=2")
+    assert entries() == seeded, "the master had nothing large to send"
+
+    # From a file on each worker, all of it, to what is there already.
+    model = (CACHE / "lab" / "random-weights.gguf").read_bytes()
+    try:
+        for worker in WORKERS:
+            subprocess.run([*ssh_command(worker), "sudo tee /srv/seed.gguf >/dev/null"], input=model, check=True)
+        run = play("seed", "-e", "seed_layers=all", "-e", "seed_model_path=/srv/seed.gguf")
+        assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
+        assert [len(has) for has in entries().values()] == [12, 12]
+    finally:
+        for worker in WORKERS:
+            ssh(worker, "rm", "-f", "/srv/seed.gguf")
+    assert footprint() == before
 
 
 def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,10 @@ ROLE = "llama_cpp.cluster.rpc_server"
 BOTH = ":".join(WORKERS)
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 OTHER_PORT = PORT + 47
+CACHE = "/var/cache/llama_cpp/rpc"
+TIDY = f"llama-rpc-cache@{PORT}"
+# The name of an entry of 1 MiB of zeros, the FNV-1a hash of it.
+ZEROS = "a96777069d622325"
 
 # Is a client of the worker until its input ends.
 HOLD = """
@@ -180,7 +184,7 @@ def test_the_process_sees_a_host_that_it_cannot_write_to(worker: str) -> None:
     def inside(*argv: str) -> subprocess.CompletedProcess[str]:
         return ssh(worker, "nsenter", f"--target={pid(worker)}", "--mount", *argv, check=False)
 
-    for place in ("/etc", "/usr", "/opt/llama_cpp", "/var/log", "/srv"):
+    for place in ("/etc", "/usr", "/opt/llama_cpp", "/var/log", "/srv", "/run"):
         said = inside("touch", f"{place}/llama-test")
         assert (said.returncode, "Read-only file system" in said.stderr) == (1, True), place
     assert inside("ls", "-A", "/home").stdout == "", "home folders are hidden"
@@ -317,6 +321,13 @@ def test_a_client_that_gives_up_waiting_does_no_harm(worker: str) -> None:
     assert pid(worker) == before
 
 
+@pytest.mark.parametrize("worker", WORKERS)
+def test_a_client_is_asked_whether_it_is_still_there(worker: str) -> None:
+    with running("master", HOLD, ADDRESS[worker], PORT):
+        seen = ssh(worker, "ss", "-tnoH", "state", "established", f"( sport = :{PORT} )").stdout
+    assert "timer:(keepalive," in seen
+
+
 def test_an_occupied_port_is_refused_with_the_name_of_its_owner(role: Role) -> None:
     before = traces("worker1")
     with running("worker1", OCCUPY, ADDRESS["worker1"], OTHER_PORT) as said:
@@ -355,6 +366,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "hidden-release": ({"rpc_server_prefix": "/var/lib/x"}, "runs no program from home folders"),
     "memory": ({"rpc_server_memory_max": "lots"}, "rpc_server_memory_max lots: give bytes"),
+    "relative-folder": ({"rpc_server_metrics_folder": "lib"}, "rpc_server_metrics_folder lib: give the absolute path"),
+    "no-folder": (
+        {"rpc_server_metrics_folder": "/var/lib/none"},
+        "rpc_server_metrics_folder /var/lib/none is no folder on worker1",
+    ),
+    "too-often": ({"rpc_server_metrics_interval": 1}, "rpc_server_metrics_interval 1: give at least five seconds"),
+    "cache": ({"rpc_server_cache_max": "half"}, "rpc_server_cache_max half: give bytes"),
 }
 
 
@@ -409,6 +427,8 @@ def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -
     before = pid(worker)
     restored(worker, rpc_server_instances=wanted[:1])
     assert (units(worker), pid(worker)) == ([UNIT_FILE], before)
+    assert ssh(worker, "systemctl", "list-timers", "--no-legend", "llama*").stdout.split()[-2] == f"{TIDY}.timer"
+    assert ssh(worker, "sh", "-c", f"ls /etc/systemd/system/*/*cache@{OTHER_PORT}*", check=False).stdout == ""
     assert answers(worker, OTHER_PORT) == "refused"
 
 
@@ -461,12 +481,63 @@ def test_inference_leaves_large_tensors_in_the_cache(model: str) -> None:
         ssh("worker1", "rm", "-f", *sorted(left))
 
 
+def tidied(worker: str) -> dict[str, Any]:
+    """Let a worker's cache be put in order, and return what is said of it."""
+    ssh(worker, "systemctl", "start", f"{TIDY}.service")
+    return dict(json.loads(ssh(worker, "cat", f"/var/lib/llama_rpc_cache/{PORT}/status.json").stdout))
+
+
+def entry(worker: str, name: str, age_days: int) -> str:
+    """Make a file of 1 MiB of zeros in a worker's cache, last used so long ago."""
+    path = f"{CACHE}/{name}"
+    ssh(worker, "sudo", "-u", "llama-rpc", "truncate", "--size=1M", path)
+    ssh(worker, "touch", f"--date={age_days} days ago", path)
+    return path
+
+
+@pytest.mark.parametrize("worker", WORKERS)
+def test_its_cache_is_kept_in_order_by_a_confined_timer(worker: str) -> None:
+    assert ssh(worker, "systemctl", "is-active", f"{TIDY}.timer").stdout.strip() == "active"
+    assert ssh(worker, "systemctl", "is-enabled", f"{TIDY}.timer").stdout.strip() == "enabled"
+    said = ssh(worker, "systemd-analyze", "security", "--no-pager", f"{TIDY}.service").stdout
+    assert float(said.rpartition(": ")[2].split()[0]) <= 1.0, said
+    served, before = pid(worker), tidied(worker)
+    damaged, zeros = entry(worker, "0123456789abcdef", 3), entry(worker, ZEROS, 3)
+    after = tidied(worker)
+    assert ssh(worker, "ls", damaged, zeros, check=False).stdout.split() == [zeros]
+    assert after["corrupted"] == before["corrupted"] + 1
+    journal = ssh(worker, "journalctl", "--no-pager", "--output=cat", f"--unit={TIDY}.service").stdout
+    assert "1 corrupted and 0 surplus entries removed (1.0 MiB)" in journal
+    assert "Finished" not in journal, "that nothing was to be done is not said every five minutes"
+    assert pid(worker) == served, "the worker serves all the while"
+    ssh(worker, "rm", zeros)
+
+
+def test_what_the_cache_may_hold_can_change_while_a_worker_serves(restored: Role) -> None:
+    served = at_once(pid, WORKERS)
+    assert recap(restored(BOTH, rpc_server_cache_max_age_days=365)) == 2, "the service's file, and its timer"
+    for worker in WORKERS:
+        before = tidied(worker)
+        old, young = entry(worker, ZEROS, 400), f"{CACHE}/notes"
+        ssh(worker, "cp", "--preserve", old, young)
+        after = tidied(worker)
+        assert ssh(worker, "ls", old, young, check=False).stdout.split() == [young], "what is no entry stays"
+        assert after["evicted"] == before["evicted"] + 1
+        ssh(worker, "rm", young)
+    found = module("worker1", "rpc_server_info", ports=[PORT])["servers"][0]["cache"]
+    assert (found["folder"], found["evicted"], found["max_bytes"] > found["min_free_bytes"] > 0) == (
+        CACHE, tidied("worker1")["evicted"], True,
+    )  # fmt: skip
+    assert at_once(pid, WORKERS) == served
+
+
 def test_removal_leaves_nothing_and_a_clean_host_is_checked_without_a_trace(restored: Role) -> None:
     worker = "worker2"
 
     def left() -> str:
         return ssh(
             worker, "sh", "-c", "ls -d /etc/systemd/system/*llama* /etc/systemd/system/*/*llama* /var/lib/llama_cpp; "
+            "ls -d /var/lib/llama_rpc_cache; "
             "getent passwd llama-rpc; getent group llama-rpc; systemctl list-units -a --plain --no-legend 'llama-rpc*'",
             check=False,
         ).stdout  # fmt: skip

@@ -99,6 +99,10 @@ class Release:
     def rpc_server(self) -> Path:
         return self.bin / "rpc-server"
 
+    @property
+    def rpc_cache(self) -> Path:
+        return self.prefix / "current" / "libexec" / "rpc-cache"
+
 
 class AnyRelease(Protocol):
     """What has workers to start: a release, or a build that a test made."""
@@ -110,6 +114,14 @@ class AnyRelease(Protocol):
 RELEASES = {
     "7.0.0": Release("0.3.36", "7.0.0"),
     "2.0.0": Release("0.3.16", "2.0.0"),
+}
+# One of each generation of the protocol, the oldest first. Those between are built for `make test-matrix` alone.
+GENERATIONS = {
+    "2.0.0": RELEASES["2.0.0"],
+    "3.6.1": Release("0.3.20", "3.6.1"),
+    "4.0.2": Release("0.3.34", "4.0.2"),
+    "5.0.0": Release("0.3.35", "5.0.0"),
+    "7.0.0": RELEASES["7.0.0"],
 }
 
 

@@ -118,7 +118,11 @@ class Session:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
         self.close = self.socket.close
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.request(Command.HELLO, bytes(24), answer=28)
+        try:
+            self.request(Command.HELLO, bytes(24), answer=28)
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self, size: int) -> bytes:
         found = bytearray()

@@ -56,6 +56,8 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     of_one_core = found["workers_of_one_core"]["cases"]
     assert next(iter(of_one_core)) == found["workers_of_one_core"]["reference"] == "1 of one core"
     assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub128", "generation"]
+    assert list(of_one_core["2 on the same core"]) == ["generation"]
+    assert all(list(tests) == ["generation"] for tests in found["heavy_layers"]["cases"].values())
     assert "What dividing a model costs" in said
     assert all(ratio["median"] > 0 for ratio in found["dividing"].values())
 
@@ -80,5 +82,6 @@ def test_how_long_a_load_takes(tmp_path: Path) -> None:
     assert found["model_bytes"] > loopback["first"]["weights_mb"]["median"] * 1e6 > 0.9 * found["model_bytes"]
     # Others may send over loopback as well.
     assert loopback["first"]["sent_mb"]["min"] >= loopback["first"]["weights_mb"]["min"]
-    assert all(kind["seconds"]["min"] > 0 for kind in loopback.values())
-    assert list(found["ratios"]) == ["loopback: from the cache / first"]
+    assert all(loopback[kind]["seconds"]["min"] > 0 for kind in ("first", "cached", "seeded"))
+    assert loopback["seed_seconds"]["min"] > 0
+    assert list(found["ratios"]) == ["loopback: from the cache / first", "loopback: first, seeded / first"]

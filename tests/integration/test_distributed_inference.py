@@ -406,24 +406,6 @@ def test_a_worker_killed_during_generation_is_named(release: Release, model: Pat
     assert infer(release, model, stays.endpoint)["failure"] is None
 
 
-@pytest.mark.parametrize(("master", "other"), [("7.0.0", "2.0.0"), ("2.0.0", "7.0.0")], ids=["7-to-2", "2-to-7"])
-@VERIFY
-def test_a_worker_of_another_protocol(
-    release_7: Release,
-    release_2: Release,
-    model: Path,
-    start_worker: StartWorker,
-    master: str,
-    other: str,
-    verify: bool,
-) -> None:
-    releases = {"7.0.0": release_7, "2.0.0": release_2}
-    ours, theirs = start_worker(releases[master]), start_worker(releases[other])
-    result = infer(releases[master], model, ours.endpoint, theirs.endpoint, verify=verify)
-    assert failure(result) == ("protocol_mismatch", theirs.endpoint)
-    assert f"speaks RPC protocol {other} and this master {master}" in result["msg"]
-
-
 @BOTH
 @VERIFY
 def test_what_is_no_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
@@ -466,6 +448,20 @@ def test_sixteen_workers_are_refused_before_anything_starts(release_7: Release, 
     assert failure(result) == ("option_rejected", None)
     assert "at most 15" in result["msg"]
     assert result["build"] is None
+
+
+def test_a_worker_that_stands_still_is_named_before_time_is_out(
+    release_7: Release, model: Path, start_worker: StartWorker
+) -> None:
+    goes, stands = start_worker(release_7), start_worker(release_7)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, release_7, model, goes.endpoint, stands.endpoint, stall_timeout=2, **ENDLESS)
+        wait_for(lambda: generating(stands))
+        stands.process.send_signal(signal.SIGSTOP)
+        result = run.result(HANG_S)
+    assert failure(result) == ("timed_out", stands.endpoint)
+    assert "The run stood still for 2 s and was ended." in result["msg"]
+    assert not masters(goes)
 
 
 # The master's side

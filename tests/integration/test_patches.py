@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
+from contextlib import ExitStack
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,32 +112,42 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
 
 
 @pytest.fixture
-def says() -> Iterator[Callable[[int, str], None]]:
-    """Write what the service of a port says of itself, where a service writes it."""
-    folders: list[Path] = []
+def says() -> Iterator[Callable[[int, dict[str, object]], None]]:
+    """Let the service of a port say something of itself, where a service and its manager write."""
+    with ExitStack() as stack:
 
-    def write(port: int, text: str) -> None:
-        folders.append(Path(f"/run/llama-rpc-server-{port}"))
-        folders[-1].mkdir()
-        (folders[-1] / "status.json").write_text(text)
+        def folder(name: str) -> Path:
+            path = Path(name)
+            if not path.exists():
+                path.mkdir()
+                stack.callback(path.rmdir)
+            return path
 
-    yield write
-    for folder in folders:
-        shutil.rmtree(folder)
+        def write(port: int, status: dict[str, object]) -> None:
+            start = "0123456789abcdef0123456789abcdef"
+            said = folder("/var/lib/llama_cpp") / f"status-{port}.json"
+            stack.callback(said.unlink)
+            said.write_text(json.dumps({"invocation": start, **status}))
+            folder("/run/systemd")
+            link = folder("/run/systemd/units") / f"invocation:llama-rpc-server@{port}.service"
+            stack.callback(link.unlink)
+            link.symlink_to(start)
+
+        yield write
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a service manager, or root, writes there")
 def test_what_workers_have_repacked_is_in_the_report(
     release_7: Release,
     start_worker: Callable[..., Worker],
-    says: Callable[[int, str], None],
+    says: Callable[[int, dict[str, object]], None],
     model: Path,
     tmp_path: Path,
 ) -> None:
     """Two workers of a patched release, of which one says nothing."""
     ports = [start_worker(release_7).port for _worker in range(2)]
     repack = {"enabled": True, "kernels": True, "weights": 12, "mib": 9.5, "of_weights": 20, "of_mib": 12.25}
-    says(ports[0], json.dumps({"repack": repack}))
+    says(ports[0], {"repack": repack})
     current = tmp_path / "prefix" / "current"
     current.mkdir(parents=True)
     (current / "bin").symlink_to(release_7.bin)

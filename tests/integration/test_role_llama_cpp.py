@@ -208,6 +208,10 @@ def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
     inventory.write_text("[boxes]\nnode\n[llama_masters]\n")
     site.ok("-i", str(inventory), llama_cpp_worker_group="boxes")
     assert site.programs == ["rpc-server"], "a worker gets the RPC server alone"
+    usage = subprocess.run(
+        [site.current / "libexec/rpc-cache"], capture_output=True, text=True, timeout=10, check=False
+    )
+    assert (usage.returncode, usage.stderr[:6]) == (2, "usage:"), "and what keeps its cache in order"
     assert list((site.current / "share/llama.cpp").iterdir()) == []
     lost = site.run("-i", str(inventory))
     assert lost.code != 0
@@ -339,7 +343,49 @@ def test_a_full_commit_of_a_repository_is_built(tmp_path: Path, repository: tupl
     assert site.ok().changed == 0
 
 
+@pytest.mark.parametrize("protocol", ["2.0.0", "3.6.1"])
+def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(
+    tmp_path: Path, repository: tuple[Path, str], protocol: str
+) -> None:
+    folder, commit = repository
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), protocol.split("."))
+    header = "".join(f"#define RPC_PROTO_{name}_VERSION {number}\n" for name, number in numbers)
+    (folder / "ggml/include/ggml-rpc.h").write_text(header)
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
+    subprocess.run([*git, "checkout", "-q", commit, "--", "CMakeLists.txt"], check=True, timeout=20)
+    subprocess.run([*git, "commit", "-qam", "old"], check=True, timeout=20)
+    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, timeout=20, capture_output=True, text=True)
+    commit = done.stdout.strip()
+    source = {"llama_cpp_source": "git", "llama_cpp_git_url": f"file://{folder}", "llama_cpp_git_commit": commit}
+    site = Site(tmp_path, source)
+    if protocol == "2.0.0":
+        run = site.run()
+        assert run.code != 0
+        assert run.holds(f"llama.cpp git-{commit[:9]} has CVE-2026-34159", "take build b8492 or later, or set")
+        assert not site.current.exists()
+        assert not site.ok(llama_cpp_allow_vulnerable=True).holds("cannot be told")
+    else:
+        assert site.ok().holds(f"Warning: whether llama.cpp git-{commit[:9]} has CVE-2026-34159", "b8492 or later")
+    assert site.works()
+
+
 REFUSED = {
+    "known hole": (
+        {"llama_cpp_source": "pypi", "llama_cpp_version": "0.3.16"},
+        "run code on the host: take build b8492 or later (llama_cpp_version: 0.3.20 or later), or set llama_cpp_allow_",
+    ),
+    "known hole by number": (
+        {"llama_cpp_archive": "https://mirror.example.com/tags/b8491.tar.gz"},
+        "has CVE-2026-34159, by which whoever reaches its RPC server may run code on the host: take build b8492",
+    ),
+    "known hole by commit": (
+        {
+            "llama_cpp_source": "git",
+            "llama_cpp_git_url": "x",
+            "llama_cpp_git_commit": "4227c9be4268ac844921b90f31595f81236bd317",
+        },
+        "git-4227c9be4 has CVE-2026-34159",
+    ),
     "short commit": (
         {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "abcdef0"},
         "give the full commit",

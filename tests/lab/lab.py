@@ -138,8 +138,8 @@ if [ "$scope" = none ]; then
 fi
 while :; do
     systemd-nspawn --quiet --boot --register=no --keep-unit --kill-signal=SIGKILL --link-journal=no --resolv-conf=off \
-        --timezone=off --network-bridge="$bridge" --capability=all --system-call-filter=bpf --hostname="$name" \
-        --machine="$machine" --directory="$folder/root" "$@"
+        --timezone=off --network-bridge="$bridge" --capability=all --system-call-filter="bpf pidfd_getfd" \
+        --hostname="$name" --machine="$machine" --directory="$folder/root" "$@"
     [ $? = 133 ] || break
 done
 """

@@ -13,14 +13,17 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import check_origin, read_patch
 from harness import CACHE, ROOT
 
-PATCHES = ROOT / "roles/llama_cpp/files/patches"
-PATCH = "rpc-repack"
-ARCHIVE = CACHE / "sources/llama_cpp_python-0.3.36.tar.gz"
-SUBDIR = f"{ARCHIVE.name.removesuffix('.tar.gz')}/vendor/llama.cpp"
+ROLE = ROOT / "roles/llama_cpp"
+VERSION = "0.3.36"
+# What the role applies to it, in this order.
+PATCHES = tuple(yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"][VERSION]["patches"])
+ARCHIVE = CACHE / f"sources/llama_cpp_python-{VERSION}.tar.gz"
+SUBDIR = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
 LIMIT_S = 3600
 # As the role has them.
 OPTIONS = {
@@ -56,24 +59,26 @@ class Build:
         return self.bin / "ggml-rpc-server"
 
 
-def _source(*, patched: bool) -> Path:
-    """Return upstream's tree, or ours."""
-    patch = read_patch(PATCHES / f"{PATCH}.patch")
+def _source(names: tuple[str, ...]) -> Path:
+    """Return upstream's tree with these patches of ours."""
     sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
-    check_origin(patch, sha256, "", ARCHIVE.name)
-    tree = CACHE / "performance" / (f"patched-{patch.sha256[:12]}" if patched else f"stock-{sha256[:12]}")
+    patches = [read_patch(ROLE / f"files/patches/{name}.patch") for name in names]
+    for patch in patches:
+        check_origin(patch, sha256, "", ARCHIVE.name)
+    content = hashlib.sha256("".join([sha256, *(patch.sha256 for patch in patches)]).encode()).hexdigest()
+    tree = CACHE / "performance" / f"{'patched' if patches else 'stock'}-{content[:12]}"
     if not tree.exists():
-        with Archive(str(ARCHIVE), sha256, SUBDIR, [patch] if patched else []) as archive:
+        with Archive(str(ARCHIVE), sha256, SUBDIR, patches) as archive:
             archive.unpack(str(tree))
     return tree
 
 
-def build(name: str, options: dict[str, str], targets: list[str], *, patched: bool) -> Build:
+def build(name: str, options: dict[str, str], targets: list[str], patches: tuple[str, ...]) -> Build:
     (CACHE / "performance").mkdir(exist_ok=True)
     # With `pytest -n` the processes share what is built.
     with (CACHE / "performance/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _built(name, options, targets, _source(patched=patched))
+        return _built(name, options, targets, _source(patches))
 
 
 def _built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:

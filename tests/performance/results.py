@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 TEXT = " ".join(WORDS[7 * number % len(WORDS)] for number in range(159))
 
 
+# What is never freed is upstream's.
+STRICT = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
+
+
 def results(
     build: Build,
     model: Path,
@@ -31,16 +35,17 @@ def results(
     threads: int = 2,
     text: str = TEXT,
     under: tuple[str, ...] = (),
+    options: tuple[str, ...] = (),
 ) -> Logits:
     """Compute a text here, or on the workers of these ports of loopback."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "logits"
         command = [*under, str(build.bin / "llama-results"), "-m", str(model), "-p", text, "-c", "256", "-ub", "64"]
         command += ["-t", str(threads), "-fit", "off", "-o", str(file)]
-        command += over(workers)
+        command += [*over(workers), *options]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=False,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **STRICT},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         return Logits.read(file)

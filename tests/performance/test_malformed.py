@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from builds import Build
-from malformed import Outcome, Recording, play, recorded, spoilt
+from malformed import Outcome, play
+from malformed_sessions import Recording, recorded, spoilt
 from quantised_models import TYPES, Type, write_quantised
 from rpc_session import Session
 from test_repack import HAPPENINGS, Multiplication, watched

@@ -66,13 +66,16 @@ A, B = "10.0.0.1:50052", "10.0.0.2:50052"
 PATH = "/var/lib/bench.json"
 
 
-def bench(version: str) -> Bench:
+def bench(version: str, manifest: dict[str, Any] | None = None) -> Bench:
     folder = FIXTURES / "capabilities"
     said = (folder / "llama-bench-0.3.36-version.txt").read_text() if version == "0.3.36" else "error: --version\n"
-    return describe_bench("/opt/llama-bench", said, (folder / f"llama-bench-{version}-help.txt").read_text(), {})
+    return describe_bench(
+        "/opt/llama-bench", said, (folder / f"llama-bench-{version}-help.txt").read_text(), manifest or {}
+    )
 
 
 NEW, OLD = bench("0.3.36"), bench("0.3.16")
+BUILD = {"number": 0, "commit": "0c1e57098", "version": None}
 RECORDED = pytest.mark.parametrize("version", ["0.3.36", "0.3.16"])
 
 
@@ -278,9 +281,17 @@ def test_figures_are_those_of_upstream(version: str) -> None:
 
 def test_what_ran_is_told_by_the_program_and_its_results() -> None:
     new, old = (parse_lines(recorded(version), whole=True)[0] for version in ("0.3.36", "0.3.16"))
-    assert build_of(NEW, new) == {"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev"}
-    assert build_of(OLD, None) == {"number": None, "commit": None, "version": None}
-    assert build_of(OLD, old) == {"number": 1, "commit": "4227c9b", "version": None}
+    assert build_of(NEW, new) == {"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev", "patches": None}
+    assert build_of(OLD, None) == {"number": None, "commit": None, "version": None, "patches": None}
+    assert build_of(OLD, old) == {"number": 1, "commit": "4227c9b", "version": None, "patches": None}
+    for manifest, patches in (
+        ({"patches": []}, []),
+        ({"patches": [{"name": "rpc-load", "sha256": "a"}, {"name": "log-flush"}]}, ["log-flush", "rpc-load"]),
+        ({"patches": ["rpc-load"]}, None),
+        ({"patches": [{"name": "rpc-load"}, {"name": 1}]}, None),
+        ({"patches": {}}, None),
+    ):
+        assert build_of(bench("0.3.36", manifest), new)["patches"] == patches
     assert model_of("/srv/m.gguf", None, new) == {
         "path": "/srv/m.gguf",
         "type": "llama ?B Q8_0",
@@ -446,6 +457,36 @@ def test_what_differs_is_not_compared_but_said(changes: dict[str, Any], said: st
 )
 def test_what_does_not_change_the_figures_is_compared(changes: dict[str, Any]) -> None:
     assert differences(measured(), measured(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([], ["log-flush", "rpc-load"], "build patches was none and is log-flush, rpc-load"),
+        (["rpc-load"], [], "build patches was rpc-load and is none"),
+        (["rpc-load"], ["rpc-load"], None),
+        (None, ["rpc-load"], None),
+        (["rpc-load"], None, None),
+    ],
+)
+def test_builds_of_other_patches_differ(before: list[str] | None, after: list[str] | None, said: str | None) -> None:
+    found = differences(*(measured(build={**BUILD, "patches": patches}) for patches in (before, after)))
+    assert (difference_message(found, PATH) if found else None) == (
+        f"Not compared with the baseline {PATH}: {said}." if said else None
+    )
+    # Of a baseline that was written before patches were kept, they are not known.
+    assert differences(measured(build=BUILD), measured(build={**BUILD, "patches": after})) == []
+
+
+@pytest.mark.parametrize("patches", [None, [], ["rpc-load"]])
+def test_a_baseline_may_tell_of_patches(tmp_path: Path, patches: list[str] | None) -> None:
+    path = str(tmp_path / "b.json")
+    told = measured(build={**BUILD, "patches": patches})
+    write_baseline(path, told)
+    assert read_baseline(path) == told
+    write_baseline(path, measured(build={**BUILD, "patches": [1]}))
+    with pytest.raises(BaselineError, match=r"is damaged \(build.patches is not"):
+        read_baseline(path)
 
 
 def test_models_of_other_digests_differ() -> None:

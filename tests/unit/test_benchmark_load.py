@@ -15,7 +15,8 @@ def one(seconds: float, sent_mb: float) -> dict[str, float]:
 
 
 def both(first: float, cached: float) -> dict[str, dict[str, float]]:
-    return {"first": one(first, 1400.0), "cached": one(cached, 140.0)}
+    seeded = {**one(cached * 2, 140.0), "seed_seconds": 1.5}
+    return {"first": one(first, 1400.0), "cached": one(cached, 140.0), "seeded": seeded}
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -28,12 +29,17 @@ def test_ratios_are_of_the_same_round() -> None:
     assert {name: ratio["values"] for name, ratio in found["ratios"].items()} == {
         f"{load.LOOPBACK}: from the cache / first": [0.5, 0.5],
         f"{load.SHAPED}: from the cache / first": [0.5, 0.5],
-        f"first load: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
+        f"{load.LOOPBACK}: first, seeded / first": [1.0, 1.0],
+        f"{load.SHAPED}: first, seeded / first": [1.0, 1.0],
+        f"first: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
+        f"first, seeded: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
         f"from the cache: {load.SHAPED} / {load.LOOPBACK}": [2.0, 2.0],
     }
     assert found["links"][load.SHAPED]["first"]["sent_mb_per_s"]["values"] == [100.0, 50.0]
     assert found["links"][load.SHAPED]["transfer_mbit_per_s"]["values"] == [950.0, 940.0]
+    assert found["links"][load.SHAPED]["seed_seconds"]["values"] == [1.5, 1.5]
     assert "950" in load.report(found)
+    assert "1.50 (1.50 to 1.50)" in load.report(found)
 
 
 def test_loopback_alone_is_reported_without_the_links_between_hosts() -> None:

@@ -54,6 +54,9 @@ def test_what_dividing_costs_is_one_worker_against_none_and_two_against_one() ->
         {
             throughput.of_one_core(1): {"prompt ub64": 60.0 * quick, "generation": 20.0 * quick},
             throughput.of_one_core(2): {"prompt ub64": 90.0 * quick, "generation": 19.0 * quick},
+            throughput.SAME_CORE: {"generation": 19.6 * quick},
+            throughput.kept_awake(1): {"generation": 25.0 * quick},
+            throughput.kept_awake(2): {"generation": 24.5 * quick},
         }
         for quick in (1.0, 0.5)
     ]
@@ -65,6 +68,8 @@ def test_what_dividing_costs_is_one_worker_against_none_and_two_against_one() ->
         "one worker, 4 threads (its cores) / without RPC, --repack 0: generation": [0.8, 0.8],
         "two workers of one core / one: prompt ub64": [1.5, 1.5],
         "two workers of one core / one: generation": [0.95, 0.95],
+        "two workers on the same core / one: generation": [0.98, 0.98],
+        "two workers of cores that are kept awake / one: generation": [0.98, 0.98],
     }
     of_one_core_alone = [{throughput.of_one_core(1): done[throughput.of_one_core(1)]} for done in more]
     assert not [name for name in throughput.dividing(with_rpc, of_one_core_alone, 4) if "two" in name]

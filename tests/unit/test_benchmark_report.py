@@ -79,13 +79,15 @@ AGAINST = f"{START}; against the last run of the same build, model and shape (20
         (last(48.0, 2.60, 0.001), f"{AGAINST}generation 3 % slower, prompt 20 % slower."),
         (last(38.4, 2.50), f"{AGAINST}generation the same within the spread, prompt the same within the spread."),
         (last(30, 2, build={"commit": "4227c9be8"}), FIRST),
+        (last(30, 2, build={"commit": "0c1e57098", "patches": ["rpc-load"]}), FIRST),
         (last(30, 2, model={**IDENTITY, "file_type": "Q8_0"}), FIRST),
         (last(30, 2, workers=ENDPOINTS[:2]), FIRST),
         (last(30, 2, options={**OPTIONS, "cache_type_k": "q8_0"}), FIRST),
         (last(30, 2, options={**OPTIONS, "repetitions": 2}), f"{AGAINST}generation 25 % faster, prompt 28 % faster."),
         (last(0, 0, 0), f"{AGAINST}generation the same within the spread, prompt the same within the spread."),
     ],
-    ids=["first", "faster", "slower", "same", "build", "model", "workers", "option", "more-repetitions", "nothing"],
+    ids=["first", "faster", "slower", "same", "build", "patches", "model", "workers", "option", "more-repetitions",
+         "nothing"],
 )  # fmt: skip
 def test_a_sentence_says_the_result(given, sentence):
     report = benchmark_report(given)
@@ -169,6 +171,18 @@ def test_a_commit_is_short_on_the_page_and_whole_in_the_history():
     made = benchmark_report(given)
     assert "a" * 31 not in made["html"] + made["markdown"]
     assert json.loads(made["history_line"])["build"]["commit"] == "0c1e57098" + "a" * 31
+
+
+def test_builds_of_one_commit_are_told_apart_by_their_patches():
+    before = run("2026-11-20T01:02:03Z", 30, 2, build={"commit": "0c1e57098", "patches": []})
+    given = results(history=[before])
+    given["bench"]["build"]["patches"] = ["log-flush", "<rpc>"]
+    made = benchmark_report(given)
+    assert json.loads(made["history_line"])["build"]["patches"] == ["log-flush", "<rpc>"]
+    text = Page(made["html"]).text
+    for words in ("· patches log-flush, <rpc> ·", "· patches none ·"):
+        assert words in text
+    assert "first run of this build" in made["report"]["summary"]
 
 
 def test_only_the_benchmark_itself_is_needed():

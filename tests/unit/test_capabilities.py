@@ -21,6 +21,8 @@ RECORDED = Path(__file__).parents[1] / "fixtures" / "capabilities"
 OLD = "llama-cli-0.3.16"
 NEW = "llama-completion-0.3.36"
 CHAT = "llama-cli-0.3.36"
+# Of the generations between.
+BETWEEN = {"3.6.1": "llama-completion-0.3.20", "4.0.2": "llama-completion-0.3.34", "5.0.0": "llama-completion-0.3.35"}
 
 
 def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Capabilities:
@@ -59,6 +61,17 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
 )
 def test_a_build_is_known_by_what_it_says(recorded: str, field: str, value: object) -> None:
     assert getattr(described(recorded), field) == value
+
+
+@pytest.mark.parametrize("protocol", BETWEEN)
+def test_a_build_between_is_of_its_generation(protocol: str) -> None:
+    found, new = described(BETWEEN[protocol]), described(NEW)
+    assert (found.protocol, found.counted_devices) == (protocol, True)
+    assert found.no_fit == new.no_fit
+    assert found.no_colors == new.no_colors
+    # Lines have a time and a level, and those about devices are of the level "trace", since b9151.
+    since = protocol != "3.6.1"
+    assert (found.log_format, found.verbosity) == (("prefixed", ("-lv", "4")) if since else ("plain", ()))
 
 
 def test_the_chat_client_is_refused_with_the_program_to_install() -> None:

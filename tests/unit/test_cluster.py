@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
@@ -220,6 +224,31 @@ def test_a_master_without_a_release_is_named() -> None:
     assert status["all_well"] is False
 
 
+def test_a_master_that_could_not_be_asked_is_named_and_the_others_have_their_say() -> None:
+    seen = {"m1": {"manifest": NEW, "workers": [READY]}, "m2": {"workers": [], "out": "It cannot be reached."}}
+    status = verify({"w1": WELL}, seen)
+    assert status["problems"] == ["m2 could not be asked. It cannot be reached."]
+    assert (status["all_well"], status["workers"][0]["well"]) == (False, True)
+
+
+@pytest.mark.parametrize("changes", [{}, {"out": "It cannot be reached."}, {"manifest": None}])
+def test_what_is_written_is_as_its_schema_says(changes: dict[str, Any]) -> None:
+    schema = json.loads((Path(__file__).resolve().parents[2] / "docs/monitoring/status.schema.json").read_text())
+    written = {**look(READY, **changes), "schema_version": 1, "time": "2026-01-31T12:00:00Z"}
+    jsonschema.validate(written, schema)
+    described = schema["properties"]["workers"]["items"]["properties"]
+    assert set(described) >= set(written["workers"][0]), "each key is described"
+
+
+def test_an_upgrade_that_has_not_ended_is_said_first() -> None:
+    note = {"run": "1", "from": "a", "to": "b", "time": "noon"}
+    status = verify({"w1": {**WELL, "upgrade": note}}, {"m": {"manifest": NEW, "workers": [REFUSED], "upgrade": note}})
+    assert status["problems"][0] == (
+        "An upgrade was interrupted, and has not ended on w1, m: run the playbook upgrade, which ends it."
+    )
+    assert verify({"w1": WELL}, {"m": {"manifest": NEW, "workers": [READY], "upgrade": None}})["all_well"]
+
+
 def test_no_worker_is_not_well() -> None:
     assert verify({}, {})["all_well"] is False
 
@@ -267,3 +296,29 @@ def test_what_was_repacked_is_shown_of_workers_that_say_it(repack: dict[str, Any
     assert "repacked" not in render_cluster(stock)
     both = render_cluster([*status["workers"], *stock]).splitlines()
     assert [line[at:].split("  ")[0] for line in both[2:]] == [shown, "-"]
+
+
+CACHE = {
+    "folder": "/var/cache/llama_cpp/rpc", "entries": 3, "bytes": 3 << 30, "free_bytes": 9, "max_bytes": 8 << 30,
+    "min_free_bytes": 0, "tidied_at": 0, "corrupted": 0, "evicted": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hours", "limit", "shown", "problems"),
+    [
+        pytest.param(1, 8 << 30, "3.0 of 8.0 GiB", 0, id="limited"),
+        pytest.param(1, None, "3.0 GiB", 0, id="no-limit"),
+        pytest.param(None, None, "3.0 GiB", 0, id="not-put-in-order-yet"),
+        pytest.param(25, 8 << 30, "3.0 of 8.0 GiB", 1, id="its-timer-does-not-run"),
+    ],
+)
+def test_what_is_cached_is_shown(hours: int | None, limit: int | None, shown: str, problems: int) -> None:
+    at = None if hours is None else time.time() - 3600 * hours
+    status = look(READY, servers=[{**WELL["servers"][0], "cache": {**CACHE, "tidied_at": at, "max_bytes": limit}}])
+    assert len(status["problems"]) == problems
+    assert not problems or "w1:50052 was last put in order 25 hours ago" in status["problems"][0]
+    assert "free_bytes" not in status["workers"][0]["cache"]
+    header, row = render_cluster(status["workers"]).splitlines()[1:]
+    assert row[header.index("cache") :].startswith(shown)
+    assert "cache" not in render_cluster(look(READY)["workers"])

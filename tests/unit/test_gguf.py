@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _gguf
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import (
     CUT,
     HEADER_LIMIT,
@@ -280,6 +281,48 @@ def test_parts_that_are_not_those_of_one_split(
     write(tmp_path / "m-00002-of-00002.gguf", split=other)
     with pytest.raises(GgufError, match=words):
         read_model(tmp_path / "m-00001-of-00002.gguf")
+
+
+def links(first: Path, count: int) -> Path:
+    """Give one file the names of all parts."""
+    parts = [first.with_name(name) for name in part_names(f"links-00001-of-{count:05}.gguf")]
+    for part in parts:
+        part.hardlink_to(first)
+    return parts[0]
+
+
+@pytest.mark.parametrize(
+    ("split", "after", "words"),
+    [
+        (None, 1, "says that it is one of 0 parts, but its name does not"),
+        ((0, 2), 1, "says that it is one of 2 parts, but its name does not"),
+        ((0, 900), 2, "says that it is part 0 of a split, counted from 0, and has the name of part 1"),
+    ],
+    ids=["no-split", "another-split", "one-part"],
+)
+def test_one_file_with_the_names_of_many_parts_is_read_no_further(
+    tmp_path: Path, split: tuple[int, int] | None, after: int, words: str
+) -> None:
+    first = links(write(tmp_path / "m.gguf", split=split), 900)
+    # If it were read, it would be what is wrong.
+    unread = first.with_name(part_names(first.name)[after])
+    unread.unlink()
+    unread.write_bytes(b"")
+    with pytest.raises(GgufError, match=words):
+        read_model(first)
+
+
+def test_parts_have_no_more_tensors_than_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (tmp_path / name for name in part_names("m-00001-of-00002.gguf"))
+    first.write_bytes(split_part(0, b"a", 2))
+    second.write_bytes(split_part(1, b"b", 2))
+    monkeypatch.setattr(_gguf, "MAX_TENSORS", 2)
+    assert len(read_model(first)) == 2
+    monkeypatch.setattr(_gguf, "MAX_TENSORS", 1)
+    with pytest.raises(
+        GgufError, match=r"m-00002-of-00002\.gguf is the part with which the model has more than 1 tens"
+    ):
+        read_model(first)
 
 
 def split_part(number: int, name: bytes, tensors: int) -> bytes:

@@ -19,6 +19,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._inference impor
     classify,
     generated_text,
     output_lost,
+    stall_limit,
     time_limit,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
@@ -63,6 +64,7 @@ def options(*workers: str, **changes: Any) -> Options:
         threads=None,
         extra_args=(),
         timeout=None,
+        stall_timeout=None,
     )
     return dataclasses.replace(base, **changes)
 
@@ -101,6 +103,7 @@ def test_fifteen_workers_are_the_most() -> None:
         ({"temperature": float("nan")}, "temperature is nan; give"),
         ({"threads": 0}, "threads is 0; give"),
         ({"timeout": 0}, "timeout is 0; give"),
+        ({"stall_timeout": 0}, "stall_timeout is 0; give"),
         ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
         ({"tensor_split": (1.0, -1.0)}, f"tensor_split gives worker {B} the share -1; give it a number above 0"),
         ({"tensor_split": (0.0, 1.0)}, f"tensor_split gives worker {A} the share 0; .* out of workers"),
@@ -200,6 +203,13 @@ def test_the_time_limit_grows_with_model_prompt_and_tokens() -> None:
     # 120 s + 40 GB at 10 MB/s + 4000 bytes at 40 B/s + 64 tokens of 2 s
     assert time_limit(options(prompt="x" * 4000), 40_000_000_000) == 120 + 4000 + 100 + 128
     assert time_limit(options(timeout=7), 40_000_000_000) == 7
+
+
+def test_a_run_may_stand_still_for_as_long_as_a_batch_takes() -> None:
+    assert stall_limit(options(prompt="x" * 4000), 1_000_000) == 120 + 100
+    assert stall_limit(options(prompt="x" * 4_000_000), 4_000_000_000) == 120 + 205
+    assert stall_limit(options(prompt="x" * 4000), 40_000_000_000) == 120 + 1000
+    assert stall_limit(options(stall_timeout=7), 40_000_000_000) == 7
 
 
 # The command
@@ -444,8 +454,10 @@ def judged(
         (CUT_OFF, 134, None, "protocol_mismatch", None, "broke the connection at the first message"),
         (CUT_OFF, 134, [status(A, "not_rpc"), status(B)], "worker_unreachable", A, f"{A} is not_rpc"),
         (BUFFERS + CUT_OFF, 134, [status(A), status(B, "refused")], "worker_lost", B, f"{B} was lost during the run"),
+        (CUT_OFF, 134, [status(A), status(B, "refused")], "worker_lost", B, f"{B} was lost during the run. {B} is"),
         (BUFFERS, 141, [status(A, "unreachable"), status(B)], "worker_lost", A, f"{A} was lost during the run"),
         (BUFFERS + CUT_OFF, 134, None, "worker_lost", None, "all answer again; look for a restart"),
+        (BUFFERS, 141, None, "worker_lost", None, "all answer again; look for a restart"),
         (
             (
                 f"{BUFFERS}ggml_gallocr_reserve_n: failed to allocate RPC[{B}] buffer of size 307240960\n"
@@ -528,8 +540,10 @@ def judged(
         "closed-at-hello",
         "closed-by-something-else",
         "lost",
+        "lost-while-loading",
         "lost-by-sigpipe",
         "lost-and-back",
+        "lost-by-sigpipe-and-back",
         "worker-cannot-compute",
         "worker-cannot-load",
         "bad-alloc",
@@ -599,6 +613,67 @@ def test_a_run_out_of_time_says_whom_it_waited_for(
     assert (failure.kind, failure.endpoint) == ("timed_out", endpoint)
     assert failure.message.startswith("The run did not end within 60 s and was ended. ")
     assert message in failure.message
+
+
+def test_a_run_that_stood_still_says_whom_it_waited_for() -> None:
+    failure = judged(BUFFERS, 143, [status(A), status(B, "busy")], still_s=120)
+    assert failure
+    assert (failure.kind, failure.endpoint) == ("timed_out", B)
+    assert failure.message.startswith(f"The run stood still for 120 s and was ended. {B} has answered nothing since")
+    assert "raise stall_timeout if it is slow" in failure.message
+
+
+def test_a_worker_of_another_protocol_is_that_whatever_the_build_says() -> None:
+    # So a master of 2.0.0 says it of a worker of 3.6.1. (One of 3.6.1 skips a worker of 2.0.0, and says nothing.)
+    after_run = [status(A), status(B, "ready", "3.6.1")]
+    failure = judged(f"Failed to connect to {B}\n", 134, after_run)
+    assert failure
+    assert failure[:2] == ("protocol_mismatch", B)
+
+
+@pytest.mark.parametrize(
+    ("now", "protocol", "kind"),
+    [
+        ("ready", "2.0.0", "protocol_mismatch"),
+        ("refused", "7.0.0", "worker_unreachable"),
+        ("ready", "7.0.0", "worker_dropped"),
+    ],
+)
+def test_a_worker_that_was_skipped_is_named_with_the_reason(now: str, protocol: str, kind: str) -> None:
+    log = (FIXTURES / "logs" / "completion-0c1e57098-rpc7.0.0-3workers-lv4.log").read_text()
+    run = options(*(f"127.0.0.1:{port}" for port in (23765, 26272, 3506)), B)
+    after_run = [status(endpoint) for endpoint in run.endpoints[:3]] + [status(B, now, protocol)]
+    failure = judged(log, 0, after_run, run)
+    assert failure
+    assert failure[:2] == (kind, B)
+
+
+def test_a_run_that_ended_well_in_the_last_moment_has_not_stood_still() -> None:
+    log = (FIXTURES / "logs" / "completion-0c1e57098-rpc7.0.0-3workers-lv4.log").read_text()
+    run = options(*(f"127.0.0.1:{port}" for port in (23765, 26272, 3506)))
+    assert judged(log, 0, [], run, still_s=120) is None
+    assert judged(log, 0, [], run, gone=("127.0.0.1", 3506)) is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "peer", "now", "endpoint", "message"),
+    [
+        ((A, B), ("10.0.0.2", 50052), "unreachable", B, f"took nothing for 30 s. {B} is unreachable."),
+        ((A, B), ("10.0.0.2", 50052), "ready", B, "took nothing for 30 s. It answers now; run again."),
+        # A name has the address that the look at it found; one that is not found out is told as it is.
+        ((A, "b"), ("b", 50052), "unreachable", "b:50052", "b:50052 is unreachable."),
+        ((A, "b"), ("10.0.0.9", 50052), "unreachable", "10.0.0.9:50052", "It answers now; run again."),
+    ],
+)
+def test_a_host_that_went_without_a_word_is_named(
+    workers: tuple[str, ...], peer: tuple[str, int], now: str, endpoint: str, message: str
+) -> None:
+    run = options(*workers)
+    after_run = [status(run.endpoints[0]), status(run.endpoints[1], now)]
+    failure = judged(BUFFERS, 143, after_run, run, gone=peer)
+    assert failure
+    assert (failure.kind, failure.endpoint) == ("worker_lost", endpoint)
+    assert failure.message.endswith(message)
 
 
 # Proof of work: from the ports of the recorded workers

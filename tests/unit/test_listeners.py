@@ -60,7 +60,7 @@ def line(local: str, remote: str, state: str, inode: int) -> str:
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     """A worker (pid 4711) on 10.0.0.11:50052, and one (pid 4712) of all addresses and both families on 50053."""
-    net = tmp_path / "proc/net"
+    net = tmp_path / "proc/self/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text(HEADER + line(f"{V4}:C384", "00000000:0000", "0A", 111))
     (net / "tcp6").write_text(

@@ -26,6 +26,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client impo
     parse_endpoints,
     parse_protocol,
     probe,
+    probe_until_ready,
     summarize,
 )
 from hypothesis import HealthCheck, given, settings
@@ -387,6 +388,29 @@ def test_results_come_in_the_order_of_the_endpoints() -> None:
     assert [status.port for status in statuses] == [peer.port for peer in peers]
     assert [status.state for status in statuses[:3]] == ["busy", "ready", "not_rpc"]
     assert probe([], TIMEOUT) == []
+
+
+def test_workers_are_looked_at_until_they_are_ready_and_only_those_that_are_not() -> None:
+    looks: dict[Endpoint, int] = {}
+    good, late, never = (Endpoint("h", port) for port in (1, 2, 3))
+
+    def look(endpoints: list[Endpoint], *_args: object) -> list[WorkerStatus]:
+        found = []
+        for endpoint in endpoints:
+            looks[endpoint] = looks.get(endpoint, 0) + 1
+            ready = endpoint == good or (endpoint == late and looks[endpoint] == 3)
+            found.append(WorkerStatus(str(endpoint), "h", endpoint.port, state="ready" if ready else "refused"))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_rpc_client, "probe", look)
+        patch.setattr(_rpc_client, "_LOOK_AGAIN_AFTER_S", 0.01)
+        assert [s.state for s in probe_until_ready([good, late], 1, wait=ENOUGH)] == ["ready", "ready"]
+        assert (looks[good], looks[late]) == (1, 3)
+        assert [s.state for s in probe_until_ready([good, never], 1, wait=0.05)] == ["ready", "refused"]
+        looks.clear()
+        probe_until_ready([never], 1)
+        assert looks == {never: 1}
 
 
 def test_the_summary_counts_every_state() -> None:

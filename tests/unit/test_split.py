@@ -7,7 +7,10 @@ That sizes are those of llama.cpp is tested with llama.cpp: tests/integration/te
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -363,6 +366,22 @@ def test_more_workers_than_layers(layers: int, n_gpu_layers: int, said: str) -> 
     assert plan([header(layers)], load, Cluster(workers(99, 99)))["fits"]
 
 
+def test_the_output_alone_goes_to_one_worker() -> None:
+    load = replace(SMALL, n_gpu_layers=1)
+    result = plan([header()], load, Cluster(workers(9), master_memory_available_bytes=20 * GIB))
+    assert (result["fits"], result["tensor_split"], result["master"]["layers"]) == (True, [1], 32)
+    worker = result["workers"][0]
+    assert (worker["layers"], worker["first_layer"], worker["has_output"]) == (0, None, True)
+    assert (worker["weights_bytes"], worker["kv_bytes"]) == (VOCABULARY * WIDTH // 32 * 34 + 4 * WIDTH, 0)
+    assert plan([header()], load, Cluster(workers(0.1)))["shortfall"]
+    assert plan([header()], load, Cluster(workers(9, 9)))["message"] == (
+        "There are 2 workers, and n_gpu_layers (1) leaves them the output alone; name one worker, or give n_gpu_layers "
+        "from 3 on."
+    )
+    assert plan([header()], replace(load, n_gpu_layers=3), Cluster(workers(9, 9)))["fits"]
+    assert plan([header(1)], load, Cluster(workers(9, 9)))["message"].endswith(" output alone; name one worker.")
+
+
 # One host is enough
 
 
@@ -431,7 +450,12 @@ def test_compute_that_is_not_followed_is_estimated_higher() -> None:
         ({"tensor_split": (1,)}, "tensor_split has 1 entries for 2 workers"),
         ({"tensor_split": (1, -1)}, "the share -1"),
         ({"tensor_split": (1, float("inf"))}, "the share inf"),
+        ({"tensor_split": (1, float("nan"))}, "the share nan"),
         ({"tensor_split": (0, 0)}, "no share above 0"),
+        # What a C float does not hold.
+        ({"tensor_split": (1e39, 1)}, "the share 1e+39; give a number above 0, from 1e-30 to 1e+30"),
+        ({"tensor_split": (3e38, 3e38)}, "the share 3e+38"),
+        ({"tensor_split": (1e-50, 1e-50)}, "the share 1e-50"),
         ({"master_memory_available_bytes": -1}, "master_memory_available_bytes is -1"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
@@ -469,14 +493,95 @@ def test_bad_loads(change: dict[str, Any], said: str) -> None:
         (header(2, block_count=None), SMALL, "has no layers that could be divided. llama.block_count is missing"),
         (header(2, **{"attention.key_length": 80, "attention.value_length": 80}),
          replace(SMALL, cache_type_k="q8_0"), "cache_type_k is q8_0, whose blocks do not fit"),
+        (header(2, expert_count=1025), SMALL, "says that it has 1025 experts, and llama.cpp takes 1024"),
+        # Gone through one by one, these would take hours.
+        (header(2, expert_count=8, expert_used_count=(1 << 32) - 1), SMALL, "uses 4294967295 of 8 experts"),
+        (header(2, expert_used_count=(1 << 32) - 1), SMALL, "uses 4294967295 of 0 experts"),
     ],
-    ids=["no context", "no layers", "heads of no whole block"],
+    ids=["no context", "no layers", "heads of no whole block", "experts", "more experts used", "no experts"],
 )  # fmt: skip
 def test_models_that_cannot_be_planned(bad: Header, load: Load, said: str) -> None:
     with pytest.raises(SplitError) as error:
         plan([bad], load, Cluster(workers(9)))
     assert said in str(error.value)
     assert str(error.value).endswith(".")
+
+
+NAMES = """
+attn_norm attn_q attn_k attn_v attn_qkv attn_output attn_q_norm post_attention_norm ffn_norm ffn_gate ffn_up ffn_down
+ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps ffn_down_shexp post_ffw_norm
+""".split()
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 32, 96, 4096, 1 << 31, 1 << 62]), max_size=4).filter(
+    lambda shape: math.prod(shape) < 1 << 63
+)
+# Small, as models have it, and as large as a file can say.
+NUMBERS = st.fixed_dictionaries(
+    {},
+    optional={
+        "block_count": st.integers(1, 4),
+        **{
+            name: st.sampled_from([0, 1, 7, 64, 512, (1 << 32) - 1])
+            for name in (
+                "embedding_length",
+                "vocab_size",
+                "attention.head_count",
+                "attention.head_count_kv",
+                "attention.key_length",
+                "attention.value_length",
+                "attention.sliding_window",
+            )
+        },
+    },
+)
+EXPERTS = st.sampled_from([(0, 0), (0, 0), (8, 2), (8, 0), (1024, 1024), (1, 2)])
+SHARES = st.sampled_from([0.0, 1e-50, 1e-30, 0.5, 1.0, 3.0, 1e30, 3e38, 1e39, math.inf, math.nan, -1.0])
+
+
+@given(
+    architecture=st.sampled_from(["llama", "gemma2", "command-r", "qwen2moe", "stablelm", "mamba"]),
+    tensors=st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2), SHAPES), max_size=12),
+    outer=st.dictionaries(st.sampled_from(["token_embd", "output", "output_norm", "rope_freqs"]), SHAPES),
+    numbers=NUMBERS,
+    experts=EXPERTS,
+    shares=st.one_of(st.just([]), st.lists(SHARES, max_size=3)),
+    speeds=st.lists(st.floats(0, exclude_min=True), max_size=3),
+    memory=st.lists(st.floats(0, 100), min_size=1, max_size=3),
+    load=st.builds(
+        Load,
+        ctx_size=st.sampled_from([1, 512, 8192, (1 << 31) - 1]),
+        flash_attn=st.sampled_from(["auto", "off"]),
+        cache_type_k=st.sampled_from(["f16", "q8_0"]),
+        n_gpu_layers=st.integers(1, 4),
+    ),
+)
+@settings(deadline=5000, max_examples=300)
+def test_no_model_and_no_share_makes_it_fail(
+    architecture: str,
+    tensors: list[tuple[str, int, list[int]]],
+    outer: dict[str, list[int]],
+    numbers: dict[str, int],
+    experts: tuple[int, int],
+    shares: list[float],
+    speeds: list[float],
+    memory: list[float],
+    load: Load,
+) -> None:
+    shapes = {f"blk.{layer}.{name}.weight": shape for name, layer, shape in tensors}
+    shapes.update({f"{name}.weight": shape for name, shape in outer.items()})
+    of = replace(
+        header(3, architecture=architecture, expert_count=experts[0], expert_used_count=experts[1], **numbers),
+        tensors=tuple(
+            Tensor(name, tuple(shape), F32, 0, math.prod(shape), 4 * math.prod(shape)) for name, shape in shapes.items()
+        ),
+    )
+    speeds = (*speeds, 1.0, 1.0, 1.0)[: len(memory)] if speeds else ()
+    cluster = Cluster(workers(*memory, weights=tuple(speeds)), tensor_split=tuple((shares * 3)[: len(memory)]))
+    result: dict[str, Any] = {"workers": []}
+    with suppress(SplitError):
+        result = plan([of], load, cluster)
+    json.dumps(result, allow_nan=False)
+    for it in result["workers"]:
+        assert min(it["weights_bytes"], it["kv_bytes"], it["compute_bytes"]) >= 0
 
 
 def test_weights_of_a_later_type_are_not_guessed() -> None:

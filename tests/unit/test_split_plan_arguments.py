@@ -25,6 +25,7 @@ HOSTS: dict[str, dict[str, Any]] = {
         "rpc_server_instances": [{"port": 1}, {"port": 2, "memory_max": "1.5G"}],
     },
 }
+OPTIONS = ("batch_size", "ubatch_size", "cache_type_k", "cache_type_v", "flash_attn", "split_mode")
 ENDPOINTS = ("192.0.2.1:50052", "192.0.2.2:50052", "192.0.2.3:1", "192.0.2.3:2")
 
 
@@ -79,15 +80,34 @@ def test_memory_that_is_told_goes_before_what_is_read() -> None:
         (["--cache_type_v", "q4_0", "-fa", "on"], {"cache_type_v": "q4_0", "flash_attn": "on"}),
         (["-fa", "0"], {"flash_attn": "off"}),
         (["-fa", "--mlock"], {"flash_attn": "on"}),
-        (["--split-mode", "layer"], {}),
+        (["--split-mode", "layer"], {"split_mode": "layer"}),
     ],
     ids=" ".join,
 )
 def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, Any]) -> None:
     result = asked(extra_args=extra_args)
-    names = ("batch_size", "ubatch_size", "cache_type_k", "cache_type_v", "flash_attn")
-    assert {name: result[name] for name in names if result[name] is not None} == expected
+    assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
     assert result["skipped"] == ""
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "expected", "said"),
+    [
+        (
+            ["--split-mode", "tensor", "--flash-attn", "off", "-ub", "64"],
+            {"split_mode": "tensor", "flash_attn": "off", "ubatch_size": 64},
+            "--split-mode tensor",
+        ),
+        (["-nkvo", "-ctk", "q8_0", "-sm", "tensor"], {"cache_type_k": "q8_0", "split_mode": "tensor"}, "-nkvo"),
+        (["-b", "many", "-ub", "64"], {"ubatch_size": 64}, "-b many, which is no value of it"),
+        (["-ub", "64", "-sm"], {"ubatch_size": 64}, "-sm, which is no value of it"),
+    ],
+)
+def test_options_are_told_though_there_is_no_plan(extra_args: list[str], expected: dict[str, Any], said: str) -> None:
+    # As playbooks/tasks/benchmark.yml asks for them.
+    for result in (split_plan_arguments([], {}, extra_args=extra_args), asked(extra_args=extra_args)):
+        assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
+        assert f"inference_extra_args holds {said}" in result["skipped"]
 
 
 def test_old_builds_have_flash_attention_off() -> None:

@@ -175,6 +175,18 @@ def test_a_split_mode_that_lost_costs_no_more_runs() -> None:
     assert result["runs_at_most"] > len(records)
 
 
+def test_a_value_that_won_is_still_counted() -> None:
+    def measured(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
+        uneven = 4.0 if run["workers"] == WORKERS[:1] else 1.0
+        return 100.0, uneven * 10.0 * (1 + (run["flash_attn"] == "off") + 2 * (run["cache_type_k"] == "q8_0"))
+
+    asked: dict[str, Any] = {"tune_worker_threads": True, "threads_now": [2, 2], "usable_cores": [4, 2]}
+    few: dict[str, Any] = {"tune_cache_types": ["q8_0"], "tune_ubatch_sizes": [], "tune_batch_sizes": []}
+    result, records = sweep(measured, tune_goal="generation", **asked, **few)
+    assert "--cache-type-k" in won(result)["inference_extra_args"]
+    assert "worker_threads" in stages(records)
+
+
 def test_a_split_by_measured_speed_must_prove_itself() -> None:
     def uneven(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
         if len(run["workers"]) == 1:

@@ -71,6 +71,7 @@ struct kernels {
     ggml_backend_buffer_t      carrier = nullptr;  // a buffer of the type "CPU_REPACK": packed tensors name it as theirs
     bool                       enabled = false;
     std::string                status_path;
+    std::string                invocation;  // systemd's name for this start of the unit
     std::vector<std::unique_ptr<rpc_repack_layout>> layouts;
 
     ggml_tensor tensor(ggml_type type, int64_t columns, int64_t rows, void * data) const;
@@ -246,7 +247,7 @@ void kernels::write_status(size_t n, size_t bytes, size_t of_n, size_t of_bytes)
     std::error_code error;
     {
         std::ofstream file(partial, std::ios::trunc);
-        file << "{\"repack\": {\"enabled\": " << (enabled ? "true" : "false")
+        file << "{\"invocation\": \"" << invocation << "\", \"repack\": {\"enabled\": " << (enabled ? "true" : "false")
              << ", \"kernels\": " << (layouts.empty() ? "false" : "true") << ", \"weights\": " << n
              << ", \"mib\": " << mib(bytes) << ", \"of_weights\": " << of_n << ", \"of_mib\": " << mib(of_bytes)
              << "}}\n";
@@ -263,7 +264,9 @@ void rpc_repack::start(size_t n_devices, ggml_backend_dev_t * devices) {
     kernels &    k    = the();
     const char * off  = std::getenv("GGML_RPC_REPACK");
     const char * path = std::getenv("GGML_RPC_STATUS");
+    const char * id   = std::getenv("INVOCATION_ID");
     k.status_path     = path ? path : "";
+    k.invocation      = id && strspn(id, "0123456789abcdef") == strlen(id) ? id : "";
     k.enabled         = !(off && strcmp(off, "0") == 0);
     for (size_t i = 0; k.enabled && i < n_devices && !k.carrier; i++) {
         if (ggml_backend_dev_type(devices[i]) != GGML_BACKEND_DEVICE_TYPE_CPU) {

@@ -7,7 +7,8 @@
 // inference uses them. Here a worker interleaves by itself what is only multiplied, in place, as the size is the same.
 // No client can tell, but by the time that it takes: before anything else reads or writes such a weight, it is put back.
 //
-// GGML_RPC_REPACK=0 turns it off. GGML_RPC_STATUS=<path> names a file that says, as JSON, what was done.
+// GGML_RPC_REPACK=0 turns it off. GGML_RPC_STATUS=<path> names a file that says, as JSON, what was done, and in which
+// start of a systemd unit: what an earlier process has left there can be told from it.
 #pragma once
 
 #include "ggml-backend-impl.h"

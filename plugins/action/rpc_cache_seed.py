@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Run the module of the same name; what only the controller has is sent to the host first."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible import constants
+from ansible.errors import AnsibleActionFail, AnsibleError
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cache_seed import Part, Piece, digest, pieces
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
+
+NAME = "llama_cpp.cluster.rpc_cache_seed"
+# So much is brought before it is put into the cache: what is on its way takes room on the host twice.
+BATCH_BYTES = 2 << 30
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]
+    """Sends tensors, if there are any to send."""
+
+    _requires_connection = True
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:  # noqa: ARG002
+        """Run the module, after what is missing was sent."""
+        result: dict[str, Any] = super().run(task_vars=task_vars)
+        if not boolean(self._task.args.get("from_controller", False), strict=False):
+            return {**result, **self._module(task_vars)}
+        try:
+            offered = self._offered()
+        except (GgufError, OSError) as error:
+            raise AnsibleActionFail(f"On the controller: {error}") from error
+        login = self._low_level_execute_command("id -un", sudoable=False)["stdout"].strip()
+        plain = [{"digest": name, "bytes": piece.bytes} for name, piece in offered.items()]
+        answer = self._module(task_vars, offered=plain, owner=login)
+        if answer.get("failed"):
+            return {**result, **answer}
+        lacking, sending = answer["lacking"], set(answer["sending"])
+        done: dict[str, Any] = {"entries": [], "added": 0, "added_bytes": 0, "replaced": 0}
+        if self._task.check_mode:
+            done.update(added=len(lacking), added_bytes=sum(offered[name].bytes for name in lacking))
+        else:
+            way = _Way(str((task_vars or {}).get("inventory_hostname")), sum(offered[name].bytes for name in sending))
+            batches = _batches(lacking, offered)
+            for batch in batches:
+                self._send({name: offered[name] for name in batch if name in sending}, answer["staging"], way)
+                these = [one for one in plain if one["digest"] in batch]
+                added = self._module(task_vars, offered=these, last=batch is batches[-1])
+                if added.get("failed"):
+                    return {**result, **added}
+                lost = len(batch) - len(added["entries"])
+                if lost > 0:
+                    raise AnsibleActionFail(
+                        f"{lost} tensors of {self._task.args.get('model')} did not arrive as they were when they were "
+                        "read first: leave the file alone, and run this again."
+                    )
+                done["entries"] += added["entries"]
+                for key in ("added", "added_bytes", "replaced"):
+                    done[key] += added[key]
+        there = {key: answer[key] for key in ("there", "there_bytes")}
+        return {**result, **done, **there, "changed": done["added"] > 0}
+
+    def _module(self, task_vars: dict[str, Any] | None, **more: object) -> dict[str, Any]:
+        answer: dict[str, Any] = self._execute_module(
+            module_name=NAME, module_args={**self._task.args, **more}, task_vars=task_vars
+        )
+        return answer
+
+    def _offered(self) -> dict[str, Piece]:
+        """Return the tensors by their digests; two of the same bytes are one."""
+        part = self._task.args.get("part") or None
+        chosen = None
+        if part:
+            first = part.get("first_layer")
+            output = boolean(part.get("has_output", False), strict=False)
+            chosen = Part(None if first is None else int(first), int(part.get("layers", 0)), output)
+        found = pieces(Path(str(self._task.args.get("model"))), chosen)
+        return {str(digest(piece.path, piece.offset, piece.bytes)): piece for piece in found}
+
+    def _send(self, wanted: dict[str, Piece], staging: str, way: _Way) -> None:
+        """Send these tensors, each as a file of its own."""
+        # Not in /tmp, which may be memory.
+        with tempfile.TemporaryDirectory(dir=constants.DEFAULT_LOCAL_TMP) as folder:
+            for name, piece in wanted.items():
+                part = Path(folder) / name
+                try:
+                    _cut(piece, part)
+                except OSError as error:
+                    raise AnsibleActionFail(
+                        f"{piece.name} could not be copied on the controller ({error.strerror}: {folder}); Ansible's "
+                        "setting local_tmp says where."
+                    ) from error
+                try:
+                    self._connection.put_file(str(part), f"{staging}/{name}")
+                except AnsibleError as error:
+                    said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
+                    raise AnsibleActionFail(f"{piece.name} could not be sent to {staging}: {said[-1]}") from error
+                part.unlink()
+                way.come(piece.bytes, self._task.get_name().strip())
+
+
+def _cut(piece: Piece, target: Path) -> None:
+    """Copy a tensor to a file of its own."""
+    with Path(piece.path).open("rb") as source, target.open("wb") as sink:
+        source.seek(piece.offset)
+        left = piece.bytes
+        while left and (block := source.read(min(left, 1 << 20))):
+            left -= sink.write(block)
+
+
+class _Way:
+    """How far the sending is, shown now and then."""
+
+    def __init__(self, host: str, total: int) -> None:
+        self.host, self.total, self.sent = host, total, 0
+        self.began = self.shown = time.monotonic()
+
+    def come(self, size: int, task: str) -> None:
+        """Count what was sent."""
+        self.sent += size
+        now = time.monotonic()
+        if now - self.shown > SHOW_EVERY_S:
+            self.shown = now
+            show(self.host, task, now - self.began, f"{self.sent >> 20} of {self.total >> 20} MiB sent")
+
+
+def _batches(names: list[str], offered: dict[str, Piece]) -> list[list[str]]:
+    """Return the tensors in groups that are sent one after the other."""
+    batches: list[list[str]] = []
+    size = BATCH_BYTES
+    for name in names:
+        if size >= BATCH_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(name)
+        size += offered[name].bytes
+    return batches

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what became of an upgrade, in a sentence for each host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: upgrade_outcome
+short_description: What became of an upgrade, in a sentence for each host
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Says which llama.cpp each host has after an upgrade, or after a failed one, and what is left to do.
+  - The playbook P(llama_cpp.cluster.upgrade#playbook) is made of it.
+positional: _input, planned
+options:
+  _input:
+    description:
+      - What is known of each host.
+      - What M(llama_cpp.cluster.release_journal) returned at the begin (C(look)) and at the end (C(now)), what was
+        noted there (C(note)), whether it was to change already (C(touched)), whether it stopped answering (C(lost)),
+        and why it could not go on (C(out)) and not be mended (C(stuck)).
+    type: dict
+    required: true
+  planned:
+    description: What P(llama_cpp.cluster.upgrade_plan#filter) returned.
+    type: dict
+    required: true
+  end:
+    description: V(old) and V(new) are the releases that hosts are to have now; V(unknown) is left to the next run.
+    type: str
+    choices: [old, new, unknown]
+    default: old
+  rollback:
+    description: Whether it was a roll back that was asked for.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: What became of it
+  ansible.builtin.debug:
+    msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.16', 'to': '0.3.36'})).sentences }}"
+  vars:
+    found:
+      worker1: {look: null, now: null, note: null, touched: false, lost: true, out: "", stuck: ""}
+"""
+
+RETURN = r"""
+_value:
+  description: What became of it.
+  type: dict
+  contains:
+    problem:
+      description: Why it was not done, or not all of it; empty if it was.
+      type: str
+    sentences:
+      description: One for each host.
+      type: list
+      elements: str
+"""
+
+from typing import Any, Callable, Mapping
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _upgrade
+
+
+def upgrade_outcome(
+    hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
+) -> dict[str, Any]:
+    """Return what became of it."""
+    if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
+        raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
+    return _upgrade.outcome(hosts, planned, end, rollback=rollback)
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"upgrade_outcome": upgrade_outcome}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: which llama.cpp release each host of a cluster goes to."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: upgrade_plan
+short_description: Which llama.cpp release each host of a cluster goes to
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Says from what all hosts have noted whether an upgrade was interrupted, and how it is ended, or else which release
+    each host is to get and whether that can be.
+  - An interrupted upgrade ends with the old releases, unless a host was told that all had the new ones and were well.
+  - The playbook P(llama_cpp.cluster.upgrade#playbook) is made of it.
+positional: _input, master
+options:
+  _input:
+    description: What M(llama_cpp.cluster.release_journal) returns, by host.
+    type: dict
+    required: true
+  master:
+    description: The host that the others are compared with.
+    type: str
+    required: true
+  wanted:
+    description: The name of the release that each host is to get.
+    type: dict
+    default: {}
+  rollback:
+    description: Whether hosts are to get those that they had before the last upgrade instead.
+    type: bool
+    default: false
+  staged:
+    description: Whether the wanted releases are on the hosts already.
+    type: bool
+    default: true
+"""
+
+EXAMPLES = r"""
+- name: Where a roll back would lead
+  ansible.builtin.debug:
+    msg: "{{ (looks | llama_cpp.cluster.upgrade_plan('master', rollback=true)).to }}"
+  vars:
+    looks:
+      master:
+        current: 0.3.36-b
+        releases: {0.3.16-a: {version: 0.3.16}, 0.3.36-b: {version: 0.3.36}}
+        unfinished: null
+        finished: {run: a run, from: 0.3.16-a, to: 0.3.36-b, time: yesterday}
+"""
+
+RETURN = r"""
+_value:
+  description: What is to be done.
+  type: dict
+  contains:
+    problems:
+      description: One sentence for each thing that stands in the way.
+      type: list
+      elements: str
+    recover:
+      description:
+        - By host, what has to be done to end an interrupted upgrade; then nothing else is known.
+        - The C(release) to bring into use, the C(run), and the C(state) to give M(llama_cpp.cluster.release_journal).
+      type: dict
+    interrupted:
+      description: The same in a sentence; empty if there is none.
+      type: str
+    enough:
+      description: Whether that end is the one that a roll back asks for, so that nothing is left to do after it.
+      type: bool
+    targets:
+      description: By host, the name of the release to get.
+      type: dict
+    from:
+      description: The version in use.
+      type: str
+    to:
+      description: The version to get.
+      type: str
+    protocols:
+      description: The RPC protocols of both, C(from) and C(to); V(null) where it is not known.
+      type: dict
+    same:
+      description: Whether all hosts have what they are to get.
+      type: bool
+"""
+
+from typing import Any, Callable, Mapping
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _upgrade
+
+
+def upgrade_plan(
+    looks: Mapping[str, Mapping[str, Any]],
+    master: str,
+    wanted: Mapping[str, str] | None = None,
+    rollback: bool = False,
+    staged: bool = True,
+) -> dict[str, Any]:
+    """Return what is to be done."""
+    if not isinstance(looks, Mapping) or master not in looks:
+        raise AnsibleFilterError("upgrade_plan needs a dictionary of what release_journal returns, the master's too")
+    if not rollback and wanted and [host for host in looks if host not in wanted]:
+        raise AnsibleFilterError("upgrade_plan needs to know the release that is wanted for each host")
+    return _upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"upgrade_plan": upgrade_plan}

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: which releases of llama.cpp a host has, and what an upgrade has noted beside them. Knows nothing of Ansible.
+
+`<prefix>/upgrade.json` is there from before a host's `current` may change until the upgrade has ended everywhere, so
+that who finds it knows that hosts may differ, and where this one came from. `<prefix>/upgraded.json` is what the last
+upgrade that came to a good end has left: where to roll back to. They are two files so that an upgrade can be withdrawn
+on a full disk: that only removes one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
+# What roles/llama_cpp makes of a release's name (tasks/look.yml). None leads out of the folder.
+_RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_KEYS = ("run", "from", "to", "time")
+
+
+class JournalError(Exception):
+    """One sentence: why a host cannot be upgraded, or the note not be written."""
+
+
+def read(prefix: Path) -> dict[str, Any]:
+    """Return which releases are there, which one is in use, and what upgrades have noted."""
+    manifests = {}
+    for path in sorted((prefix / "releases").glob("*/manifest.json")):
+        if _RELEASE.fullmatch(path.parent.name):
+            manifests[path.parent.name] = _manifest(path)
+    return {
+        "current": _current(prefix),
+        "releases": manifests,
+        "unfinished": _note(prefix / UNFINISHED),
+        "finished": _note(prefix / FINISHED),
+    }
+
+
+def begin(prefix: Path, run: str, to: str, time: str, *, way: str = "upgrade", write: bool = True) -> bool:
+    """Note that the host may change from the release in use to another one; say whether that was new."""
+    there = read(prefix)
+    noted = there["unfinished"]
+    if noted is not None and (noted["run"], noted["to"]) != (run, to):
+        raise JournalError(f"another upgrade, begun {noted['time']}, has not ended: run the playbook upgrade again.")
+    if to not in there["releases"]:
+        raise JournalError(f"there is no release {to} in {prefix}/releases: run the playbook upgrade again.")
+    if there["current"] is None:
+        raise JournalError(f"no release is in use in {prefix}: run the playbook site.")
+    if noted is None and write:
+        _write(prefix / UNFINISHED, {"run": run, "from": there["current"], "to": to, "time": time, "way": way})
+    return noted is None
+
+
+def finish(prefix: Path, run: str, *, write: bool = True) -> bool:
+    """Note that the upgrade has come to a good end, here as everywhere; say whether that was new."""
+    noted = _mine(prefix, run, "to")
+    if noted is None:
+        return False
+    if write:
+        # In one step: noted as good, or not at all.
+        (prefix / UNFINISHED).replace(prefix / FINISHED)
+        _sync_folder(prefix)
+    return True
+
+
+def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
+    """Forget an upgrade after the host has got its release back; say whether there was one."""
+    noted, last = _mine(prefix, run, "from"), _note(prefix / FINISHED)
+    paths = [prefix / UNFINISHED] if noted is not None else []
+    # Where the end was noted here and nowhere else, it was none.
+    paths += [prefix / FINISHED] if last is not None and last["run"] == run else []
+    if write:
+        for path in paths:
+            path.unlink()
+        _sync_folder(prefix)
+    return bool(paths)
+
+
+def _mine(prefix: Path, run: str, key: str) -> dict[str, str] | None:
+    """Return the note of a run whose host has the release that the note names, None if there is no note."""
+    noted, current = _note(prefix / UNFINISHED), _current(prefix)
+    if noted is None or noted["run"] != run:
+        return None
+    if noted[key] != current:
+        raise JournalError(f"the release in use is {current}, and not {noted[key]}: run the playbook upgrade again.")
+    return noted
+
+
+def _current(prefix: Path) -> str | None:
+    try:
+        return Path(os.readlink(prefix / "current")).name
+    except OSError:  # not there, or no link
+        return None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _note(path: Path) -> dict[str, str] | None:
+    """Return what is noted there; None if the file is not there."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise JournalError(f"{path} cannot be read ({error}): mend that, and run this again.") from None
+    try:
+        there = json.loads(text)
+        noted = {**{key: str(there[key]) for key in _KEYS}, "way": str(there.get("way", "upgrade"))}
+    except (AttributeError, ValueError, TypeError, KeyError):
+        noted = {}
+    if not noted or not all(_RELEASE.fullmatch(noted[key]) for key in ("from", "to")):
+        raise JournalError(
+            f"{path} is not what the playbook upgrade writes there: remove it, and run the playbook site, "
+            "which brings all hosts to one release."
+        )
+    return noted
+
+
+def _write(path: Path, note: dict[str, str]) -> None:
+    """Write a file that is there whole or not at all, and after a power cut too."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            # One line for each key: tasks/probe.yml of the role llama_cpp reads it without Python.
+            stream.write(json.dumps(note, indent=2) + "\n")
+            stream.flush()
+            os.fchmod(stream.fileno(), 0o644)
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise JournalError(f"{path} cannot be written ({error.strerror}): mend that, and run this again.") from None
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    number = os.open(str(folder), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,150 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: which llama.cpp releases a host has, and what an upgrade has noted there."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: release_journal
+short_description: Which llama.cpp releases a host has, and what an upgrade notes there
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Says which releases the role P(llama_cpp.cluster.llama_cpp#role) has put on a host, which one is in use, and whether
+    an upgrade is under way there, or was the last one that came to a good end.
+  - Writes these notes, for the playbook C(llama_cpp.cluster.upgrade). They are what a later run goes by when the
+    controller was killed in the middle. Each is there whole or not at all. C(upgrade.json) in O(prefix) is there as
+    long as hosts of the cluster may differ, C(upgraded.json) is what there is to roll back.
+  - Which release is in use is changed by the entry point C(use) of that role, not here.
+options:
+  prefix:
+    description: The folder that holds the releases.
+    type: path
+    default: /opt/llama_cpp
+  state:
+    description:
+      - V(read) looks, and writes nothing.
+      - V(begun) notes that this host may change from the release in use to O(to).
+      - V(finished) notes that the upgrade O(run) has come to a good end everywhere. O(to) must be in use here.
+      - V(withdrawn) forgets the upgrade O(run). The release that was in use before must be in use again.
+    type: str
+    choices: [read, begun, finished, withdrawn]
+    default: read
+  run:
+    description: The name of an upgrade, the same on all hosts. Needed to write.
+    type: str
+  to:
+    description: The name of the release that the host is to get. Needed for V(begun).
+    type: str
+  time:
+    description: When the upgrade was begun, for people.
+    type: str
+    default: at an unknown time
+  way:
+    description:
+      - What V(begun) notes. A run that is asked to roll back, and finds this one interrupted, has to know whether the
+        end of it is what it is asked for.
+    type: str
+    choices: [upgrade, rollback]
+    default: upgrade
+attributes:
+  check_mode:
+    support: full
+    description: In check mode nothing is written.
+  diff_mode:
+    support: none
+    description: There is nothing to show a difference of.
+  idempotent:
+    support: full
+    description: What is noted already is left as it is.
+"""
+
+EXAMPLES = r"""
+- name: Which releases are there
+  llama_cpp.cluster.release_journal:
+  register: there
+
+- name: The host may change
+  llama_cpp.cluster.release_journal:
+    state: begun
+    run: 2026-11-22 10:00:00 UTC, 4711
+    to: 0.3.36-0c1e57098-b0b4dbc1c4a5
+"""
+
+RETURN = r"""
+current:
+  description: The name of the release in use; V(null) if there is none.
+  returned: success
+  type: str
+  sample: 0.3.36-0c1e57098-b0b4dbc1c4a5
+releases:
+  description: The manifests of the releases that are there, by their names.
+  returned: success
+  type: dict
+  sample: {"0.3.36-0c1e57098-b0b4dbc1c4a5": {"version": "0.3.36-0c1e57098", "rpc_protocol": "7.0.0"}}
+unfinished:
+  description:
+    - The upgrade that has not ended, with its C(run), C(from), C(to), C(time) and C(way); V(null) if there is none.
+  returned: success
+  type: dict
+  sample:
+    from: 0.3.16-4227c9be4-0d2b58c7f1aa
+    run: 2026-11-22 10:00:00 UTC, 4711
+    time: 2026-11-22 10:00:00 UTC
+    to: 0.3.36-0c1e57098-b0b4dbc1c4a5
+    way: upgrade
+finished:
+  description: The last upgrade that came to a good end, likewise; V(null) if there was none.
+  returned: success
+  type: dict
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _release_journal
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "prefix": {"type": "path", "default": "/opt/llama_cpp"},
+            "state": {"type": "str", "choices": ["read", "begun", "finished", "withdrawn"], "default": "read"},
+            "run": {"type": "str"},
+            "to": {"type": "str"},
+            "time": {"type": "str", "default": "at an unknown time"},
+            "way": {"type": "str", "choices": ["upgrade", "rollback"], "default": "upgrade"},
+        },
+        required_if=[
+            ("state", "begun", ("run", "to")),
+            ("state", "finished", ("run",)),
+            ("state", "withdrawn", ("run",)),
+        ],
+        supports_check_mode=True,
+    )
+    given, prefix = module.params, Path(module.params["prefix"])
+    write = not module.check_mode
+    try:
+        changed = False
+        if given["state"] == "begun":
+            changed = _release_journal.begin(
+                prefix, given["run"], given["to"], given["time"], way=given["way"], write=write
+            )
+        elif given["state"] == "finished":
+            changed = _release_journal.finish(prefix, given["run"], write=write)
+        elif given["state"] == "withdrawn":
+            changed = _release_journal.withdraw(prefix, given["run"], write=write)
+        found = _release_journal.read(prefix)
+    except _release_journal.JournalError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        place = error.filename or prefix
+        module.fail_json(msg=f"{place} cannot be used ({error.strerror}): mend that, and run this again.")
+    module.exit_json(changed=changed, **found)
+
+
+if __name__ == "__main__":
+    main()

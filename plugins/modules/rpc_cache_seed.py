@@ -1,0 +1,344 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: a model's tensors are in a worker's cache before the first load."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+---
+module: rpc_cache_seed
+short_description: Put a model's tensors into the tensor cache of a worker
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Puts those tensors of a GGUF model into the cache of a worker that its master would ask for by hash, so that the
+    first load finds them there and does not send them over the network.
+  - The model is a file on the worker's host, or, with O(from_controller), on the controller, from which what is missing
+    is sent over the connection of the host. What the cache has already is read, and neither sent nor written
+    again unless it is damaged.
+  - A tensor is written under another name and renamed, so that each entry is whole; a run that was broken off goes on
+    with the next tensor.
+  - Entries are what llama.cpp's split mode C(layer) uses, the default one. In split mode C(tensor) workers get slices
+    of tensors, which are other entries; tensors of no more than 10 MiB never come from the cache.
+options:
+  model:
+    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
+    type: path
+    required: true
+  from_controller:
+    description: Whether O(model) is a path on the controller.
+    type: bool
+    default: false
+  port:
+    description: The port of the worker, a service of the role P(llama_cpp.cluster.rpc_server#role). Its unit says
+      where its cache is.
+    type: int
+  folder:
+    description: The folder of the entries, of a worker that is no service; that is C($LLAMA_CACHE/rpc).
+    type: path
+  part:
+    description: Which part of the model the worker gets, as RV(llama_cpp.cluster.split_plan#module:workers) says it; by
+      default all of it.
+    type: dict
+    suboptions:
+      first_layer:
+        description: The first layer, from 0.
+        type: int
+      layers:
+        description: How many layers.
+        type: int
+        default: 0
+      has_output:
+        description: Whether it makes the output.
+        type: bool
+        default: false
+  min_free:
+    description: How much of the disk that holds the cache is to stay free, such as V(20G) or V(10%).
+    type: str
+    default: 10%
+  program:
+    description: The program C(rpc-cache) of the host's llama.cpp release.
+    type: path
+    default: /opt/llama_cpp/current/libexec/rpc-cache
+  offered:
+    description:
+      - The tensors that the controller has. The action plugin of this name gives it with O(from_controller), together
+        with O(owner) to be told which of them are missing, and without it when they were brought.
+    type: list
+    elements: dict
+    suboptions:
+      digest:
+        description: The digest of its bytes.
+        type: str
+        required: true
+      bytes:
+        description: How many they are.
+        type: int
+        required: true
+  owner:
+    description: Who is to bring them; given by the action plugin.
+    type: str
+  last:
+    description: Whether nothing more is brought; given by the action plugin.
+    type: bool
+    default: false
+attributes:
+  check_mode:
+    description: Says what would be added; the model is read.
+    support: full
+  diff_mode:
+    description: There is nothing to show.
+    support: none
+  idempotent:
+    description: What is there is not added again.
+    support: full
+notes:
+  - Bound its time with the C(timeout) of the task; a disk reads some 500 MB in a second.
+  - With O(from_controller), each tensor is digested there and the entries of the cache that have its size here, to know
+    what is missing.
+seealso:
+  - module: llama_cpp.cluster.split_plan
+  - module: llama_cpp.cluster.rpc_server_info
+"""
+
+EXAMPLES = r"""
+- name: The worker has the tensors of its layers
+  llama_cpp.cluster.rpc_cache_seed:
+    model: /srv/models/model.gguf
+    port: 50052
+    part: {first_layer: 0, layers: 16}
+  timeout: 3600
+  become: true
+
+- name: The worker has all tensors of a model that the controller has
+  llama_cpp.cluster.rpc_cache_seed:
+    model: /srv/models/model.gguf
+    from_controller: true
+    port: 50052
+  timeout: 7200
+  become: true
+"""
+
+RETURN = r"""
+entries:
+  description: The names of the entries, hashes of what is in them.
+  returned: success
+  type: list
+  elements: str
+  sample: [0d8b94d0035c31ab]
+added:
+  description: How many were added.
+  returned: success
+  type: int
+  sample: 12
+added_bytes:
+  description: Their bytes.
+  returned: success
+  type: int
+  sample: 3221225472
+replaced:
+  description: How many of these are in the place of an entry that was damaged; in check mode it is not known.
+  returned: success
+  type: int
+  sample: 0
+there:
+  description: How many were there.
+  returned: success
+  type: int
+  sample: 3
+there_bytes:
+  description: Their bytes.
+  returned: success
+  type: int
+  sample: 805306368
+"""
+
+import os
+import pwd
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._cache_seed import (
+    Part,
+    Piece,
+    counted,
+    digest,
+    lines,
+    missing,
+    pieces,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import CACHE_STATE_FOLDER, read_cache
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "model": {"type": "path", "required": True},
+            "from_controller": {"type": "bool", "default": False},
+            "port": {"type": "int"},
+            "folder": {"type": "path"},
+            "part": {
+                "type": "dict",
+                "options": {
+                    "first_layer": {"type": "int"},
+                    "layers": {"type": "int", "default": 0},
+                    "has_output": {"type": "bool", "default": False},
+                },
+            },
+            "min_free": {"type": "str", "default": "10%"},
+            "program": {"type": "path", "default": "/opt/llama_cpp/current/libexec/rpc-cache"},
+            "offered": {
+                "type": "list",
+                "elements": "dict",
+                "options": {
+                    "digest": {"type": "str", "required": True},
+                    "bytes": {"type": "int", "required": True},
+                },
+            },
+            "owner": {"type": "str"},
+            "last": {"type": "bool", "default": False},
+        },
+        required_one_of=[("port", "folder")],
+        mutually_exclusive=[("port", "folder")],
+        supports_check_mode=True,
+    )
+    params = module.params
+    if params["from_controller"] and params["offered"] is None:
+        module.fail_json(
+            msg="from_controller takes the action plugin of this module: run it as a task, by its full name."
+        )
+    if not os.access(params["program"], os.X_OK):
+        module.fail_json(
+            msg=f"There is no program {params['program']}: releases that the role llama_cpp has built have it; "
+            "without it, the first load fills the worker's cache."
+        )
+    folder = _folder(module)
+    staging = _staging(folder, params["port"])
+    if params["offered"] is None:
+        try:
+            wanted = pieces(Path(params["model"]), Part(**params["part"]) if params["part"] else None)
+        except GgufError as error:
+            module.fail_json(msg=str(error))
+        except OSError as error:
+            module.fail_json(
+                msg=f"{error.filename or params['model']} cannot be read as {_account()} ({error.strerror}): let it be "
+                "read by that account; a network file system may refuse root."
+            )
+        _fits(module, {(piece.path, piece.offset): piece.bytes for piece in wanted})
+        module.exit_json(**_add(module, folder, wanted))
+    if params["owner"]:
+        _offer(module, folder, staging)
+    brought = _brought(params["offered"], staging)
+    result = _add(module, folder, [Piece(str(path), path.name, 0, path.stat().st_size) for path in brought])
+    for path in brought:
+        path.unlink()
+    if params["last"]:
+        shutil.rmtree(str(staging), ignore_errors=True)
+    module.exit_json(**result)
+
+
+def _folder(module: AnsibleModule) -> Path:
+    folder, port = module.params["folder"], module.params["port"]
+    if port:
+        folder = (read_cache(port) or {}).get("folder")
+        if folder is None:
+            module.fail_json(
+                msg=f"There is no worker with a cache on port {port} of this host: "
+                "install it with the role rpc_server, with rpc_server_cache: true."
+            )
+    try:
+        os.scandir(folder).close()
+    except PermissionError:
+        module.fail_json(msg=f"{_account()} may not look into the cache {folder}: run the task with become: true.")
+    except OSError:
+        module.fail_json(
+            msg=f"There is no folder {folder}: a worker makes it when it starts with a cache, so start it."
+        )
+    return Path(folder)
+
+
+def _account() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _staging(folder: Path, port: int | None) -> Path:
+    """Return where tensors arrive: where the cache's owner cannot write, as whoever brings them is another one."""
+    beside = port is None and folder.parent.stat().st_uid == os.geteuid()
+    return (folder.parent if beside else CACHE_STATE_FOLDER) / "seed"
+
+
+def _fits(module: AnsibleModule, sizes: dict[Any, int]) -> None:
+    """Fail if these are more than the cache is kept to: the next tidying would take away what was brought."""
+    port, size = module.params["port"], sum(sizes.values())
+    most = ((read_cache(port) or {}) if port else {}).get("max_bytes")
+    if most and size > most:
+        module.fail_json(
+            msg=f"The tensors take {size >> 20} MiB, and the worker's cache is kept to {most >> 20} MiB: raise "
+            "rpc_server_cache_max there, or seed fewer layers."
+        )
+
+
+def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, Any]:
+    """Let rpc-cache add what is missing."""
+    command = [module.params["program"], "add", str(folder), "--min-free", module.params["min_free"]]
+    command += ["--check", "yes"] if module.check_mode else []
+    code, said, complaint = module.run_command(command, data=lines(wanted), binary_data=True)
+    result = counted(said)
+    if code:
+        words = complaint.strip() or f"it ended with {code}"
+        module.fail_json(
+            msg=f"The cache {folder} got {result['added']} of {len(wanted)} tensors and no more: {words}.", **result
+        )
+    return {**result, "changed": result["added"] > 0}
+
+
+def _offer(module: AnsibleModule, folder: Path, staging: Path) -> None:
+    """Say which of the tensors that the controller has are missing, and make a folder for them."""
+    offered = module.params["offered"]
+    _fits(module, {one["digest"]: one["bytes"] for one in offered})
+    lacking = missing(offered, folder, touch=not module.check_mode)
+    if not module.check_mode and not lacking:
+        # What a run that was broken off has left, if a load brought the rest.
+        shutil.rmtree(str(staging), ignore_errors=True)
+    if not module.check_mode and lacking:
+        owner = pwd.getpwnam(module.params["owner"])
+        staging.parent.mkdir(mode=0o755, exist_ok=True)
+        staging.mkdir(mode=0o700, exist_ok=True)
+        os.chown(str(staging), owner.pw_uid, owner.pw_gid)
+    # What a run that was broken off has brought whole is not brought again.
+    ready = {path.name for path in _brought(offered, staging)}
+    sizes = {one["digest"]: one["bytes"] for one in offered}
+    module.exit_json(
+        changed=False,
+        lacking=lacking,
+        sending=[name for name in lacking if name not in ready],
+        staging=str(staging),
+        there=len(sizes) - len(lacking),
+        there_bytes=sum(sizes.values()) - sum(sizes[name] for name in lacking),
+    )
+
+
+def _brought(offered: list[dict[str, Any]], staging: Path) -> list[Path]:
+    """Return the files that are what was offered, to the last byte."""
+    paths = [(staging / one["digest"], one) for one in offered]
+    return [
+        path
+        for path, one in paths
+        if not path.is_symlink()
+        and path.is_file()
+        and path.stat().st_size == one["bytes"]
+        and digest(str(path), 0, one["bytes"]) == one["digest"]
+    ]
+
+
+if __name__ == "__main__":
+    main()

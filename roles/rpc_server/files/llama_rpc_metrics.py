@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write what a host knows of its RPC servers to a file that Prometheus' node_exporter reads.
+
+No connection is made, since one to a server that serves would wait in its queue: connections are read from /proc, the
+rest from unit files, systemd, the cache's folder and the server's own status file. Role rpc_server installs this beside
+the two parts of its collection that it is made of, and starts it from a timer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Iterator, Mapping
+
+from _listeners import Port, look_at_ports
+from _rpc_units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_repack, read_tidied, read_units
+
+SYSTEMCTL_LIMIT_S = 10
+MIB = 1 << 20
+# The names that upstream gives entries of its cache.
+_ENTRY = re.compile(r"[0-9a-f]{16}")
+_OPTION = {"address": "-H", "threads": "-t"}
+
+# By name: what it is, and what it means. An order for people: what is looked at first comes first.
+METRICS = {
+    "llama_rpc_up": ("gauge", "Whether the service is active and listens at its endpoint."),
+    "llama_rpc_info": ("gauge", "1, with the unit and the llama.cpp release that it was made for as labels."),
+    "llama_rpc_clients": ("gauge", "Connections that the server has accepted; it serves one client at a time."),
+    "llama_rpc_held": ("gauge", "Connections that the server has accepted, by the address of the client."),
+    "llama_rpc_waiting": ("gauge", "Connections that stand in the queue until the client that is served leaves."),
+    "llama_rpc_threads": ("gauge", "Threads that compute."),
+    "llama_rpc_restarts_total": ("counter", "How often systemd has started the server again by itself."),
+    "llama_rpc_memory_bytes": ("gauge", "Memory of the service, where the host counts it; without pages of files."),
+    "llama_rpc_memory_limit_bytes": ("gauge", "MemoryMax of the service, if it has one."),
+    "llama_rpc_cache_bytes": ("gauge", "Size of the tensors in the server's cache."),
+    "llama_rpc_cache_entries": ("gauge", "Tensors in the server's cache."),
+    "llama_rpc_cache_limit_bytes": ("gauge", "What the cache may hold, if there is a limit."),
+    "llama_rpc_cache_damaged_total": ("counter", "Entries removed that were not what their names say."),
+    "llama_rpc_cache_evicted_total": ("counter", "Entries removed to keep to the limits."),
+    "llama_rpc_cache_tidied_timestamp_seconds": ("gauge", "When the cache was last put in order."),
+    "llama_rpc_weights": ("gauge", "Weights that the server holds, of the load that is there now or of the last one."),
+    "llama_rpc_weights_bytes": ("gauge", "Size of all these weights."),
+    "llama_rpc_repacked_weights": ("gauge", "Those of these weights that are repacked for quicker kernels of the CPU."),
+    "llama_rpc_repacked_weights_bytes": ("gauge", "Size of the repacked weights."),
+    "llama_rpc_metrics_timestamp_seconds": ("gauge", "When this file was written."),
+}
+
+Samples = Iterator["tuple[str, dict[str, str], float]"]
+
+
+@dataclass(frozen=True)
+class Server:
+    """One unit, and what its text says."""
+
+    unit: str
+    port: int
+    address: str
+    threads: int | None
+    cache: Path | None
+    release: str | None
+
+    @property
+    def endpoint(self) -> str:
+        """Return how clients name it."""
+        return f"{self.address}:{self.port}"
+
+
+def read_servers(folder: Path = UNIT_FOLDER) -> list[Server]:
+    """Return the servers that have a unit here, by port."""
+    return [_read(folder / unit.name, unit.port) for unit in read_units(folder) if unit.sha256]
+
+
+def _read(path: Path, port: int) -> Server:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    options = {}
+    for name, option in _OPTION.items():
+        value = re.search(rf"^ExecStart=.*? {option} (\S+)", text, re.MULTILINE)
+        options[name] = value.group(1) if value else ""
+    cache = re.search(r"^Environment=LLAMA_CACHE=(/\S+)$", text, re.MULTILINE)
+    release = re.search(r"^# llama[.]cpp release: (\S+)$", text, re.MULTILINE)
+    return Server(
+        unit=path.name,
+        port=port,
+        address=options["address"],
+        threads=int(options["threads"]) if options["threads"].isdigit() else None,
+        cache=Path(cache.group(1)) / "rpc" if cache else None,
+        release=release.group(1) if release else None,
+    )
+
+
+def ask_systemd(units: list[str]) -> dict[str, dict[str, str]]:
+    """Return properties of units by their names; of none if systemd does not answer."""
+    if not units:
+        return {}
+    wanted = "Id,ActiveState,NRestarts,MemoryCurrent,MemoryMax,ControlGroup"
+    argv = ["systemctl", "show", f"--property={wanted}", *units]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=SYSTEMCTL_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return read_properties(done.stdout)
+
+
+def read_properties(text: str) -> dict[str, dict[str, str]]:
+    """Read what `systemctl show` says of several units: paragraphs of name=value."""
+    found = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in text.split("\n\n")]
+    return {properties["Id"]: properties for properties in found if properties.get("Id")}
+
+
+def cache_figures(folder: Path) -> tuple[int, int] | None:
+    """Return how many bytes and entries a cache has; None if nobody may look. One that is not there is empty."""
+    size = entries = 0
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                # One may go while it is looked at.
+                with contextlib.suppress(FileNotFoundError):
+                    if _ENTRY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                        size += entry.stat(follow_symlinks=False).st_size
+                        entries += 1
+    except FileNotFoundError:
+        return 0, 0
+    except OSError:
+        return None
+    return size, entries
+
+
+def file_pages(group: str, root: Path) -> int:
+    """Return how much of a control group's memory are pages of files, which the kernel takes back."""
+    try:
+        text = (root / "sys/fs/cgroup" / group.lstrip("/") / "memory.stat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return sum(int(size) for size in re.findall(r"^(?:in)?active_file (\d+)$", text, re.MULTILINE))
+
+
+def samples(server: Server, port: Port, properties: Mapping[str, str], root: Path = Path("/")) -> Samples:
+    """Give all that is known of one server, as metric, labels and value."""
+    own = {"endpoint": server.endpoint}
+    listens = any(listener.address in (server.address, "0.0.0.0", "::") for listener in port.listeners)  # noqa: S104
+    yield "llama_rpc_up", own, listens and properties.get("ActiveState", "active") == "active"
+    yield "llama_rpc_info", {**own, "unit": server.unit, "release": server.release or ""}, 1
+    yield "llama_rpc_clients", own, len(port.clients)
+    yield "llama_rpc_waiting", own, len(port.waiting)
+    # The port of a client is another one each time.
+    for client, many in sorted(Counter(client.rpartition(":")[0] for client in port.clients).items()):
+        yield "llama_rpc_held", {**own, "client": client}, many
+    if server.threads is not None:
+        yield "llama_rpc_threads", own, server.threads
+    group = properties.get("ControlGroup", "")
+    for name, key, less in (
+        ("llama_rpc_restarts_total", "NRestarts", 0),
+        ("llama_rpc_memory_bytes", "MemoryCurrent", file_pages(group, root) if group else 0),
+        ("llama_rpc_memory_limit_bytes", "MemoryMax", 0),
+    ):
+        # What is not counted, or has no limit, is said in words, or as the largest number.
+        value = properties.get(key, "")
+        if value.isdigit() and int(value) < 1 << 63:
+            yield name, own, max(0, int(value) - less)
+    cache = cache_figures(server.cache) if server.cache else None
+    if cache:
+        yield "llama_rpc_cache_bytes", own, cache[0]
+        yield "llama_rpc_cache_entries", own, cache[1]
+    tidied = read_tidied(server.port, root / CACHE_STATE_FOLDER.relative_to("/")) if server.cache else None
+    if tidied:
+        if tidied["max_bytes"]:
+            yield "llama_rpc_cache_limit_bytes", own, tidied["max_bytes"]
+        yield "llama_rpc_cache_damaged_total", own, tidied["corrupted"]
+        yield "llama_rpc_cache_evicted_total", own, tidied["evicted"]
+        yield "llama_rpc_cache_tidied_timestamp_seconds", own, tidied["time"]
+    repack = read_repack(server.port, root)
+    if repack:
+        yield "llama_rpc_weights", own, repack["of_weights"]
+        yield "llama_rpc_weights_bytes", own, round(repack["of_mib"] * MIB)
+        yield "llama_rpc_repacked_weights", own, repack["weights"]
+        yield "llama_rpc_repacked_weights_bytes", own, round(repack["mib"] * MIB)
+
+
+def render(found: list[tuple[str, dict[str, str], float]]) -> str:
+    """Return samples in Prometheus' text format, those of a metric together."""
+    lines = []
+    for name, (kind, meaning) in METRICS.items():
+        own = [(labels, value) for metric, labels, value in found if metric == name]
+        if own:
+            lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{_labels(labels)} {value + 0}" for labels, value in own]
+    return "\n".join(lines) + "\n"
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    pairs = ",".join(f'{name}="{value.translate(escaped)}"' for name, value in labels.items())
+    return f"{{{pairs}}}" if pairs else ""
+
+
+def metrics(root: Path = Path("/")) -> str:
+    """Return what there is to say of this host."""
+    servers = read_servers(root / UNIT_FOLDER.relative_to("/"))
+    ports = {port.port: port for port in look_at_ports([server.port for server in servers], root)}
+    properties = ask_systemd([server.unit for server in servers])
+    found = [("llama_rpc_metrics_timestamp_seconds", {}, round(time.time(), 3))]
+    for server in servers:
+        found += samples(server, ports[server.port], properties.get(server.unit, {}), root)
+    return render(found)
+
+
+def write(path: Path, text: str) -> None:
+    """Put a file in the place of another one, so that who reads sees all of one or of the other."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.chmod(0o644)
+    partial.replace(path)
+
+
+def main() -> int:
+    """Write the file that is named."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", type=Path, help="the file to write, such as llama_rpc.prom in a folder of its own")
+    options = parser.parse_args()
+    try:
+        write(options.path, metrics())
+    except OSError as error:
+        print(f"{options.path} could not be written: {error}.", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

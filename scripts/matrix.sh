@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-matrix`: masters and workers of every generation of the RPC protocol meet each other, and it is as the page
+# docs/compatibility.md says. Builds three releases more than the other tests, into the cache. `scripts/matrix.sh write`
+# writes that page anew.
+set -eu
+
+cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" ALL_GENERATIONS=yes
+
+ansible-playbook tests/integration/releases.yml -e all_generations=true
+if [ "${1:-}" = write ]; then
+    PYTHONPATH=.venv/collections exec python tests/integration/compatibility.py
+fi
+exec pytest -q -n "${TEST_PROCESSES:-2}" "$@" tests/integration/test_compatibility.py

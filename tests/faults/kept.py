@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Workers that are kept as their unit keeps them, and runs over them that something happens to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, read_state
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+    parse_endpoint,
+    probe,
+    probe_until_ready,
+)
+from harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+KEEPALIVE = ROOT / "plugins/module_utils/_keepalive.py"
+# What the unit says: Restart=always, RestartSec=1, IgnoreSIGPIPE=true, and ExecStartPost=.
+KEEP = r"""
+trap '' PIPE
+pid_file=$1 python=$2 keepalive=$3 port=$4
+shift 4
+while :; do
+    "$@" &
+    echo $! >"$pid_file"
+    "$python" "$keepalive" $! "$port" || :
+    wait $!
+    sleep 1
+done
+"""
+PROMPT = "Here's a knock knock joke for children:"
+LONG_PROMPT = "garden " * 4000
+
+
+@dataclass
+class Kept:
+    """A worker that is started again whenever it ends."""
+
+    port: int
+    address: str
+    pid_file: Path
+    keeper: subprocess.Popen[bytes] = field(repr=False)
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return int(self.pid_file.read_text() or 0)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.pid, number)
+
+    def listens(self) -> bool:
+        return self.pid_file.exists() and listens(self.pid, self.port)
+
+    def held(self) -> bool:
+        """Whether a client holds it, as its own kernel says."""
+        lines = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
+        return any(fields[1].endswith(f":{self.port:04X}") and fields[3] == "01" for fields in lines)
+
+
+@contextmanager
+def kept(
+    release: Release,
+    folder: Path,
+    *options: str,
+    prefix: tuple[str, ...] = (),
+    address: str = "127.0.0.1",
+    cache: Path | None = None,
+) -> Iterator[Kept]:
+    """Keep a worker, and end it with all that was started for it."""
+    port = free_port()
+    pid_file, log = folder / f"worker-{port}.pid", folder / f"worker-{port}.log"
+    server = [str(release.rpc_server), "-H", address, "-p", str(port), "-t", "1", *options]
+    command = ["sh", "-c", KEEP, "sh", str(pid_file), sys.executable, str(KEEPALIVE), str(port)]
+    with log.open("wb") as output:
+        keeper = subprocess.Popen(
+            [*prefix, *command, *server],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **({"LLAMA_CACHE": str(cache)} if cache else {})},
+        )  # fmt: skip
+    worker = Kept(port, address, pid_file, keeper)
+    try:
+        until(worker.listens, START_LIMIT_S)
+        yield worker
+    finally:
+        os.killpg(keeper.pid, signal.SIGKILL)
+        keeper.wait(HANG_S)
+
+
+def until(true: Callable[[], Any], limit_s: float = 60) -> Any:
+    """Return what is true as soon as it is."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.005)
+    pytest.fail(f"did not happen within {limit_s} s")
+
+
+def infer(release: Release, model: Path, over: list[Kept], **given: Any) -> dict[str, Any]:
+    """Run the module on this machine."""
+    environment, prefix = given.pop("environment", None), given.pop("prefix", ())
+    arguments: dict[str, Any] = {
+        "bin_dir": str(release.bin),
+        "model": str(model),
+        "prompt": PROMPT,
+        "workers": [worker.endpoint for worker in over],
+        "n_predict": 8,
+        "threads": 1,
+        **given,
+    }
+    return run_module("distributed_inference", arguments, environment=environment, prefix=prefix)
+
+
+class Running:
+    """A run that goes on while something happens to it."""
+
+    def __init__(self, release: Release, model: Path, workers: list[Kept], folder: Path, given: dict[str, Any]) -> None:
+        self.workers = workers
+        self._file = folder / f"progress-{time.monotonic_ns()}"
+        environment = {VARIABLE: str(self._file), **given.pop("environment", {})}
+        self._pool = ThreadPoolExecutor(1)
+        self._result = self._pool.submit(infer, release, model, workers, environment=environment, **given)
+        self._struck = 0.0
+
+    def phase(self) -> str:
+        """Return where the run is; a run that has ended is nowhere."""
+        assert not self._result.done(), self._result.result().get("msg")
+        try:
+            state = read_state(self._file.read_text())
+        except OSError:
+            return ""
+        return state.phase if state else ""
+
+    def reaches(self, phase: str, worker: Kept | None = None) -> None:
+        """Wait until it is in this phase, and the worker is at work."""
+        until(lambda: self.phase() == phase and (worker is None or worker.held()))
+
+    def strike(self, what: Callable[[], Any]) -> None:
+        """Let something happen, from which on time is measured."""
+        what()
+        self._struck = time.monotonic()
+
+    def result(self) -> tuple[dict[str, Any], float]:
+        """Return the result, and how long after the strike it was there."""
+        try:
+            found = self._result.result(HANG_S)
+        finally:
+            self._pool.shutdown()
+        return found, time.monotonic() - self._struck
+
+
+def ready_after(workers: list[Kept], limit_s: float, since: float | None = None) -> float:
+    """Return how long it takes, from now on or since then, until all workers are ready."""
+    since = time.monotonic() if since is None else since
+    left = limit_s - (time.monotonic() - since)
+    found = probe_until_ready([parse_endpoint(worker.endpoint) for worker in workers], 5, wait=max(0.0, left))
+    assert [status.state for status in found] == ["ready"] * len(workers), [status.message for status in found]
+    return time.monotonic() - since
+
+
+def state_of(worker: Kept) -> tuple[str, str]:
+    """Return state and sentence of a worker."""
+    (status,) = probe([parse_endpoint(worker.endpoint)], 5)
+    return status.state, status.message
+
+
+def masters(worker: Kept) -> list[int]:
+    """Return the processes of llama.cpp, other than itself, that were told of this worker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name in ("llama-completion", "llama-cli") and any(
+                worker.endpoint in word for word in words
+            ):
+                found.append(int(path.parent.name))
+    return found

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults on hosts with systemd, over a network: a lab that playbooks/site.yml has converged (scripts/faults.sh)."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Another module of this name is in use here.
+_spec = importlib.util.spec_from_file_location("lab_hosts", ROOT / "tests/cluster/harness.py")
+assert _spec
+assert _spec.loader
+lab = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(lab)
+
+HERE = "hosts with systemd"
+ENDPOINTS = [f"{lab.ADDRESS[worker]}:{lab.PORT}" for worker in lab.WORKERS]
+STRUCK = ENDPOINTS[1]
+# A killed worker is started again after 3 s at most (RestartSec=); one whose client went without a word gives it up
+# after 80 s.
+BACK_S, LEFT_S = 30, 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hosts() -> None:
+    if not (lab.LAB / "ssh_config").exists():
+        pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
+
+
+def infer(**arguments: Any) -> dict[str, Any]:
+    """Run the module on the master."""
+    given = {
+        "model": "/srv/models/random-weights.gguf",
+        "prompt": "Once upon a time",
+        "workers": ENDPOINTS,
+        "n_predict": 8,
+        "ctx_size": 16384,
+        **arguments,
+    }
+    return dict(lab.module("master", "distributed_inference", **given))
+
+
+def clients(worker: str) -> str:
+    return str(lab.ssh(worker, "ss", "-tnH", "state", "established", f"( sport = :{lab.PORT} )").stdout.strip())
+
+
+def struck(strike: Callable[[], object]) -> tuple[dict[str, Any], float]:
+    """Let something happen to a long run that generates; return what it says, and how soon."""
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(infer, n_predict=16000, extra_args=["--ignore-eos"])
+        lab.eventually(lambda: all(clients(worker) for worker in lab.WORKERS), 120, "the run has begun")
+        lab.eventually(lambda: busy_s("worker2") > 3, 120, "the worker computes")
+        strike()
+        began = time.monotonic()
+        result = run.result(300)
+    return result, time.monotonic() - began
+
+
+def busy_s(worker: str) -> float:
+    """Return how long the worker's process has computed since it was started for this test."""
+    pid = lab.ssh(worker, "systemctl", "show", "--property=MainPID", "--value", lab.UNIT).stdout.strip()
+    fields = lab.ssh(worker, "cat", f"/proc/{pid}/stat").stdout.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@pytest.fixture
+def expected() -> str:
+    """The text of the two; their processes are new, so that it shows when they compute."""
+    for worker in lab.WORKERS:
+        lab.ssh(worker, "systemctl", "restart", lab.UNIT)
+    ready_after(BACK_S)
+    result = infer()
+    assert result["failure"] is None, result
+    for worker in lab.WORKERS:
+        lab.ssh(worker, "systemctl", "restart", lab.UNIT)
+    ready_after(BACK_S)
+    return str(result["text"])
+
+
+def ready_after(limit_s: float) -> float:
+    began = time.monotonic()
+    found = lab.module("master", "rpc_worker_info", endpoints=ENDPOINTS, wait=limit_s)
+    assert found["all_ready"], [worker["message"] for worker in found["workers"]]
+    return time.monotonic() - began
+
+
+def recovers(expected: str, limit_s: float) -> float:
+    seconds = ready_after(limit_s)
+    assert infer()["text"] == expected
+    done = lab.play("verify", check=False)
+    assert done.returncode == 0, done.stdout
+    return seconds
+
+
+def lost(result: dict[str, Any]) -> str:
+    failure = result["failure"]
+    assert failure, result["text"]
+    assert failure["kind"] == "worker_lost", failure
+    assert failure["endpoint"] in (STRUCK, None), failure
+    return str(failure["message"])
+
+
+def pids(worker: str) -> str:
+    return str(lab.ssh(worker, "systemctl", "show", "--property=MainPID", "--value", lab.UNIT).stdout)
+
+
+def test_the_worker_is_killed(expected: str, saw: Callable[..., None]) -> None:
+    other = pids("worker1")
+    result, detected = struck(lambda: lab.ssh("worker2", "systemctl", "kill", "--signal=SIGKILL", lab.UNIT))
+    saw("worker killed while generating", HERE, lost(result), detected, recovers(expected, BACK_S))
+    assert pids("worker1") == other
+
+
+def link(worker: str) -> str:
+    """Return this machine's end of a host's cable."""
+    number = lab.ssh(worker, "cat", "/sys/class/net/host0/iflink").stdout.strip()
+    for row in json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout):
+        if row["ifindex"] == int(number):
+            return str(row["ifname"])
+    raise AssertionError(number)
+
+
+def test_the_worker_s_host_is_gone(expected: str, saw: Callable[..., None]) -> None:
+    cable, other, pid = link("worker2"), pids("worker1"), pids("worker2")
+    try:
+        result, detected = struck(lambda: subprocess.run(["ip", "link", "set", cable, "down"], check=True))
+    finally:
+        subprocess.run(["ip", "link", "set", cable, "up"], check=True)
+    sentence = lost(result)
+    assert detected < 60
+    saw("worker's host gone while generating", HERE, sentence, detected, recovers(expected, LEFT_S))
+    assert (pids("worker1"), pids("worker2")) == (other, pid), "the same process has let the master go"
+
+
+def test_the_firewall_is_closed(expected: str, saw: Callable[..., None]) -> None:
+    """All of it, SSH too; a trusted source that is taken out keeps the connections that it has."""
+    closed = ["systemd-run", "--quiet", "--collect", "--on-active=1", "firewall-cmd", "--panic-on"]
+    opened = ["systemd-run", "--quiet", "--collect", "--on-active=60", "firewall-cmd", "--panic-off"]
+
+    def strike() -> None:
+        lab.ssh("worker2", *opened)
+        lab.ssh("worker2", *closed)
+
+    result, detected = struck(strike)
+    sentence = lost(result)
+    lab.eventually(lambda: lab.ssh("worker2", "true", check=False, anew=True).returncode == 0, 120, "it is open again")
+    saw("firewall closed while generating", HERE, sentence, detected, recovers(expected, LEFT_S))
+
+
+def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> None:
+    """The module goes with it; the workers have to be free for the next one."""
+    cable = link("master")
+    arguments = {"model": "/srv/models/random-weights.gguf", "prompt": "x", "workers": ENDPOINTS, "n_predict": 16000,
+                 "ctx_size": 16384, "extra_args": ["--ignore-eos"], "timeout": 60}  # fmt: skip
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(lab.module, "master", "distributed_inference", **arguments)
+        lab.eventually(lambda: busy_s("worker2") > 3, 120, "the worker computes")
+        before = [pids(worker) for worker in lab.WORKERS]
+        try:
+            subprocess.run(["ip", "link", "set", cable, "down"], check=True)
+            began = time.monotonic()
+            lab.eventually(lambda: not any(clients(worker) for worker in lab.WORKERS), LEFT_S, "they let it go")
+            detected = time.monotonic() - began
+        finally:
+            subprocess.run(["ip", "link", "set", cable, "up"], check=True)
+            run.exception(300)
+    seconds = recovers(expected, BACK_S)
+    assert [pids(worker) for worker in lab.WORKERS] == before
+    sentence = "A worker gives up a client that is gone, and takes the next."
+    saw("master's host gone while generating", HERE, sentence, detected, seconds)
+
+
+def test_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
+    def strike() -> None:
+        lab.ssh("worker2", "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(infer, n_predict=16000, extra_args=["--ignore-eos"], stall_timeout=10)
+        lab.eventually(lambda: busy_s("worker2") > 3, 120, "the worker computes")
+        strike()
+        began = time.monotonic()
+        result = run.result(300)
+        detected = time.monotonic() - began
+    failure = result["failure"]
+    assert (failure["kind"], failure["endpoint"]) == ("timed_out", STRUCK), failure
+    assert "stood still for 10 s" in failure["message"]
+    # Verify says what is to be done, if nobody lets it go.
+    assert "answers nobody" in " ".join(lab.play("verify", check=False).stdout.split())
+    lab.ssh("worker2", "systemctl", "restart", lab.UNIT)
+    saw(
+        "worker frozen while generating (stall_timeout: 10)",
+        HERE,
+        failure["message"],
+        detected,
+        recovers(expected, BACK_S),
+    )

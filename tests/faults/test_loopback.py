@@ -1,0 +1,484 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults on one machine: real workers that are started again as their unit does it, some in a network of their own.
+
+Each test says what a user is told and how soon, and shows that the other worker did not suffer and that the cluster is
+ready again, by itself, within a stated time, and answers as before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils import _progress
+from harness import HANG_S, RELEASES, Release
+from kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.llama
+
+HERE = "loopback"
+NETWORK = "a network of its own"
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="networks, control groups and file systems are made by root")
+ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]}
+# Of a worker that was killed: a second, the start, and a look each second. On a machine that has much else to do.
+BACK_S = 30
+# Of one whose client is gone without a word: 60 s, or the time of the next look.
+LEFT_S = 100
+STALL_S = 5
+AT_SWITCH, BEHIND_CABLE = "10.99.9.1", "10.99.9.2"
+# Of a name service that is there and says nothing.
+SILENT = "127.99.0.53"
+
+
+@pytest.fixture(scope="session")
+def release() -> Release:
+    return RELEASES["7.0.0"]
+
+
+class Cluster:
+    """Two workers; the second one is struck."""
+
+    def __init__(self, release: Release, model: Path, folder: Path, workers: list[Kept]) -> None:
+        self.release, self.model, self.folder, self.workers = release, model, folder, workers
+        self.spared, self.struck = workers
+        self.spared_pid = self.spared.pid
+        self.text = self.answer()
+
+    def answer(self) -> str:
+        """Return the text that both workers generate together."""
+        result = infer(self.release, self.model, self.workers)
+        assert result["failure"] is None, result["msg"]
+        return str(result["text"])
+
+    def run(self, **given: Any) -> Running:
+        return Running(self.release, self.model, self.workers, self.folder, given)
+
+    def recovers(self, limit_s: float, since: float | None = None) -> float:
+        """Return how soon all are ready; then nothing is left of the run, and they answer as before."""
+        seconds = ready_after(self.workers, limit_s, since)
+        assert not masters(self.struck)
+        assert self.spared.pid == self.spared_pid, "the other worker has not suffered"
+        assert self.answer() == self.text
+        return seconds
+
+
+@pytest.fixture
+def cluster(release: Release, small: Path, tmp_path: Path) -> Iterator[Cluster]:
+    with kept(release, tmp_path) as one, kept(release, tmp_path) as other:
+        yield Cluster(release, small, tmp_path, [one, other])
+
+
+@pytest.fixture
+def large_cluster(release: Release, large: Path, tmp_path: Path) -> Iterator[Cluster]:
+    with kept(release, tmp_path) as one, kept(release, tmp_path) as other:
+        yield Cluster(release, large, tmp_path, [one, other])
+
+
+def said(result: dict[str, Any], kind: str, worker: Kept) -> str:
+    """Return the sentence of a failure, which names the worker unless it was back when it was looked at."""
+    failure = result["failure"]
+    assert failure is not None, result["text"]
+    back = kind == "worker_lost" and "all answer again" in failure["message"]
+    assert (failure["kind"], failure["endpoint"]) == (kind, None if back else worker.endpoint), failure
+    return str(failure["message"])
+
+
+# A worker is killed
+
+
+def test_killed_while_idle(cluster: Cluster, saw: Callable[..., None]) -> None:
+    cluster.struck.kill()
+    since = time.monotonic()
+    # Looks come from outside at any time: until it is there again it refuses.
+    state, sentence = state_of(cluster.struck)
+    detected = time.monotonic() - since
+    assert state == "refused", sentence
+    assert "start the RPC server on that host" in sentence
+    saw("worker killed while idle", HERE, sentence, detected, cluster.recovers(BACK_S, since))
+
+
+@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.PROMPT, _progress.GENERATING])
+def test_killed_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
+    cluster = large_cluster
+    long = {"prompt": LONG_PROMPT, "ctx_size": 16384}
+    run = cluster.run(**(ENDLESS if phase == _progress.GENERATING else long))
+    run.reaches(phase, cluster.struck)
+    run.strike(cluster.struck.kill)
+    since = time.monotonic()
+    result, detected = run.result()
+    sentence = said(result, "worker_lost", cluster.struck)
+    assert bool(result["text"]) == (phase == _progress.GENERATING)
+    saw(f"worker killed while {phase}", HERE, sentence, detected, cluster.recovers(BACK_S, since))
+
+
+def test_short_of_memory(release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("control groups are made by root")
+    with memory_limit(50 << 20) as limit, kept(release, tmp_path) as one, kept(
+        release, tmp_path, prefix=limit
+    ) as other:
+        workers = [one, other]
+        began, pid = time.monotonic(), other.pid
+        result = infer(release, large, workers)
+        detected = time.monotonic() - began
+        sentence = said(result, "worker_lost", other)
+        ready = ready_after(workers, BACK_S)
+        assert other.pid != pid, "the kernel has ended it, and it was started again"
+        assert infer(release, large, [one])["failure"] is None
+        saw("worker out of memory (limit of its control group)", HERE, sentence, detected, ready)
+
+
+@contextmanager
+def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
+    """Give what starts a program with so much memory."""
+    name = f"llama-fault-{secrets.token_hex(4)}"
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    folder, file = (old / name, "memory.limit_in_bytes") if old.is_dir() else (new / name, "memory.max")
+    folder.mkdir()
+    try:
+        if not (folder / file).exists():
+            pytest.skip("there is no memory controller")
+        (folder / file).write_text(str(size))
+        yield "sh", "-c", f'echo $$ >{folder}/cgroup.procs && exec "$@"', "sh"
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text(), BACK_S)
+        folder.rmdir()
+
+
+def test_restarted_between_verify_and_run(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
+    pid = cluster.struck.pid
+    listens = f"ss -tlnH | grep -q :{cluster.struck.port}"
+    back = f'p=$(cat {cluster.struck.pid_file}) && [ "$p" != {pid} ] && {listens}'
+    again = f"kill -9 {pid}; until {back}; do :; done"
+    programs = wrapped(cluster.release, tmp_path / "programs", again)
+    result = infer(cluster.release, cluster.model, cluster.workers, bin_dir=str(programs))
+    assert result["failure"] is None, result["msg"]
+    assert result["text"] == cluster.text
+    assert cluster.struck.pid != pid
+    saw(
+        "worker restarted between verify and run",
+        HERE,
+        "No harm: the run is over the new process.",
+        None,
+        cluster.recovers(BACK_S),
+    )
+
+
+def wrapped(release: Release, folder: Path, script: str) -> Path:
+    """Make a folder of a completion program that does something before each run."""
+    folder.mkdir()
+    program = folder / "llama-completion"
+    real = shlex.quote(str(release.bin / program.name))
+    program.write_text(f'#!/bin/sh\ncase " $* " in *" --rpc "*)\n{script}\n;; esac\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    return folder
+
+
+# A worker, or its host, says nothing any more
+
+
+@pytest.mark.parametrize("phase", [_progress.PROMPT, _progress.GENERATING])
+def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
+    cluster = large_cluster
+    given = ENDLESS if phase == _progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
+    run = cluster.run(stall_timeout=STALL_S, **given)
+    run.reaches(phase, cluster.struck)
+    run.strike(lambda: cluster.struck.kill(signal.SIGSTOP))
+    result, detected = run.result()
+    sentence = said(result, "timed_out", cluster.struck)
+    assert f"The run stood still for {STALL_S} s and was ended" in sentence
+    # What stopped it lets it go.
+    cluster.struck.kill(signal.SIGCONT)
+    saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
+
+
+@contextmanager
+def network() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Make a network of its own, a cable to a switch and this host there; give its address, and the way into it."""
+    inside = ("ip", "netns", "exec", "llama-fault")
+    remove_network()
+    for command in (
+        "ip netns add llama-fault",
+        # With nothing at it, a switch would be off.
+        "ip link add llf-switch type bridge",
+        "ip link add llf-other type veth peer name llf-end",
+        "ip link add llf-cable type veth peer name eth0 netns llama-fault",
+        "ip link set llf-end up",
+        "ip link set llf-other master llf-switch up",
+        "ip link set llf-cable master llf-switch up",
+        f"ip address add {AT_SWITCH}/24 dev llf-switch",
+        "ip link set llf-switch up",
+        f"ip netns exec llama-fault ip address add {BEHIND_CABLE}/24 dev eth0",
+        "ip netns exec llama-fault ip link set eth0 up",
+        "ip netns exec llama-fault ip link set lo up",
+    ):
+        subprocess.run(shlex.split(command), check=True, timeout=HANG_S)
+    try:
+        yield BEHIND_CABLE, inside
+    finally:
+        remove_network()
+
+
+def remove_network() -> None:
+    for command in ("ip netns delete llama-fault", "ip link delete llf-switch", "ip link delete llf-other"):
+        subprocess.run(shlex.split(command), capture_output=True, check=False, timeout=HANG_S)
+
+
+# How the network of the struck worker is cut off, and how that is undone: nothing comes back, no RST either.
+CUTS = {
+    "worker's host gone": ("ip link set llf-cable down", "ip link set llf-cable up"),
+    "firewall closed": (
+        (
+            "ip netns exec llama-fault nft 'add table ip llama; "
+            "add chain ip llama input { type filter hook input priority 0; policy drop; }'"
+        ),
+        "ip netns exec llama-fault nft delete table ip llama",
+    ),
+}
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.GENERATING])
+@pytest.mark.parametrize("cut", CUTS)
+def test_cut_off_during(
+    cut: str, phase: str, release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]
+) -> None:
+    close, reopen = (shlex.split(command) for command in CUTS[cut])
+    with network() as (address, inside), ExitStack() as stack:
+        workers = [
+            stack.enter_context(kept(release, tmp_path)),
+            stack.enter_context(kept(release, tmp_path, prefix=inside, address=address)),
+        ]
+        cluster = Cluster(release, large, tmp_path, workers)
+        run = cluster.run(**ENDLESS)
+        run.reaches(phase, cluster.struck)
+        run.strike(lambda: subprocess.run(close, check=True, timeout=HANG_S))
+        result, detected = run.result()
+        sentence = said(result, "worker_lost", cluster.struck)
+        assert detected < 60
+        subprocess.run(reopen, check=True, timeout=HANG_S)
+        saw(f"{cut} while {phase}", NETWORK, sentence, detected, cluster.recovers(LEFT_S))
+
+
+@NEEDS_ROOT
+def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
+    """The other way round: nobody is there to tell the workers."""
+    with network() as (_address, inside), ExitStack() as stack:
+        workers = [stack.enter_context(kept(release, tmp_path, address=AT_SWITCH)) for _number in range(2)]
+        cluster = Cluster(release, small, tmp_path, workers)
+        run = cluster.run(prefix=inside, timeout=60, **ENDLESS)
+        run.reaches(_progress.GENERATING, cluster.struck)
+        run.strike(lambda: subprocess.run(shlex.split(CUTS["worker's host gone"][0]), check=True, timeout=HANG_S))
+        since = time.monotonic()
+        # Those that the master left behind are looked at from where they are, which is their own host.
+        until(lambda: not any(worker.held() for worker in workers), LEFT_S)
+        sentence = "A worker gives up a client that is gone, and takes the next."
+        ready = ready_after(workers, LEFT_S, since)
+        result, _detected = run.result()
+        assert result["failed"]
+        subprocess.run(shlex.split(CUTS["worker's host gone"][1]), check=True, timeout=HANG_S)
+        saw("master's host gone while generating", NETWORK, sentence, ready, ready)
+        cluster.recovers(BACK_S)
+
+
+# The master, and who else there is
+
+
+def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> None:
+    run = cluster.run(**ENDLESS)
+    run.reaches(_progress.GENERATING, cluster.struck)
+    run.strike(lambda: os.kill(masters(cluster.struck)[0], signal.SIGKILL))
+    result, detected = run.result()
+    failure = result["failure"]
+    assert (failure["kind"], failure["endpoint"]) == ("out_of_memory", None)
+    saw("master killed", HERE, failure["message"], detected, cluster.recovers(BACK_S))
+
+
+def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None:
+    run = cluster.run(ctx_size=2048, n_predict=1500, extra_args=["--ignore-eos"])
+    run.reaches(_progress.GENERATING, cluster.struck)
+    began = time.monotonic()
+    second = infer(cluster.release, cluster.model, cluster.workers)
+    detected = time.monotonic() - began
+    failure = second["failure"]
+    assert failure["kind"] == "worker_busy"
+    assert "another client most likely holds it" in failure["message"]
+    assert run.phase() == _progress.GENERATING, "the first one goes on"
+    first, _seconds = run.result()
+    assert first["failure"] is None, first["msg"]
+    saw("two masters at once", HERE, failure["message"], detected, cluster.recovers(BACK_S))
+
+
+# What is around them
+
+
+@contextmanager
+def tiny_disk(folder: Path, size: int) -> Iterator[Path]:
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, timeout=HANG_S)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=HANG_S)
+
+
+# Neither end compares an entry with its name, which is a hash of what it should be. What keeps the cache in order does.
+UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is put in order."
+# As the unit has them by default, but for the minute in which an entry may be on its way.
+TIDY = ("--max", "50%", "--min-free", "10%", "--settle", "0")
+
+
+def mended(cache: Path, release: Release, model: Path, workers: list[Kept], expected: str) -> float:
+    """Let the cache be put in order, as its timer does, and return how soon all is well."""
+    state = cache.with_name("state")
+    state.mkdir()
+    since = time.monotonic()
+    tidy = [release.rpc_cache, "tidy", cache / "rpc", state, *TIDY]
+    subprocess.run(tidy, check=True, timeout=HANG_S, stdout=subprocess.DEVNULL)
+    assert json.loads((state / "status.json").read_text())["corrupted"] > 0
+    seconds = ready_after(workers, BACK_S, since)
+    assert infer(release, model, workers)["text"] == expected
+    return seconds
+
+
+def entries(cache: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in (cache / "rpc").glob("*")}
+
+
+@NEEDS_ROOT
+def test_the_disk_of_the_cache_is_full(release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
+    with ExitStack() as stack:
+        disk = stack.enter_context(tiny_disk(tmp_path / "cache", 30 << 20))
+        workers = [
+            stack.enter_context(kept(release, tmp_path)),
+            stack.enter_context(kept(release, tmp_path, "-c", cache=disk)),
+        ]
+        expected = infer(release, large, workers[:1])["text"]
+        first = infer(release, large, workers)
+        assert first["failure"] is None, first["msg"]
+        assert first["text"] == expected, "what it has sent is what it computes with"
+        # The last entry is cut off, which nobody has noticed: the next load takes it for whole.
+        assert len(set(entries(disk).values())) > 1
+        assert infer(release, large, workers)["text"] != expected
+        ready = mended(disk, release, large, workers, expected)
+        saw("disk of the cache full", HERE, UNNOTICED, None, ready)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "corrupted"])
+def test_an_entry_of_the_cache_is(
+    damage: str, release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]
+) -> None:
+    cache = tmp_path / "cache"
+    with kept(release, tmp_path) as one, kept(release, tmp_path, "-c", cache=cache) as other:
+        workers = [one, other]
+        expected = infer(release, large, workers)["text"]
+        assert entries(cache)
+        for path in (cache / "rpc").glob("*"):
+            with path.open("r+b") as entry:
+                if damage == "truncated":
+                    entry.truncate(path.stat().st_size // 2)
+                else:
+                    entry.write(secrets.token_bytes(1 << 20))
+        result = infer(release, large, workers)
+        assert result["failure"] is None, result["msg"]
+        assert result["text"] != expected
+        saw(f"entry of the cache {damage}", HERE, UNNOTICED, None, mended(cache, release, large, workers, expected))
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long ahead(void) {
+    const char *file = getenv("CLOCK_JUMPED");
+    return file && access(file, F_OK) == 0 ? 86400 : 0;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *)) dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += ahead();
+    return result;
+}
+time_t time(time_t *where) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (where) *where = now.tv_sec;
+    return now.tv_sec;
+}
+int gettimeofday(struct timeval *where, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    where->tv_sec = now.tv_sec;
+    where->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler for the clock")
+def test_the_clock_jumps(release: Release, small: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
+    """By a day, for the workers, the master and the module, in the middle of a run."""
+    library, jumped = tmp_path / "clock.so", tmp_path / "jumped"
+    source = tmp_path / "clock.c"
+    source.write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=HANG_S)
+    prefix = ("env", f"LD_PRELOAD={library}", f"CLOCK_JUMPED={jumped}")
+    with kept(release, tmp_path, prefix=prefix) as one, kept(release, tmp_path, prefix=prefix) as other:
+        workers = [one, other]
+        given = {"ctx_size": 2048, "n_predict": 400, "extra_args": ["--ignore-eos"]}
+        expected = infer(release, small, workers, **given)["text"]
+        run = Running(release, small, workers, tmp_path, {"prefix": prefix, **given})
+        run.reaches(_progress.GENERATING, other)
+        run.strike(jumped.touch)
+        seen = subprocess.run([*prefix, "date", "+%s"], capture_output=True, text=True, check=True).stdout
+        assert int(seen) > time.time() + 80_000
+        result, _seconds = run.result()
+        assert result["failure"] is None, result["msg"]
+        assert result["text"] == expected
+        assert 0 < result["wall_time_ms"] < HANG_S * 1000
+        saw(
+            "clock jumps by a day",
+            HERE,
+            "No harm: the run goes on, and its times are right.",
+            None,
+            ready_after(workers, BACK_S),
+        )
+
+
+@NEEDS_ROOT
+def test_the_name_service_is_gone(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
+    (tmp_path / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:30\n")
+    (tmp_path / "nsswitch.conf").write_text("hosts: dns\n")
+    names = ("resolv.conf", "nsswitch.conf")
+    script = "".join(f"mount --bind {tmp_path / name} /etc/{name}; " for name in names)
+    gone = ("unshare", "-m", "sh", "-ec", script + 'exec "$@"', "sh")
+    named = [f"worker-1.example:{cluster.spared.port}", f"worker-2.example:{cluster.struck.port}"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((SILENT, 53))
+        began = time.monotonic()
+        result = infer(cluster.release, cluster.model, cluster.workers, workers=named, prefix=gone)
+        detected = time.monotonic() - began
+    failure = result["failure"]
+    assert (failure["kind"], failure["endpoint"]) == ("worker_unreachable", named[0])
+    assert "no answer from the resolver within 5 s" in failure["message"]
+    # Addresses need none.
+    assert infer(cluster.release, cluster.model, cluster.workers, prefix=gone)["failure"] is None
+    saw("name service gone", HERE, failure["message"], detected, cluster.recovers(BACK_S))

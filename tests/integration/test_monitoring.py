@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The figures of workers, the alert rules and the dashboard, judged by Prometheus' own programs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from debian_programs import debian_program
+from harness import RELEASES, free_port, running_worker
+from rpc_session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "docs/monitoring"
+PROGRAM = ROOT / "roles/rpc_server/files/llama_rpc_metrics.py"
+PARTS = (PROGRAM, *(ROOT / "plugins/module_utils" / name for name in ("_listeners.py", "_rpc_units.py")))
+METRIC = re.compile(r"\bllama_rpc_[a-z_]+\b")
+
+
+@pytest.fixture(scope="module")
+def promtool() -> str:
+    return str(debian_program("prometheus", "usr/bin/promtool"))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The program as the role installs it, with its parts beside it."""
+    folder = tmp_path_factory.mktemp("program")
+    for part in PARTS:
+        shutil.copy(part, folder)
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(PROGRAM.stem)
+    finally:
+        sys.path.remove(str(folder))
+
+
+@pytest.fixture(scope="module")
+def written() -> set[str]:
+    """The names of all metrics that the program writes."""
+    return set(re.findall(r'^    "(llama_rpc_[a-z_]+)": \(', PROGRAM.read_text(), re.MULTILINE))
+
+
+def run(*argv: str | Path, text_in: str = "", cwd: Path | None = None) -> str:
+    done = subprocess.run(argv, input=text_in, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((MONITORING / "dashboard.json").read_text())["panels"]
+    return found
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def test_the_rules_are_sound_and_each_has_an_example_that_comes_true(promtool: str, tmp_path: Path) -> None:
+    for path in (MONITORING / "alerts.yml", Path(__file__).with_name("alerts_test.yml")):
+        shutil.copy(path, tmp_path)
+    assert "SUCCESS" in run(promtool, "check", "rules", tmp_path / "alerts.yml")
+    assert "SUCCESS" in run(promtool, "test", "rules", tmp_path / "alerts_test.yml", cwd=tmp_path)
+    alerts = set(re.findall(r"alert: (\w+)", (tmp_path / "alerts.yml").read_text()))
+    assert alerts == set(re.findall(r"Llama\w+", (tmp_path / "alerts_test.yml").read_text()))
+
+
+def test_rules_and_dashboard_ask_for_nothing_that_is_not_written(written: set[str]) -> None:
+    asked = set(METRIC.findall("\n".join([*queries(), (MONITORING / "alerts.yml").read_text()])))
+    assert asked <= written
+    assert set(METRIC.findall((MONITORING / "README.md").read_text())) == written, "the page names each of them"
+
+
+def test_each_query_of_the_dashboard_is_one_of_prometheus(promtool: str, tmp_path: Path) -> None:
+    rules = []
+    for number, query in enumerate(queries()):
+        sent = query.replace("$instance", ".*")  # as Grafana does
+        assert "$" not in sent
+        rules.append({"record": f"query:{number}", "expr": sent})
+    path = tmp_path / "queries.yml"
+    path.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(rules)} rules found" in run(promtool, "check", "rules", path)
+
+
+def test_the_dashboard_is_whole() -> None:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= dashboard.keys()
+    assert dashboard.get("id") is None, "an id is for one Grafana"
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+    cells = set()
+    for panel in panels():
+        assert panel["targets"], panel["title"]
+        assert panel["type"] in ("stat", "state-timeline", "timeseries", "table")
+        assert panel["datasource"]["uid"] == "${datasource}", "a data source of one Grafana"
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        columns, rows = range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])
+        own = {(x, y) for x in columns for y in rows}
+        assert not own & cells, f"{panel['title']} is on top of another"
+        cells |= own
+
+
+@contextmanager
+def node_exporter(folder: Path) -> Iterator[str]:
+    """Start a node_exporter that reads nothing but a folder, and give its URL."""
+    port = free_port()
+    argv = [
+        debian_program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"), "--collector.disable-defaults",
+        "--collector.textfile", f"--collector.textfile.directory={folder}", f"--web.listen-address=127.0.0.1:{port}",
+    ]  # fmt: skip
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}/metrics"
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def page(url: str) -> str:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            assert time.monotonic() < deadline, f"{url} does not answer"
+            time.sleep(0.05)
+
+
+@pytest.mark.llama
+def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
+    promtool: str, program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers on one host, one of which serves; the host is a tree with this machine's /proc."""
+    units = tmp_path / "etc/systemd/system"
+    units.mkdir(parents=True)
+    (tmp_path / "proc").symlink_to("/proc")
+    monkeypatch.setattr(program, "ask_systemd", lambda _units: {})
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(running_worker(RELEASES["7.0.0"], tmp_path / name)) for name in ("first", "second")
+        ]
+        for worker in workers:
+            (units / f"llama-rpc-server@{worker.port}.service").write_text(
+                f"# llama.cpp release: x\nExecStart=/usr/bin/stdbuf -oL rpc-server -H 127.0.0.1 -p {worker.port} -t 2\n"
+                f"Environment=LLAMA_CACHE={tmp_path}/cache/{worker.port}\n"
+            )
+        with closing(Session(workers[0].port)):
+            text = program.metrics(tmp_path)
+    first, second = (f'endpoint="{worker.endpoint}"' for worker in workers)
+    for line in (
+        f"llama_rpc_up{{{first}}} 1",
+        f"llama_rpc_up{{{second}}} 1",
+        f'llama_rpc_held{{{first},client="127.0.0.1"}} 1',
+        f"llama_rpc_clients{{{second}}} 0",
+        f"llama_rpc_cache_entries{{{second}}} 0",
+    ):
+        assert line in text.splitlines(), text
+    assert run(promtool, "check", "metrics", text_in=text) == "", "no name or unit is against conventions"
+
+    own, folder = tmp_path / "own", tmp_path / "textfiles"
+    own.mkdir()
+    folder.mkdir()
+    program.write(own / "llama_rpc.prom", text)
+    (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
+    with node_exporter(folder) as url:
+        shown = page(url)
+    assert f"llama_rpc_up{{{first}}} 1" in shown
+    assert "node_textfile_scrape_error 0" in shown

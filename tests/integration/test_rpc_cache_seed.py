@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Tensors that are in a worker's cache before its first load: they are those that real clients ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from harness import ROOT, Release, Worker, run_module
+from split_gguf import main as split
+from test_progress import slow_link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+# A layer has three tensors of more than 10 MiB, 11.1 MiB each.
+LAYERS, EACH = 2, 3
+LARGE = 11_000_000
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("wide") / "wide.gguf"
+    program = ROOT / "playbooks/files/random_model.py"
+    options = ["--layers", str(LAYERS), "--width", "2048", "--seed", "3"]
+    subprocess.run([sys.executable, program, path, *options], check=True, timeout=120)
+    return path
+
+
+def entries(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return what tells whether an entry was written again."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def seed(release: Release, model: Path, folder: Path, *, check: bool = False, **options: Any) -> dict[str, Any]:
+    folder.mkdir(parents=True, exist_ok=True)
+    given = {"model": str(model), "folder": str(folder), "program": str(release.rpc_cache), "min_free": "1M", **options}
+    changes = options.pop("changes", True)
+    given.pop("changes", None)
+    return run_module("rpc_cache_seed", given, check=check, changes=changes)
+
+
+def load(release: Release, model: Path, *workers: Worker, **options: Any) -> list[int]:
+    """Run the model once over workers; return how many bytes went to each."""
+    links = [slow_link(worker, 1 << 30, 0.001) for worker in workers]
+    opened = [link.__enter__() for link in links]
+    try:
+        found = run_module(
+            "distributed_inference",
+            {
+                "model": str(model), "prompt": "the", "workers": [link.endpoint for link in opened], "n_predict": 1,
+                "ctx_size": 64, "threads": 1, "bin_dir": str(release.bin), **options,
+            },
+        )  # fmt: skip
+        assert found["failure"] is None, found
+    finally:
+        for link in links:
+            link.__exit__(None, None, None)
+    return [link.sent // found["attempts"] for link in opened]
+
+
+def cached(start_worker: StartWorker, release: Release, folder: Path) -> tuple[Worker, Path]:
+    return start_worker(release, "-c", prefix=("env", f"LLAMA_CACHE={folder}")), folder / "rpc"
+
+
+@pytest.mark.parametrize("protocol", ["7", "2"])
+def test_what_is_seeded_is_what_a_client_would_have_left_there(
+    protocol: str, request: pytest.FixtureRequest, wide: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    release: Release = request.getfixturevalue(f"release_{protocol}")
+    plain, left = cached(start_worker, release, tmp_path / "plain")
+    (sent,) = load(release, wide, plain)
+    assert len(entries(left)) == LAYERS * EACH
+    would = seed(release, wide, tmp_path / "seeded/rpc", check=True)
+    assert (would["added"], entries(tmp_path / "seeded/rpc")) == (LAYERS * EACH, {})
+    done = seed(release, wide, tmp_path / "seeded/rpc")
+    assert (done["added"], done["there"], done["entries"]) == (LAYERS * EACH, 0, sorted(entries(left)))
+
+    seeded, folder = cached(start_worker, release, tmp_path / "seeded")
+    before = entries(folder)
+    (sent_then,) = load(release, wide, seeded)
+    assert entries(folder) == before, "the client wrote nothing"
+    assert sent - sent_then > LAYERS * EACH * LARGE, "what is there does not go over the wire"
+    again = seed(release, wide, folder, changes=False)
+    assert (again["added"], again["there"]) == (0, LAYERS * EACH)
+    assert entries(folder) == before
+
+
+def test_a_worker_gets_the_tensors_of_its_part_alone(
+    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    memory = [{"endpoint": f"w{number}:1", "memory_available_bytes": 1 << 40} for number in range(2)]
+    plan = run_module("split_plan", {"model": str(wide), "workers": memory, "ctx_size": 64})
+    folders = [tmp_path / f"cache{number}" for number in range(2)]
+    for folder, part in zip(folders, plan["workers"]):
+        done = seed(
+            release_7, wide, folder / "rpc",
+            part={key: part[key] for key in ("first_layer", "layers", "has_output")}, changes=part["layers"] > 0,
+        )  # fmt: skip
+        assert done["added"] == EACH * part["layers"]
+    workers = [cached(start_worker, release_7, folder)[0] for folder in folders]
+    before = [entries(folder / "rpc") for folder in folders]
+    load(release_7, wide, *workers, tensor_split=plan["tensor_split"])
+    assert [entries(folder / "rpc") for folder in folders] == before, "each was asked for what it had, and no more"
+
+
+def test_a_split_model_is_one_model(release_7: Release, wide: Path, tmp_path: Path) -> None:
+    split(str(wide), str(tmp_path / "model"), 3)
+    whole = seed(release_7, wide, tmp_path / "whole")
+    assert seed(release_7, tmp_path / "model-00001-of-00003.gguf", tmp_path / "split")["entries"] == whole["entries"]
+
+
+def test_what_is_cut_or_damaged_is_brought_again(release_7: Release, wide: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "rpc"
+    seed(release_7, wide, folder)
+    cut, gone, damaged = sorted(folder.iterdir())[:3]
+    sound = {path: path.read_bytes() for path in (cut, gone, damaged)}
+    os.truncate(cut, 1 << 20)
+    gone.unlink()
+    # Of the same size, and of the same time of change, as a disk damages it.
+    about = damaged.stat()
+    damaged.write_bytes(bytes([sound[damaged][0] ^ 1]) + sound[damaged][1:])
+    os.utime(damaged, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert seed(release_7, wide, folder, check=True)["added"] == 3
+    done = seed(release_7, wide, folder)
+    assert (done["added"], done["replaced"], done["there"]) == (3, 2, LAYERS * EACH - 3)
+    assert {path: path.read_bytes() for path in sound} == sound
+
+
+def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
+    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker, folder = cached(start_worker, release_7, tmp_path / "cache")
+    seed(release_7, wide, folder)
+    (tmp_path / "state").mkdir()
+    tidy = [release_7.rpc_cache, "tidy", folder, tmp_path / "state", "--max", "1K", "--settle", "0", "--quiet", "1"]
+    done = threading.Event()
+
+    def keep() -> None:
+        while not done.is_set():
+            subprocess.run(tidy, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+    keeping = threading.Thread(target=keep)
+    keeping.start()
+    try:
+        for _load in range(2):
+            load(release_7, wide, worker)
+    finally:
+        done.set()
+        keeping.join()
+    assert worker.alive
+    subprocess.run(tidy, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    assert entries(folder) == {}, "afterwards they go"
+
+
+def test_wrong_use_is_explained(release_7: Release, wide: Path, tmp_path: Path) -> None:
+    whole = {"model": str(wide), "folder": str(tmp_path), "program": str(release_7.rpc_cache), "min_free": "1M"}
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(wide.read_bytes()[:-1])
+    for changed, said in (
+        ({"program": "/opt/none/rpc-cache"}, "There is no program /opt/none/rpc-cache: releases that the role"),
+        ({"folder": str(tmp_path / "none")}, "a worker makes it when it starts with a cache"),
+        ({"model": str(cut)}, "it was not copied to its end"),
+        ({"folder": None, "port": 1}, "There is no worker with a cache on port 1"),
+        ({"min_free": "100%"}, "got 0 of 6 tensors and no more: the disk of the cache would have less free"),
+    ):
+        failed = run_module("rpc_cache_seed", {key: value for key, value in {**whole, **changed}.items() if value})
+        assert failed["failed"]
+        assert said in failed["msg"], failed["msg"]
+
+
+def push(folder: Path, model: Path, release: Release, cache: Path, *options: str) -> str:
+    """Run the task over a connection, which copies here; return what it says."""
+    task = {
+        "name": "Seed",
+        "llama_cpp.cluster.rpc_cache_seed": {
+            "model": str(model), "from_controller": True, "folder": str(cache), "program": str(release.rpc_cache),
+            "min_free": "1M",
+        },
+        "register": "seeded",
+    }  # fmt: skip
+    shown = {
+        "ansible.builtin.debug": {
+            "msg": "{{ seeded.added }} added ({{ seeded.replaced }} replaced), {{ seeded.there }} there"
+        }
+    }
+    (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task, shown]}]))
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("ansible-playbook"), "-i", "worker,", "-c", "local",
+            "-e", f"ansible_python_interpreter={sys.executable}", folder / "play.json", *options,
+        ],
+        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "Traceback" not in done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_is_missing_is_sent_from_the_controller(release_7: Release, wide: Path, tmp_path: Path) -> None:
+    folder, staging = tmp_path / "cache/rpc", tmp_path / "cache/seed"
+    whole = seed(release_7, wide, tmp_path / "whole")["entries"]
+    folder.mkdir(parents=True)
+    for name in whole[:2]:
+        (folder / name).write_bytes((tmp_path / "whole" / name).read_bytes())
+    sound = (folder / whole[1]).read_bytes()
+    (folder / whole[1]).write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
+    assert "5 added (0 replaced), 1 there" in push(tmp_path, wide, release_7, folder, "--check")
+    assert not staging.exists()
+
+    # A run that was broken off had sent one tensor whole, and a piece of another.
+    staging.mkdir()
+    for name, size in ((whole[2], -1), (whole[3], 1000)):
+        data = (tmp_path / "whole" / name).read_bytes()
+        (staging / hashlib.blake2b(data, digest_size=20).hexdigest()).write_bytes(data[:size] if size > 0 else data)
+    said = push(tmp_path, wide, release_7, folder, "-vvv")
+    assert "5 added (1 replaced), 1 there" in said, said
+    assert len(re.findall(rf"PUT \S+ TO {staging}/", said)) == 4
+    assert sorted(path.name for path in folder.iterdir()) == whole
+    assert (folder / whole[1]).read_bytes() == sound
+    assert not staging.exists()
+    before = entries(folder)
+    assert "0 added (0 replaced), 6 there" in push(tmp_path, wide, release_7, folder)
+    assert entries(folder) == before
+    assert "On the controller:" in push(tmp_path, wide.with_name("none.gguf"), release_7, folder)

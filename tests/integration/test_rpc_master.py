@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the patches rpc-load and rpc-tensor change on a master: what workers get is the same, and less of it is sent."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import pytest
+from harness import HANG_S, free_port, run_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from harness import Release, Worker
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+ROOT = Path(__file__).resolve().parents[2]
+# Only larger tensors are asked for by their hash (HASH_THRESHOLD in ggml-rpc.cpp).
+LARGE = 10 << 20
+
+
+def run(
+    release: Release, model: Path, endpoints: list[str], split_mode: str = "layer", n_predict: int = 8
+) -> dict[str, Any]:
+    return run_module(
+        "distributed_inference",
+        {
+            "bin_dir": str(release.bin),
+            "model": str(model),
+            "prompt": "What is the answer to the question of the river?",
+            "workers": endpoints,
+            "n_predict": n_predict,
+            "extra_args": ["--split-mode", split_mode],
+        },
+    )
+
+
+def text(release: Release, model: Path, endpoints: list[str], split_mode: str = "layer") -> str:
+    result = run(release, model, endpoints, split_mode)
+    assert result["failure"] is None
+    assert len(result["text"].split()) >= 8
+    return str(result["text"])
+
+
+def fnv_1a(data: bytes) -> str:
+    found = 0xCBF29CE484222325
+    for byte in data:
+        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
+    return f"{found:016x}"
+
+
+@pytest.fixture(scope="module")
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with nine large weights, more than are hashed at the same time by a thread."""
+    model = tmp_path_factory.mktemp("model") / "large.gguf"
+    script = ROOT / "playbooks/files/random_model.py"
+    subprocess.run([sys.executable, script, model, "--layers", "3", "--width", "1920"], check=True, timeout=120)
+    return model
+
+
+def test_weights_are_found_again_in_the_caches_of_workers(
+    release_7: Release, start_worker: StartWorker, large_model: Path, tmp_path: Path
+) -> None:
+    model = large_model
+    large = [bytes(tensor.data) for tensor in gguf.GGUFReader(model).tensors if tensor.n_bytes > LARGE]
+    assert len(large) == 9
+
+    folders = [tmp_path / "first", tmp_path / "second"]
+    workers = [start_worker(release_7, "-c", prefix=("env", f"LLAMA_CACHE={folder}")) for folder in folders]
+    endpoints = [worker.endpoint for worker in workers]
+
+    def kept() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for folder in folders for path in (folder / "rpc").iterdir()}
+
+    first = text(release_7, model, endpoints)
+    files = kept()
+    assert {path.parent.parent for path in files} == set(folders)
+    # Each is there once, whole, and named by its hash; one says it of all, as the worker computes the name.
+    sums = Counter(hashlib.sha256(path.read_bytes()).digest() for path in files)
+    assert sums == Counter(hashlib.sha256(data).digest() for data in large)
+    one = next(iter(files))
+    assert one.name == fnv_1a(one.read_bytes())
+    # What a worker does not find it saves anew.
+    assert text(release_7, model, endpoints) == first
+    assert kept() == files
+
+
+@contextmanager
+def counted(worker: Worker, most: float = math.inf) -> Iterator[tuple[str, list[int]]]:
+    """Stand between a master and a worker, a connection at a time; gives the endpoint, and what the worker was sent.
+
+    After this many bytes the worker is lost.
+    """
+    sent = [0]
+
+    def pass_on(source: socket.socket, target: socket.socket, *, counts: bool) -> None:
+        with suppress(OSError):
+            while sent[0] <= most and (data := source.recv(1 << 16)):
+                sent[0] += len(data) * counts
+                target.sendall(data)
+        with suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        while True:
+            client = listener.accept()[0]
+            with client, socket.create_connection(("127.0.0.1", worker.port)) as server:
+                if stopped.is_set():
+                    return
+                back = threading.Thread(target=pass_on, args=(server, client), kwargs={"counts": False})
+                back.start()
+                pass_on(client, server, counts=True)
+                back.join()
+
+    stopped = threading.Event()
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
+        port = listener.getsockname()[1]
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{port}", sent
+        finally:
+            stopped.set()
+            socket.create_connection(("127.0.0.1", port)).close()
+            thread.join()
+
+
+def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
+    release_7: Release, start_worker: StartWorker, large_model: Path
+) -> None:
+    """The others, and weights that are hashed ahead, do not hold it up."""
+    first, second = (start_worker(release_7) for _number in range(2))
+    with counted(second, most=20 << 20) as (endpoint, sent):
+        result = run(release_7, large_model, [first.endpoint, endpoint])
+    assert result["failure"]["kind"] == "worker_lost"
+    assert sent[0] > 20 << 20
+    assert first.alive
+
+
+def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
+    release_7: Release, model: Path, start_worker: StartWorker
+) -> None:
+    workers = [start_worker(release_7) for _number in range(3)]
+    expected = text(release_7, model, [workers[0].endpoint])
+    assert text(release_7, model, [worker.endpoint for worker in workers], "tensor") == expected
+
+    with ExitStack() as stack:
+        through = [stack.enter_context(counted(worker)) for worker in workers[:2]]
+        command = [
+            release_7.bin / "llama-completion",
+            "-m",
+            model,
+            "--rpc",
+            ",".join(endpoint for endpoint, _sent in through),
+        ]
+        command += ["-ngl", "99", "-sm", "tensor", "-p", "the river", "-no-cnv", "--ignore-eos", "-n"]
+        after = []
+        for n_predict in ("8", "40"):
+            subprocess.run(
+                [*command, n_predict], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=HANG_S
+            )
+            after.append(through[0][1][0])
+    first, both = after
+    of_a_token = (both - 2 * first) / (40 - 8)
+    # Sixteen graphs, and 2 KiB of sums after each. With all that their inputs come from they are some 1.5 MB.
+    assert of_a_token < 300_000

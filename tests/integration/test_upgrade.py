@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""All hosts get the new release, or all keep what they have. What else can fail: tests/faults/test_upgrade_order.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from upgrade_stage import HOSTS, NEW, OLD, Stage
+
+UPGRADE = ("-e", f"llama_cpp_version={NEW}")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_there_and_back_again(stage: Stage) -> None:
+    stage.leave("worker1", "1.5-id")
+    stage.leave("worker1", ".1.5-id")
+    status, said = stage.play(*UPGRADE, "--check")
+    assert (status, f"All hosts would go from llama.cpp {OLD}" in said) == (0, True), said
+    stage.everywhere(OLD)
+    status, said = stage.play(*UPGRADE)
+    assert status == 0, said
+    for host in HOSTS:
+        assert f"{host} has llama.cpp {NEW}, and had llama.cpp {OLD}." in said
+    stage.everywhere(NEW)
+    assert stage.releases("worker1") == {f"{OLD}-id", f"{NEW}-id"}, "two are kept, one of them the one to roll back to"
+    status, said = stage.play(*UPGRADE)
+    assert (status, "Nothing was to be done." in said) == (0, True), said
+    status, said = stage.play("-e", "rollback=true")
+    assert status == 0, said
+    stage.everywhere(OLD)
+
+
+def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -> None:
+    stage.cue(f"worker1/cue-start-{NEW}-id")
+    hasty = {"ANSIBLE_ANY_ERRORS_FATAL": "1", "ANSIBLE_STRATEGY": "free"}
+    status, said = stage.play(*UPGRADE, settings=hasty)
+    assert status == 2, said
+    assert "every host has what it had before. worker1: " in said
+    stage.everywhere(OLD)
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"upgrade_canary_tolerance_percent": "25 %"}, 'upgrade_canary_tolerance_percent is "25 %": give percent'),
+        ({"rollback": "ture"}, 'rollback is "ture": give true or false.'),
+    ],
+)
+def test_a_mistake_in_the_variables_of_some_hosts_is_found_before_anything_is_done(
+    stage: Stage, variables: dict[str, str], sentence: str
+) -> None:
+    status, said = stage.play(*UPGRADE, **variables)
+    assert status != 0
+    assert sentence in said
+    assert "All hosts get the release" not in said
+    stage.everywhere(OLD)
+
+
+def test_a_killed_run_is_ended_by_the_next_one(stage: Stage) -> None:
+    cue = stage.cue(f"worker1/cue-kill-{NEW}-id")
+    status, _said = stage.play(*UPGRADE)
+    assert status == -9
+    assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
+    cue.unlink()
+    status, said = stage.play(*UPGRADE)
+    assert (status, "was interrupted and has not ended on" in said) == (0, True), said
+    stage.everywhere(NEW)
+
+
+def test_a_roll_back_that_was_killed_is_done_by_the_next_one(stage: Stage) -> None:
+    assert stage.play(*UPGRADE)[0] == 0
+    cue = stage.cue(f"worker1/cue-kill-{OLD}-id")
+    assert stage.play("-e", "rollback=true")[0] == -9
+    assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
+    cue.unlink()
+    status, said = stage.play("-e", "rollback=true")
+    assert (status, f"all hosts go back to {NEW}" in said) == (0, True), said
+    stage.everywhere(OLD)
+
+
+def test_a_roll_back_after_an_upgrade_that_was_killed_past_its_good_end(stage: Stage) -> None:
+    assert stage.play(*UPGRADE)[0] == 0
+    # The first master has noted the good end, and nobody else.
+    for worker in HOSTS[1:]:
+        prefix = stage.folder / worker / "prefix"
+        (prefix / "upgraded.json").rename(prefix / "upgrade.json")
+    status, said = stage.play("-e", "rollback=true")
+    assert (status, f"it was good, and is brought to its end with {NEW}" in said) == (0, True), said
+    stage.everywhere(OLD)
+
+
+def test_a_host_that_is_lost_for_a_moment_goes_where_the_others_go(stage: Stage) -> None:
+    stage.cue(f"worker2/cue-lose-{NEW}-id")
+    stage.cue("worker2/cue-back")
+    status, said = stage.play(*UPGRADE)
+    assert (status, "fatal: [worker2]: UNREACHABLE!" in said) == (2, True), said
+    assert "every host has what it had before. worker2: It stopped answering on the way, and is back: " in said
+    assert f"worker2 is back at llama.cpp {OLD}." in said
+    stage.everywhere(OLD)
+
+
+def test_a_host_that_is_lost_for_a_moment_after_the_good_end_has_the_release(stage: Stage) -> None:
+    stage.cue("worker2/cue-lose-good")
+    stage.cue("worker2/cue-back")
+    status, said = stage.play(*UPGRADE)
+    assert (status, "fatal: [worker2]: UNREACHABLE!" in said) == (0, True), said
+    stage.everywhere(NEW)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The playbook upgrade with actors for roles: hosts are folders of this machine, and each step can be made to fail.
+Journal, trial, filters and the order of things are the real ones; how it is on real hosts, tests/upgrade knows.
+
+A cue is a file that an actor looks for: it fails then, is lost, or kills the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+OLD, NEW = "1.0", "2.0"
+HOSTS = ("master", "worker1", "worker2")
+PROTOCOL = {OLD: "2.0.0", NEW: "7.0.0"}
+
+
+def _shell(script: str, **more: Any) -> dict[str, Any]:
+    return {"name": "An actor plays", "ansible.builtin.shell": {"cmd": script}, "changed_when": False, **more}
+
+
+# With the cue lose-good a host is lost from the good end on, with back it answers once all others are through.
+_CONNECTION = """
+{{ 'ssh' if ((folder ~ 'lost') is exists
+             or (folder ~ 'cue-lose-good') is exists and hostvars.master.__upgrade_good is defined)
+            and not ((folder ~ 'cue-back') is exists and hostvars.master.__upgrade_came_through is defined)
+   else 'local' }}
+"""
+_FACT = "ansible.builtin.set_fact"
+_BRING = """
+set -e
+test ! -e {{ stage }}/{{ inventory_hostname }}/cue-bring || { echo "The disk is full" >&2; exit 1; }
+release={{ llama_cpp_prefix }}/releases/{{ llama_cpp_version }}-id
+mkdir -p $release/bin
+cp /bin/true $release/bin/rpc-server
+cp {{ stage }}/manifest-{{ llama_cpp_version }}.json $release/manifest.json
+"""
+# As tasks/probe.yml does it: where the last upgrade came from, and the releases, newest first.
+_LOOK = """
+cd {{ llama_cpp_prefix }}
+sed -n 's/^ *"from": "\\([A-Za-z0-9._+-]*\\)",*$/\\1/p' upgraded.json
+ls -1tA releases
+"""
+# The worker runs what is in use then. A cue for the new release alone lets it go back.
+_START = """
+cd {{ stage }}/{{ inventory_hostname }}
+release=$(basename $(readlink prefix/current))
+if [ -e cue-lose-$release ]; then touch lost; fi
+if [ -e cue-kill-$release ]; then kill -9 $(cat {{ stage }}/pid); fi
+if [ -e cue-start-$release ]; then echo "the worker did not answer" >&2; exit 1; fi
+echo $release >running
+"""
+ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "llama_cpp": {
+        "validate": [{"name": "Pin", _FACT: {"__llama_cpp_pin": {"version": "{{ llama_cpp_version }}", "source": ""}}}],
+        "bring": [
+            {"name": "Name", _FACT: {"__llama_cpp_id": "{{ llama_cpp_version }}-id"}},
+            _shell(_BRING),
+        ],
+        "look": [
+            _shell(_LOOK, register="__look"),
+            {
+                "name": "Look",
+                _FACT: {
+                    "__llama_cpp_host": {
+                        "previous": "{{ __look.stdout_lines | first }}",
+                        "folders": "{{ __look.stdout_lines[1:] }}",
+                    }
+                },
+            },
+        ],
+    },
+    "rpc_server": {
+        **{name: [] for name in ("validate", "look", "cores", "inspect")},
+        "address": [{"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}}],
+        "main": [
+            {"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}},
+            _shell(_START),
+        ],
+    },
+    "rpc_firewall": {"validate": [], "sources": []},
+    "gguf_model": {"validate": []},
+    "inference": {
+        "look": [],
+        "verify": [],
+        "plan": [],
+        "run": [
+            _shell(
+                "cat {{ stage }}/answer-$(basename $(readlink {{ llama_cpp_prefix }}/current)).json",
+                register="__answer",
+            ),
+            {"name": "Result", _FACT: {"__inference_result": "{{ __answer.stdout | from_json }}"}},
+        ],
+    },
+}
+VARIABLES = {"rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale": []}}
+
+_MODULE = """#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+import os
+from pathlib import Path
+from ansible.module_utils.basic import AnsibleModule
+module = AnsibleModule(argument_spec=%s, supports_check_mode=True)
+stage = Path(os.environ["STAGE"])
+"""
+MODULES = {
+    "rpc_worker_info": _MODULE % {"endpoints": {"type": "list"}, "expected_protocol": {"type": "str"}}
+    + """
+expected = str(module.params["expected_protocol"])
+state = "incompatible" if (stage / ("cue-answer-" + expected)).exists() else "ready"
+message = " speaks another protocol."
+workers = [{"endpoint": name, "state": state, "message": name + message} for name in module.params["endpoints"]]
+module.exit_json(changed=False, workers=workers, all_ready=state == "ready")
+""",
+    "rpc_server_info": _MODULE % {"ports": {"type": "list"}}
+    + """
+clients = ["192.0.2.1:4711"] if (stage / "cue-busy").exists() else []
+module.exit_json(changed=False, servers=[{"port": port, "clients": clients} for port in module.params["ports"]])
+""",
+}
+
+
+class Stage:
+    """A cluster of actors, with the old release."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.collection = folder / "collections/ansible_collections/llama_cpp/cluster"
+        self._build()
+        for version, protocol in PROTOCOL.items():
+            manifest = {"version": version, "source": {"commit": version}, "rpc_protocol": protocol}
+            (folder / f"manifest-{version}.json").write_text(json.dumps(manifest))
+            self.answer(version)
+        for host in HOSTS:
+            self._furnish(host)
+
+    def _build(self) -> None:
+        shutil.copytree(ROOT / "plugins", self.collection / "plugins", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "playbooks", self.collection / "playbooks")
+        shutil.copy(ROOT / "galaxy.yml", self.collection)
+        for name, text in MODULES.items():
+            (self.collection / f"plugins/modules/{name}.py").write_text(text)
+        for role, entries in ROLES.items():
+            tasks = self.collection / "roles" / role / "tasks"
+            tasks.mkdir(parents=True)
+            for name, entry in entries.items():
+                (tasks / f"{name}.yml").write_text(yaml.safe_dump(entry))
+            (tasks.parent / "vars").mkdir()
+            (tasks.parent / "vars/main.yml").write_text(yaml.safe_dump(VARIABLES.get(role, {})))
+        # What switches and what removes is no actor.
+        for name in ("use", "switch", "prune"):
+            shutil.copy(ROOT / f"roles/llama_cpp/tasks/{name}.yml", self.collection / "roles/llama_cpp/tasks")
+
+    def _furnish(self, host: str) -> None:
+        release = self.folder / host / f"prefix/releases/{OLD}-id"
+        (release / "bin").mkdir(parents=True)
+        shutil.copy("/bin/true", release / "bin/rpc-server")
+        manifest = {
+            "version": OLD,
+            "programs": ["rpc-server"],
+            "source": {"commit": OLD},
+            "rpc_protocol": PROTOCOL[OLD],
+        }
+        (release / "manifest.json").write_text(json.dumps(manifest))
+        (self.folder / host / "prefix/current").symlink_to(f"releases/{OLD}-id")
+        (self.folder / host / "running").write_text(f"{OLD}-id\n")
+
+    def answer(
+        self, version: str, text: str = " Who's there?", speed: float = 20.0, failure: str | None = None
+    ) -> None:
+        """Say how a prompt is continued with a release."""
+        result = {
+            "text": text,
+            "perf": {"eval": {"tokens_per_second": speed}},
+            "failure": {"message": failure} if failure else None,
+        }
+        (self.folder / f"answer-{version}-id.json").write_text(json.dumps(result))
+
+    def leave(self, host: str, release: str) -> None:
+        """Leave a release on a host that is newer than the one in use."""
+        releases = self.folder / host / "prefix/releases"
+        (releases / release).mkdir()
+        for number, name in enumerate((f"{OLD}-id", release)):
+            os.utime(releases / name, (number, number))
+
+    def releases(self, host: str) -> set[str]:
+        return {path.name for path in (self.folder / host / "prefix/releases").iterdir()}
+
+    def cue(self, name: str) -> Path:
+        path = self.folder / name
+        path.touch()
+        return path
+
+    def inventory(self, of_masters: dict[str, Any]) -> Path:
+        path = self.folder / "hosts.yml"
+        hosts = {
+            host: {
+                "ansible_connection": _CONNECTION.strip(), "folder": f"{self.folder}/{host}/",
+                "ansible_host": f"127.0.0.{number}", "ansible_port": 1,
+                "llama_cpp_prefix": f"{self.folder}/{host}/prefix",
+            }
+            for number, host in enumerate(HOSTS, 1)
+        }  # fmt: skip
+        common = {
+            "stage": str(self.folder), "ansible_become": False, "ansible_python_interpreter": sys.executable,
+            "gguf_model_path": "model.gguf", "llama_cpp_version": OLD, "llama_cpp_keep_releases": 2,
+        }  # fmt: skip
+        inventory = {
+            "all": {"vars": common},
+            "llama_masters": {"hosts": {"master": hosts["master"]}, "vars": of_masters},
+            "llama_workers": {"hosts": {name: hosts[name] for name in HOSTS[1:]}},
+        }
+        path.write_text(yaml.safe_dump(inventory))
+        return path
+
+    def play(self, *options: str, settings: dict[str, str] | None = None, **of_masters: Any) -> tuple[int, str]:
+        """Run the playbook with settings of Ansible and variables of masters; return status and output, in one line."""
+        environment = {
+            **os.environ, "STAGE": str(self.folder), "NO_COLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False",
+            "ANSIBLE_COLLECTIONS_PATH": str(self.folder / "collections"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(self.folder / "ansible"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml", **(settings or {}),
+        }  # fmt: skip
+        process = subprocess.Popen(
+            [
+                str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.inventory(of_masters)),
+                str(self.collection / "playbooks/upgrade.yml"), *options,
+            ],
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        (self.folder / "pid").write_text(str(process.pid))
+        printed, _errors = process.communicate(timeout=300)
+        assert "Traceback" not in printed, printed
+        (self.folder / "printed.log").write_text(printed)
+        return process.returncode, re.sub(r"\s+", " ", printed)
+
+    def has(self) -> dict[str, tuple[str, str, bool]]:
+        """Return by host what is in use, what its worker runs, and whether an upgrade is noted."""
+        return {
+            host: (
+                Path(os.readlink(self.folder / host / "prefix/current")).name,
+                (self.folder / host / "running").read_text().strip() if host != "master" else "",
+                (self.folder / host / "prefix/upgrade.json").exists(),
+            )
+            for host in HOSTS
+        }
+
+    def everywhere(self, version: str) -> None:
+        """Fail unless all hosts have a release, and nothing is left to do."""
+        assert self.has() == {
+            host: (f"{version}-id", f"{version}-id" if host != "master" else "", False) for host in HOSTS
+        }

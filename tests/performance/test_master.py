@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A master with rpc-load and rpc-tensor gives workers what upstream's gives, and gets the same to the last bit."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from builds import Build
+from quantised_models import Type, write_quantised
+from results import results
+from test_logits import SHAPES
+from test_repack import Watched, watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from logits import Logits
+
+pytestmark = pytest.mark.llama
+
+TENSOR = ("-sm", "tensor", "-fa", "on")
+
+
+def exactly(first: Logits, second: Logits) -> None:
+    assert np.array_equal(first.values, second.values)
+
+
+@pytest.fixture
+def mixed(stock: Build, patched: Build, tmp_path: Path) -> Iterator[list[int]]:
+    """Ports of four workers, of which every second one is upstream's."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(watched(stock if number % 2 else patched, tmp_path / str(number))).port
+            for number in range(4)
+        ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K, Type.Q8_0], ids=lambda kind: kind.name)
+def test_split_mode_tensor_computes_what_it_does_with_upstreams_master(
+    stock: Build, patched: Build, mixed: list[int], tmp_path: Path, kind: Type, shape: str
+) -> None:
+    """Sums are of two to four parts, of equal and other sizes.
+
+    Where a worker has no part of a weight, upstream multiplies what lies in its memory by zero: no number, maybe. With
+    the patch it is as if that worker were not there.
+    """
+    model, _tokens = write_quantised(tmp_path / "model", (kind,), width=1024, **SHAPES[shape])
+    for ports, more in (mixed[:2], ()), (mixed[:2], ("-ts", "3,1")), (mixed[:4], ()):
+        exactly(*(results(master, model, ports, options=TENSOR + more) for master in (stock, patched)))
+    with_it = results(patched, model, mixed[:3], options=(*TENSOR, "-ts", "1,0,1"))
+    exactly(with_it, results(patched, model, [mixed[0], mixed[2]], options=TENSOR))
+    assert np.isfinite(with_it.values).all()
+
+
+@pytest.mark.parametrize("master", ["stock", "patched"])
+def test_slices_of_weights_are_repacked(stock: Build, patched: Build, tmp_path: Path, master: str) -> None:
+    """Upstream's master sends a slice row by row, ours as a whole."""
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0,), width=1024)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(watched(patched, tmp_path / str(number))) for number in range(2)]
+        ports = [worker.port for worker in workers]
+        results({"stock": stock, "patched": patched}[master], model, ports, options=TENSOR)
+        for worker in workers:
+            # All but a slice of the vocabulary, whose rows are no multiple of eight.
+            assert worker.repack["weights"] >= worker.repack["of_weights"] - 1 > 1
+
+
+@pytest.mark.parametrize("options", [(), ("-lm", "none"), TENSOR], ids=["mapped", "read", "tensor"])
+@pytest.mark.parametrize("many", [1, 2, 3])
+def test_workers_are_given_what_upstreams_master_gives(
+    stock: Build, patched: Build, tmp_path: Path, many: int, options: tuple[str, ...]
+) -> None:
+    """The same weights, and those above 10 MiB by their hash: what is in a worker's cache is found there again."""
+    if many == 1 and options == TENSOR:
+        pytest.skip("there is nothing to split")
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
+
+    def kept(workers: list[Watched]) -> list[dict[str, str]]:
+        return [
+            {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+            for folder in (worker.status_file.parent / "cache/rpc" for worker in workers)
+        ]
+
+    def given(master: Build) -> tuple[Logits, list[dict[str, str]]]:
+        with ExitStack() as stack:
+            workers = [
+                stack.enter_context(watched(patched, tmp_path / f"{master.bin.parts[-3]}-{number}", options=("-c",)))
+                for number in range(many)
+            ]
+            ports = [worker.port for worker in workers]
+            first = results(master, model, ports, options=options)
+            sent = kept(workers)
+            exactly(first, results(master, model, ports, options=options))
+            assert kept(workers) == sent
+        return first, sent
+
+    (wanted, cached), (found, same) = given(stock), given(patched)
+    exactly(wanted, found)
+    if options == TENSOR:
+        # Slices that upstream sends row by row are kept as well.
+        assert all(set(mine) >= set(theirs) for mine, theirs in zip(same, cached))
+    else:
+        assert same == cached
+    assert sum(len(files) for files in same) > 0
+
+
+@pytest.mark.parametrize("options", [(), TENSOR], ids=["layer", "tensor"])
+def test_the_sanitizers_are_silent_while_weights_are_loaded_and_used(
+    sanitized_master: Build, patched: Build, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """Once sent and once from the caches; a report ends the master."""
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
+    with ExitStack() as stack:
+        ports = [
+            stack.enter_context(watched(patched, tmp_path / str(number), options=("-c",))).port for number in range(3)
+        ]
+        first = results(sanitized_master, model, ports, options=options)
+        exactly(first, results(sanitized_master, model, ports, options=options))

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Where hosts go in an upgrade, whether they are served as well there, and what is said of them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_canary import FilterModule as Canary
+from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_outcome import FilterModule as Outcome
+from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_plan import FilterModule as Plan
+
+plan = Plan().filters()["upgrade_plan"]
+canary = Canary().filters()["upgrade_canary"]
+outcome = Outcome().filters()["upgrade_outcome"]
+
+OLD = {"id": "old", "version": "0.3.16-4227c9be4", "rpc_protocol": "2.0.0", "source": {"commit": "4227c9be4268"}}
+NEW = {"id": "new", "version": "0.3.36-0c1e57098", "rpc_protocol": "7.0.0", "source": {"commit": "0c1e57098bba"}}
+NOTE = {"run": "1", "from": "old", "to": "new", "time": "noon"}
+HOSTS = ("master", "worker1", "worker2")
+WANTED = dict.fromkeys(HOSTS, "new")
+
+
+def look(current: str | None = "old", **more: Any) -> dict[str, Any]:
+    return {"current": current, "releases": {"old": OLD, "new": NEW}, "unfinished": None, "finished": None, **more}
+
+
+def looks(**changed: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {host: changed.get(host) or look() for host in HOSTS}
+
+
+def test_all_hosts_go_from_one_release_to_another() -> None:
+    found = plan(looks(), "master", WANTED)
+    assert (found["problems"], found["recover"], found["interrupted"], found["same"]) == ([], {}, "", False)
+    assert found["targets"] == WANTED
+    assert (found["from"], found["to"]) == ("0.3.16-4227c9be4", "0.3.36-0c1e57098")
+    assert found["protocols"] == {"from": "2.0.0", "to": "7.0.0"}
+
+
+def test_before_it_is_staged_the_release_is_known_by_its_name() -> None:
+    found = plan(looks(), "master", dict.fromkeys(HOSTS, "0.3.35-x-y"), staged=False)
+    assert (found["problems"], found["to"], found["protocols"]["to"]) == ([], "0.3.35-x-y", None)
+
+
+def test_hosts_that_have_it_have_nothing_to_do() -> None:
+    assert plan({host: look("new") for host in HOSTS}, "master", WANTED)["same"]
+    assert not plan(looks(worker1=look("new")), "master", WANTED)["same"]
+
+
+PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
+    "no-release": (looks(worker2=look(None)), WANTED, "Which llama.cpp worker2 has is not known"),
+    "mixed": (looks(worker2=look("new")), WANTED, "worker2 has llama.cpp 0.3.36-0c1e57098 and the master master has"),
+    "not-staged": (looks(), {**WANTED, "worker1": "another"}, "worker1 did not get the release another"),
+    "another-commit-each": (
+        looks(worker2=look(releases={"old": OLD, "new": {**NEW, "source": {"commit": "ffff"}}})),
+        WANTED,
+        "another commit each: 0c1e57098bba on master, worker1 and ffff on worker2",
+    ),
+    "another-protocol-each": (
+        looks(worker1=look(releases={"old": OLD, "new": {**NEW, "rpc_protocol": "6.0.0"}})),
+        WANTED,
+        "another RPC protocol each: 7.0.0 on master, worker2 and 6.0.0 on worker1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("there", "wanted", "sentence"), PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_what_stands_in_the_way_is_named(there: dict[str, Any], wanted: dict[str, str], sentence: str) -> None:
+    assert sentence in " ".join(plan(there, "master", wanted)["problems"])
+
+
+def test_an_artifact_of_unknown_protocol_is_no_obstacle() -> None:
+    unknown = {**NEW, "rpc_protocol": None, "source": {"kind": "artifact", "sha256": "ffff"}}
+    found = plan({host: look(releases={"old": OLD, "new": unknown}) for host in HOSTS}, "master", WANTED)
+    assert (found["problems"], found["protocols"]["to"]) == ([], None)
+
+
+@pytest.mark.parametrize("protocol", [None, ""])
+def test_a_release_built_from_a_source_of_unknown_protocol_is_refused(protocol: str | None) -> None:
+    unknown = {**NEW, "rpc_protocol": protocol, "source": {"kind": "archive", "commit": "0c1e57098bba"}}
+    there = looks(worker2=look(releases={"old": OLD, "new": unknown}))
+    assert " ".join(plan(there, "master", WANTED)["problems"]) == (
+        "The source of llama.cpp 0.3.36-0c1e57098, which worker2 would get, does not say its RPC protocol: "
+        "name another one in llama_cpp_version, or in what else names it."
+    )
+    back = {
+        host: look("old", finished={**NOTE, "from": "new", "to": "old"}, releases=there["worker2"]["releases"])
+        for host in HOSTS
+    }
+    assert plan(back, "master", rollback=True)["problems"] == [], "there it was good enough before"
+
+
+def test_a_roll_back_goes_to_the_release_before() -> None:
+    found = plan({host: look("new", finished=NOTE) for host in HOSTS}, "master", rollback=True)
+    assert (found["problems"], found["targets"]) == ([], dict.fromkeys(HOSTS, "old"))
+    assert (found["from"], found["to"]) == ("0.3.36-0c1e57098", "0.3.16-4227c9be4")
+
+
+@pytest.mark.parametrize(
+    ("last", "sentence"),
+    [
+        (look("new"), "Nothing is known on worker2 of an upgrade"),
+        (look("new", finished={**NOTE, "to": "another"}), "Nothing is known on worker2 of an upgrade"),
+        (look("new", finished=NOTE, releases={"new": NEW}), "worker2 no longer has the release old"),
+    ],
+    ids=["never", "changed-since", "pruned"],
+)
+def test_without_a_way_back_none_is_gone(last: dict[str, Any], sentence: str) -> None:
+    there = {**{host: look("new", finished=NOTE) for host in HOSTS}, "worker2": last}
+    assert sentence in " ".join(plan(there, "master", rollback=True)["problems"])
+
+
+def test_an_interrupted_upgrade_goes_back_unless_one_host_knows_better() -> None:
+    there = looks(worker1=look("new", unfinished=NOTE), worker2=look("old", unfinished=NOTE))
+    found = plan(there, "master")
+    back = {"run": "1", "release": "old", "state": "withdrawn"}
+    assert found["recover"] == {"worker1": back, "worker2": back}
+    assert "was interrupted and has not ended on worker1, worker2: all hosts go back to 0.3.16" in found["interrupted"]
+
+    there["master"] = look("new", finished=NOTE)
+    found = plan(there, "master")
+    on = {"run": "1", "release": "new", "state": "finished"}
+    assert found["recover"] == {"worker1": on, "worker2": on}
+    assert "it was good, and is brought to its end with 0.3.36-0c1e57098" in found["interrupted"]
+    # An earlier one that came to a good end says nothing of this one.
+    there["master"] = look("old", finished={**NOTE, "run": "0"})
+    assert plan(there, "master")["recover"] == {"worker1": back, "worker2": back}
+
+
+@pytest.mark.parametrize("rollback", [True, False])
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("way", ["upgrade", "rollback"])
+def test_a_roll_back_has_what_it_asks_for_when_an_upgrade_is_taken_back_or_a_roll_back_ended(
+    way: str, good: bool, rollback: bool
+) -> None:
+    note = {**NOTE, "way": way}
+    there = looks(worker1=look("new", unfinished=note), **({"master": look("new", finished=note)} if good else {}))
+    found = plan(there, "master", rollback=rollback)
+    assert found["enough"] is (rollback and good is (way == "rollback"))
+    assert ("A roll back from" if way == "rollback" else "An upgrade from") in found["interrupted"]
+
+
+@pytest.mark.parametrize("given", [("no dictionary", "master"), ({}, "master"), (looks(), "master", {"master": "new"})])
+def test_a_plan_of_nothing_is_an_error(given: tuple[Any, ...]) -> None:
+    with pytest.raises(AnsibleFilterError, match="upgrade_plan needs"):
+        plan(*given)
+
+
+def run(text: str = " Who's there?", speed: float | None = 20.0, failure: str = "") -> dict[str, Any]:
+    return {"text": text, "tokens_per_second": speed, "failure": failure}
+
+
+CANARY: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, bool]] = {
+    "same": ([run()], {}, "", False),
+    "a-little-slower": ([run(speed=15.1)], {}, "", False),
+    "unknown-speed": ([run(speed=None)], {}, "", False),
+    "failed": ([run(failure="It was killed.")], {"text": "any"}, "could not be continued: It was killed.", False),
+    "nothing": ([run(text="")], {"text": "any"}, "continued with nothing", False),
+    "another-text": ([run(text=" A\nlettuce.")], {}, 'with "A lettuce." instead of "Who\'s there?"', False),
+    "another-text-allowed": ([run(text=" A lettuce.")], {"text": "any"}, "", False),
+    "slow": ([run(speed=14.9)], {}, "14.9 tokens/s instead of 20.0, 26 % fewer, and upgrade_canary_tolerance", True),
+    "slow-twice": ([run(speed=14.9), run(speed=14.0)], {}, "14.9 tokens/s", False),
+    "slow-once": ([run(speed=14.9), run(speed=19.0)], {}, "", False),
+    "tolerated": ([run(speed=10.1)], {"tolerance_percent": 50}, "", False),
+}
+
+
+@pytest.mark.parametrize(("after", "options", "problem", "again"), CANARY.values(), ids=CANARY.keys())
+def test_the_canary(after: list[dict[str, Any]], options: dict[str, Any], problem: str, again: bool) -> None:
+    verdict = canary(after, run(), **options)
+    assert verdict["again"] is again
+    assert problem in verdict["problem"]
+    assert bool(verdict["problem"]) is bool(problem)
+    assert bool(verdict["summary"]) is not bool(problem)
+
+
+def test_a_canary_without_runs_is_an_error() -> None:
+    with pytest.raises(AnsibleFilterError, match="at least one run"):
+        canary([], run())
+
+
+HOST: dict[str, Any] = {
+    "look": look(), "now": look(), "note": None, "touched": False, "out": "", "stuck": "", "lost": False,
+}  # fmt: skip
+WAY = {"from": "0.3.16-4227c9be4", "to": "0.3.36-0c1e57098"}
+
+
+def became(end: str = "old", rollback: bool = False, **hosts: dict[str, Any]) -> tuple[str, list[str]]:
+    found = outcome({name: {**copy.deepcopy(HOST), **host} for name, host in hosts.items()}, WAY, end, rollback)
+    return found["problem"], found["sentences"]
+
+
+def test_a_good_end() -> None:
+    good = {"now": look("new"), "note": NOTE, "touched": True}
+    assert became("new", master=good, worker1=good) == (
+        "",
+        [f"{host} has llama.cpp 0.3.36-0c1e57098, and had llama.cpp 0.3.16-4227c9be4." for host in HOSTS[:2]],
+    )
+
+
+def test_a_failure_before_anything_was_changed() -> None:
+    problem, sentences = became(master={}, worker1={"out": "The disk is full"})
+    assert problem == (
+        "The upgrade from llama.cpp 0.3.16-4227c9be4 to 0.3.36-0c1e57098 was not begun: every host has what it had. "
+        "worker1: The disk is full."
+    )
+    assert sentences == [f"{name} has kept llama.cpp 0.3.16-4227c9be4." for name in ("master", "worker1")]
+
+
+def test_a_failure_after_which_all_went_back() -> None:
+    problem, sentences = became(
+        master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "out": "The worker did not answer."}
+    )
+    assert "failed, and every host has what it had before. worker1: The worker did not answer." in problem
+    assert sentences == [
+        "master has kept llama.cpp 0.3.16-4227c9be4.",
+        "worker1 is back at llama.cpp 0.3.16-4227c9be4.",
+    ]
+
+
+def test_a_host_that_was_lost_on_the_way() -> None:
+    problem, sentences = became(
+        master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "lost": True, "now": None}
+    )
+    assert "failed, and all hosts but worker1 have what they had before. worker1 stopped answering." in problem
+    assert sentences[1] == (
+        "worker1 stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
+        "llama.cpp 0.3.16-4227c9be4."
+    )
+
+
+def test_hosts_that_a_killed_run_left_and_the_next_one_could_not_take_back() -> None:
+    problem, sentences = became(
+        master={"out": "upgrade.json cannot be read."}, worker1={"note": NOTE, "now": look("new")}
+    )
+    assert "all hosts but worker1 have what they had before. master: upgrade.json cannot be read." in problem
+    assert sentences[1] == (
+        "worker1 still has llama.cpp 0.3.36-0c1e57098: run the playbook upgrade again, which takes it where the others "
+        "are."
+    )
+
+
+def test_a_host_that_could_not_go_back() -> None:
+    problem, sentences = became(
+        master={"note": NOTE, "out": "Another text."},
+        worker1={"note": NOTE, "touched": True, "stuck": "No space left on device"},
+    )
+    assert "all hosts but worker1 have what they had before. master: Another text." in problem
+    assert sentences[1] == (
+        "worker1 could not be mended (No space left on device): look there, and run the playbook upgrade again, "
+        "which takes it back to llama.cpp 0.3.16-4227c9be4."
+    )
+
+
+def test_a_host_that_was_lost_after_the_good_end() -> None:
+    problem, sentences = became(
+        "new", master={"note": NOTE, "now": look("new")}, worker1={"note": NOTE, "lost": True, "now": None}
+    )
+    assert "is done, but not everywhere. worker1 stopped answering." in problem
+    assert "which takes it to llama.cpp 0.3.36-0c1e57098." in sentences[1]
+
+
+def test_an_end_that_is_not_known() -> None:
+    problem, sentences = became(
+        "unknown",
+        rollback=True,
+        master={"note": NOTE, "lost": True, "now": None},
+        worker1={"note": NOTE, "now": look("new")},
+    )
+    assert problem.startswith("Whether the roll back from llama.cpp 0.3.16")
+    assert "takes it where the others are" in sentences[0]
+    assert sentences[1] == "worker1 has llama.cpp 0.3.36-0c1e57098, and had llama.cpp 0.3.16-4227c9be4."
+
+
+def test_what_has_nothing_to_do_is_no_problem() -> None:
+    assert became(master={}) == ("", ["master has kept llama.cpp 0.3.16-4227c9be4."])
+    lost = became(master={"lost": True, "now": None})[1]
+    assert lost == ["master stopped answering before anything was changed there."]
+    assert became(master={"now": look(None)})[1] == ["master has no release in use: run the playbook site."]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""These tests break things on a lab of their own, which becomes a cluster of the oldest release first: `make
+test-upgrade`, or by hand, with LAB_NUMBER=105, `scripts/lab.sh up master worker1 worker2` and `pytest
+tests/upgrade`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from generations import OLD
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
+
+from harness import LAB, NUMBER, ROOT, WORKERS, close_connections, play, ssh
+
+# Old sources have no llama-completion; llama-cli was that program then. No more than what runs here is compiled.
+TARGETS = "{{ ['llama-cli'] if llama_cpp_version == '%s' else ['llama-completion', 'llama-bench', 'llama-quantize'] }}"
+
+
+def pytest_sessionfinish() -> None:
+    close_connections()
+
+
+@pytest.fixture(scope="session")
+def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An inventory that has a cluster of the oldest release, unless -e llama_cpp_version says otherwise."""
+    path = tmp_path_factory.mktemp("inventory") / "versions.json"
+    path.write_text(
+        json.dumps(
+            {
+                "llama_masters": {"vars": {"llama_cpp_version": OLD, "llama_cpp_targets": TARGETS % OLD}},
+                "llama_workers": {"vars": {"llama_cpp_version": OLD}},
+                # The oldest has a known hole.
+                "all": {"vars": {"llama_cpp_allow_vulnerable": True}},
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster(versions: Path) -> None:
+    if not (LAB / "ssh_config").exists():
+        pytest.exit(f"Lab {NUMBER} is not up: scripts/lab.sh up master worker1 worker2 makes it.", returncode=1)
+    if any(ssh(host, "test", "-e", "/opt/llama_cpp/current", check=False).returncode for host in ("master", *WORKERS)):
+        play(ROOT / "extensions/molecule/cluster/prepare.yml")
+        play("site", "-i", str(versions), timeout=3600)
