@@ -194,7 +194,7 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
                 busy = 0 if look_meanwhile else 3
                 while busy < 3 and process.poll() is None:
                     states = {status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3)}
-                    seen |= states
+                    seen.update(states)
                     busy += "busy" in states
                 assert process.wait(120) == 0, (tmp_path / "log").read_text(errors="replace")
             finally:
