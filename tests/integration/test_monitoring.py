@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The figures of workers, the alert rules and the dashboard, judged by Prometheus' own programs."""
+"""The figures of workers, the alert rules and the dashboard, judged by Prometheus' programs and Grafana's schema."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from debian_programs import debian_program
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from harness import RELEASES, free_port, running_worker
 from rpc_session import Session
 
@@ -112,6 +115,27 @@ def test_the_dashboard_is_whole() -> None:
         own = {(x, y) for x in columns for y in rows}
         assert not own & cells, f"{panel['title']} is on top of another"
         cells |= own
+
+
+def understood(dashboard: dict[str, Any]) -> Any:
+    """Give what is left of a dashboard that went through the classes which Grafana makes from its schema."""
+    register_default_plugins()  # the kinds of panels, and Prometheus' queries
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+
+
+def lost(there: Any, left: Any, name: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(left, dict):
+        return [line for key in there for line in lost(there[key], left.get(key), f"{name}.{key}")]
+    if isinstance(there, list) and isinstance(left, list) and len(there) == len(left):
+        return [line for number, one in enumerate(there) for line in lost(one, left[number], f"{name}[{number}]")]
+    return [] if there == left else [name]
+
+
+def test_grafanas_schema_knows_all_that_the_dashboard_says() -> None:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    assert lost(dashboard, understood(dashboard)) == []
+    dashboard["panels"][0]["fieldConfig"]["defaults"]["unitt"] = "s"
+    assert lost(dashboard, understood(dashboard)) == [".panels[0].fieldConfig.defaults.unitt"]
 
 
 @contextmanager
