@@ -12,37 +12,53 @@ root.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopback import CORES, keep, precise, ratios, release, shown_ratio
-from measure import CACHE, ROOT, BenchError, Hosts, end_on_signals, lab, machine, say, table
+from loopback import CORES, keep, ratios, release, repeated, task
+from measure import (
+    BenchError,
+    Hosts,
+    NotRunError,
+    asked,
+    lab,
+    machine,
+    output_of,
+    random_model,
+    run_to_end,
+    say,
+    shown,
+    spread,
+    table,
+)
 
-sys.path.insert(0, str(ROOT / "tests/integration"))
+# The paths of what follows were added by loopback.
+# isort: split
 from harness import run_module, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-# Of these only what is larger than 10 MiB, upstream's limit, goes into a worker's cache: all but attn_k and attn_v.
-LAYERS, WIDTH = 7, 4096
-SMOKE_LAYERS, SMOKE_WIDTH = 1, 2048
-MODEL_LIMIT_S = 600
+    from harness import Worker
+
+# Layers and width: only what is larger than 10 MiB, upstream's limit, goes into a worker's cache, which is all of these
+# but attn_k and attn_v.
+SIZE, SMOKE_SIZE = (7, 4096), (1, 2048)
 RUN_LIMIT_S = 300
-# Those that lost their last lines are done again, as what they say of time is of a repetition.
-ATTEMPTS = 4
+ATTEMPTS = 5
 
 RATE_MBIT = 1000
 # Over bursts of half a megabyte the kernel keeps to the rate; what waits longer than this is dropped, as by a switch.
 SHAPER = f"tbf rate {RATE_MBIT}mbit burst 512kb latency 50ms".split()
+SHAPER_LIMIT_S = 30
 # Of a full rate, TCP leaves 95.6 percent for what is sent.
 LEAST_MBIT, MOST_MBIT = 0.85 * RATE_MBIT, RATE_MBIT
 TRANSFER_BYTES = 256_000_000
@@ -100,20 +116,17 @@ class Side:
 HERE = Side("127.0.0.1")
 
 
-def model(layers: int, width: int) -> Path:
-    """Return a model of random weights in eight bits, made on first use and kept in the cache."""
-    path = CACHE / "benchmarks" / "models" / f"random-{layers}x{width}-q8_0.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        say(f"making {path.name}, a model of random weights")
-        program = ROOT / "playbooks/files/random_model.py"
-        command = [sys.executable, program, path, "--layers", str(layers), "--width", str(width)]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MODEL_LIMIT_S, check=False
-        )
-        if done.returncode:
-            raise BenchError(f"The model could not be made: {done.stderr.strip()[-300:]}")
-    return path
+@dataclass(frozen=True)
+class Run:
+    """One run that loads a model: how long that took, without what was spent on two tokens, and what workers hold."""
+
+    seconds: float
+    computing_seconds: float
+    weights_mb: float
+
+
+def model(*, smoke: bool) -> Path:
+    return random_model(*(SMOKE_SIZE if smoke else SIZE))
 
 
 # --- links ----------------------------------------------------------------------------------------------------------
@@ -143,11 +156,8 @@ def shaped(*sides: Side) -> Iterator[None]:
     """Let no more than the rate go to each of these hosts."""
     with ExitStack() as stack:
         for one in sides:
-            add = subprocess.run(
-                ["tc", "qdisc", "add", "dev", one.device, "root", *SHAPER], capture_output=True, text=True, check=False
-            )
-            if add.returncode:
-                raise BenchError(f"This kernel shapes no link with {' '.join(SHAPER)}: {add.stderr.strip()}")
+            add = ["tc", "qdisc", "add", "dev", one.device, "root", *SHAPER]
+            output_of(add, f"This kernel shapes no link with {' '.join(SHAPER)}", SHAPER_LIMIT_S)
             remove = ["tc", "qdisc", "del", "dev", one.device, "root"]
             stack.callback(subprocess.run, remove, capture_output=True, check=False)
         yield
@@ -161,11 +171,7 @@ def transfer(master: Side, worker: Side) -> float:
         try:
             assert receiver.stdout
             send = [sys.executable, "-c", SEND, worker.address, receiver.stdout.readline().strip(), str(TRANSFER_BYTES)]
-            sent = subprocess.run(
-                [*master.prefix, *send], capture_output=True, text=True, timeout=TRANSFER_LIMIT_S, check=False
-            )
-            if sent.returncode:
-                raise BenchError(f"The transfer that measures the link failed: {sent.stderr.strip()[-300:]}")
+            output_of([*master.prefix, *send], "The transfer that measures the link failed", TRANSFER_LIMIT_S)
             return float(receiver.communicate(timeout=TRANSFER_LIMIT_S)[0])
         finally:
             receiver.kill()
@@ -174,37 +180,32 @@ def transfer(master: Side, worker: Side) -> float:
 # --- loads ----------------------------------------------------------------------------------------------------------
 
 
-def load(path: Path, endpoint: str, master: Side, worker: Side) -> dict[str, float] | None:
-    """Load the model once; None if the run had to be repeated."""
-    before = worker.received()
-    found = run_module(
-        "distributed_inference",
-        {
-            "model": str(path),
-            "prompt": "the",
-            "workers": [endpoint],
-            "n_predict": 1,
-            "ctx_size": 256,
-            "threads": 1,
-            "bin_dir": str(release().bin),
-            "timeout": RUN_LIMIT_S,
-        },
-        prefix=master.prefix,
-    )
-    if found.get("failure"):
-        raise BenchError(f"distributed_inference failed: {found['msg']}")
+def run(path: Path, endpoints: list[str], bin_dir: Path, prefix: tuple[str, ...] = ()) -> Run | None:
+    """Load a model once; None if the run lost its last lines, and so was repeated, as its time is that of both."""
+    options = {
+        "model": str(path),
+        "prompt": "the",
+        "workers": endpoints,
+        "n_predict": 1,
+        "ctx_size": 256,
+        "threads": 1,
+        "bin_dir": str(bin_dir),
+        "timeout": RUN_LIMIT_S,
+    }
+    found = task("distributed_inference", options, prefix=prefix)
     if found["attempts"] != 1:
         return None
     perf = found["perf"]
-    computing = (perf["prompt_eval"]["time_ms"] or 0) + (perf["eval"]["time_ms"] or 0)
-    (device,) = [device for device in found["devices"] if device["endpoint"] == endpoint]
-    seconds = (found["wall_time_ms"] - computing) / 1000
-    return {
-        "seconds": seconds,
-        "computing_seconds": computing / 1000,
-        "weights_mb": device["model_buffer_mib"] * 2**20 / 1e6,
-        "sent_mb": (worker.received() - before) / 1e6,
-    }
+    computing_ms = (perf["prompt_eval"]["time_ms"] or 0) + (perf["eval"]["time_ms"] or 0)
+    weights_mib = sum(device["model_buffer_mib"] for device in found["devices"] if device["endpoint"])
+    return Run((found["wall_time_ms"] - computing_ms) / 1000, computing_ms / 1000, weights_mib * 2**20 / 1e6)
+
+
+def load(path: Path, endpoint: str, master: Side, worker: Side) -> dict[str, float] | None:
+    """Load the model once, and count what went to the worker; None if the run had to be repeated."""
+    before = worker.received()
+    done = run(path, [endpoint], release().bin, master.prefix)
+    return None if done is None else {**asdict(done), "sent_mb": (worker.received() - before) / 1e6}
 
 
 def seeded(path: Path, folder: Path) -> float:
@@ -216,29 +217,28 @@ def seeded(path: Path, folder: Path) -> float:
     return time.monotonic() - began
 
 
-def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]]:
+def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]] | None:
     """Load into a worker that has nothing, then from the cache that this has filled, and into one that was seeded."""
-    for _attempt in range(ATTEMPTS):
-        # On a disk, as a worker's cache is.
-        with tempfile.TemporaryDirectory(dir=path.parent) as name:
-            folder = Path(name)
-            prefix = (*worker.prefix, "env", f"LLAMA_CACHE={folder / 'cache'}")
+    # On a disk, as a worker's cache is.
+    with tempfile.TemporaryDirectory(dir=path.parent) as name:
+        folder = Path(name)
+
+        def with_cache(cache: Path) -> AbstractContextManager[Worker]:
+            prefix = (*worker.prefix, "env", f"LLAMA_CACHE={cache}")
             options = {"threads": len(CORES), "prefix": prefix, "address": worker.address}
-            with running_worker(release(), folder / "log", "-c", **options) as running:
-                found = {"first": load(path, running.endpoint, master, worker)}
-                if not any(kept.is_file() for kept in (folder / "cache").rglob("*")):
-                    raise BenchError("The worker kept nothing in its cache.")
-                found["cached"] = load(path, running.endpoint, master, worker)
-            seed_seconds = seeded(path, folder / "seeded" / "rpc")
-            prefix = (*worker.prefix, "env", f"LLAMA_CACHE={folder / 'seeded'}")
-            with running_worker(release(), folder / "log", "-c", **{**options, "prefix": prefix}) as running:
-                found["seeded"] = load(path, running.endpoint, master, worker)
-            if found["seeded"]:
-                found["seeded"]["seed_seconds"] = seed_seconds
-        whole = {kind: one for kind, one in found.items() if one}
-        if len(whole) == len(found):
-            return whole
-    raise BenchError(f"Runs lost their last lines, {ATTEMPTS} times in a row.")
+            return running_worker(release(), folder / "log", "-c", **options)
+
+        with with_cache(folder / "cache") as running:
+            first = load(path, running.endpoint, master, worker)
+            if not any(kept.is_file() for kept in (folder / "cache").rglob("*")):
+                raise BenchError("The worker kept nothing in its cache.")
+            cached = load(path, running.endpoint, master, worker)
+        seed_seconds = seeded(path, folder / "seeded" / "rpc")
+        with with_cache(folder / "seeded") as running:
+            after_seeding = load(path, running.endpoint, master, worker)
+    if not (first and cached and after_seeding):
+        return None
+    return {"first": first, "cached": cached, "seeded": {**after_seeding, "seed_seconds": seed_seconds}}
 
 
 def measured(path: Path, hosts: Hosts | None, repetitions: int) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
@@ -251,14 +251,13 @@ def measured(path: Path, hosts: Hosts | None, repetitions: int) -> tuple[list[di
         rates: dict[str, float] = {}
         # Every round begins with another one.
         for link in [*links[number % len(links) :], *links[: number % len(links)]]:
-            with shaped(master, worker) if link == SHAPED else ExitStack():
-                if link == LOOPBACK:
-                    done[link] = loads(path, worker.loopback, worker.loopback)
-                    continue
-                rates[link] = transfer(master, worker)
+            ends = (worker.loopback, worker.loopback) if link == LOOPBACK else (master, worker)
+            with shaped(*ends) if link == SHAPED else ExitStack():
+                if link != LOOPBACK:
+                    rates[link] = transfer(*ends)
                 if link == SHAPED and not LEAST_MBIT <= rates[link] <= MOST_MBIT:
                     raise BenchError(f"The link that is shaped to {RATE_MBIT} Mbit/s lets {rates[link]:.0f} through.")
-                done[link] = loads(path, master, worker)
+                done[link] = repeated(lambda ends=ends: loads(path, *ends), ATTEMPTS)
         rounds.append(done)
         transfers.append(rates)
         said = ", ".join(f"{link} {one['first']['seconds']:.1f} s" for link, one in done.items())
@@ -277,19 +276,17 @@ def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> 
     for link in links:
         found["links"][link] = {
             kind: {
-                "seconds": precise(values(link, kind, "seconds")),
-                "computing_seconds": precise(values(link, kind, "computing_seconds")),
-                "weights_mb": precise(values(link, kind, "weights_mb")),
-                "sent_mb": precise(values(link, kind, "sent_mb")),
-                "sent_mb_per_s": precise(
-                    [mb / s for mb, s in zip(values(link, kind, "sent_mb"), values(link, kind, "seconds"))]
-                ),
+                **{
+                    what: spread(values(link, kind, what), 4)
+                    for what in ("seconds", "computing_seconds", "weights_mb", "sent_mb")
+                },
+                "sent_mb_per_s": ratios(values(link, kind, "sent_mb"), values(link, kind, "seconds")),
             }
             for kind in KINDS
         }
-        found["links"][link]["seed_seconds"] = precise(values(link, "seeded", "seed_seconds"))
+        found["links"][link]["seed_seconds"] = spread(values(link, "seeded", "seed_seconds"), 4)
         if link != LOOPBACK:
-            found["links"][link]["transfer_mbit_per_s"] = precise([rates[link] for rates in transfers])
+            found["links"][link]["transfer_mbit_per_s"] = spread([rates[link] for rates in transfers], 4)
     for link in links:
         for kind in ("cached", "seeded"):
             found["ratios"][f"{link}: {KINDS[kind]} / first"] = ratios(
@@ -304,77 +301,50 @@ def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> 
 
 
 def report(found: dict[str, Any]) -> str:
-    def range_of(figure: dict[str, Any], digits: int) -> str:
-        return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f} to {figure['max']:.{digits}f})"
-
+    links = found["links"]
     rows = [
         [
             link,
             KINDS[kind],
-            range_of(kinds[kind]["seconds"], 2),
+            shown(kinds[kind]["seconds"], 2),
             f"{kinds[kind]['weights_mb']['median']:.0f}",
-            range_of(kinds[kind]["sent_mb"], 0),
-            range_of(kinds[kind]["sent_mb_per_s"], 0),
+            shown(kinds[kind]["sent_mb"], 0),
+            shown(kinds[kind]["sent_mb_per_s"], 0),
         ]
-        for link, kinds in found["links"].items()
+        for link, kinds in links.items()
         for kind in KINDS
     ]
     head = ["link", "load", "seconds, median (range)", "weights, MB", "over the wire, MB", "over the wire, MB/s"]
+    seeding = [[link, shown(kinds["seed_seconds"], 2)] for link, kinds in links.items()]
     parts = [
         table(head, rows),
-        table(["ratio", "median (range)"], [[n, shown_ratio(r)] for n, r in found["ratios"].items()]),
+        table(["ratio", "median (range)"], [[name, shown(ratio, 3)] for name, ratio in found["ratios"].items()]),
+        table(["link", "seeding, seconds"], seeding),
     ]
-    parts.append(
-        table(
-            ["link", "seeding, seconds"],
-            [[link, range_of(kinds["seed_seconds"], 2)] for link, kinds in found["links"].items()],
-        )
-    )
-    checks = [
-        [link, range_of(kinds["transfer_mbit_per_s"], 0)]
-        for link, kinds in found["links"].items()
-        if "transfer_mbit_per_s" in kinds
-    ]
-    if checks:
+    rate = "transfer_mbit_per_s"
+    if checks := [[link, shown(kinds[rate], 0)] for link, kinds in links.items() if rate in kinds]:
         parts.append(table(["link", "a transfer of zeros, Mbit/s"], checks))
     return "\n\n".join(parts)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a small model, loopback, once: whether it runs")
-    args = parser.parse_args()
-    if args.repetitions < 1:
-        parser.error("--repetitions must be 1 or more.")
-    end_on_signals()
-    repetitions = 1 if args.smoke else args.repetitions
+    args = asked(__doc__, "a small model, loopback, once: whether it runs")
     between_hosts = not args.smoke and os.geteuid() == 0
-    about = {"smoke": args.smoke, "repetitions": repetitions, "shaper": SHAPER, "before": machine()}
-    try:
-        path = model(SMOKE_LAYERS, SMOKE_WIDTH) if args.smoke else model(LAYERS, WIDTH)
-        with ExitStack() as stack:
-            number = int(os.environ.get("LAB_NUMBER") or 103)
-            hosts = stack.enter_context(lab(number, ["master", "worker1"])) if between_hosts else None
-            results = summary(*measured(path, hosts, repetitions))
-    except (BenchError, RuntimeError, subprocess.TimeoutExpired) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    size = {"model": path.name, "model_bytes": path.stat().st_size}
-    kept = keep("load", {**about, **size, **results})
-    print(f"One worker, {path.name}, {size['model_bytes'] / 1e9:.2f} GB. The file is in this machine's memory.")
+    before = machine()
+    path = model(smoke=args.smoke)
+    with lab(103, ["master", "worker1"]) if between_hosts else nullcontext() as hosts:
+        results = summary(*measured(path, hosts, args.repetitions))
+    size = path.stat().st_size
+    about = {"shaper": SHAPER, "before": before, "model": path.name, "model_bytes": size}
+    kept = keep("load", args, {**about, **results})
+    print(f"One worker, {path.name}, {size / 1e9:.2f} GB. The file is in this machine's memory.")
     if not between_hosts:
         print("What others send over loopback meanwhile counts as well.")
-    print()
-    print(report(results))
-    print(f"\nAll values: {kept}")
+    print(f"\n{report(results)}\n\nAll values: {kept}")
     if not between_hosts and not args.smoke:
-        print(
-            "Not run: links between test hosts, which are containers; they need root: sudo make bench", file=sys.stderr
-        )
-        return 77
+        raise NotRunError("links between test hosts, which are containers; they need root: sudo make bench")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

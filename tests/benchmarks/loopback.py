@@ -5,30 +5,41 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import struct
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict
+from typing import TYPE_CHECKING, Any, Callable, Dict, TypeVar
 
-from measure import CACHE, ROOT, BenchError, machine, say, spread
+from measure import (
+    CACHE,
+    MODEL_LIMIT_S,
+    MODELS,
+    ROOT,
+    BenchError,
+    machine,
+    output_of,
+    random_model,
+    say,
+    shown,
+    spread,
+    table,
+)
 
 sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / ".venv/collections")]
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import read_topology
 from harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    import argparse
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-# 47 million parameters in a layer of this width; the weights of the default shape are 0.43 GB as Q4_0.
-LAYERS, WIDTH = 16, 2048
+# Layers and width: 47 million parameters in such a layer; the weights of the default size are 0.43 GB as Q4_0.
+SIZE = (16, 2048)
 # Four times as many in one of this width, so that less of the time is spent between layers: 0.86 GB.
-WIDE_LAYERS, WIDE_WIDTH = 8, 4096
-SMOKE_LAYERS, SMOKE_WIDTH = 4, 512
-MODEL_LIMIT_S = 600
+WIDE_SIZE = (8, 4096)
+SMOKE_SIZE = (4, 512)
 PLAY_LIMIT_S = 600
 # As many as the most workers of one core each: figures of a machine with more are of the same case.
 MOST_CORES = 4
@@ -51,6 +62,7 @@ PLAY = """
 # Figures by their names, and what measures some.
 Rates = Dict[str, float]
 Case = Callable[[], Rates]
+Found = TypeVar("Found")
 
 
 def one_of_each(cores: Iterable[Collection[int]], allowed: Collection[int]) -> list[int]:
@@ -69,8 +81,13 @@ CORES = one_of_each(read_topology().cores, os.sched_getaffinity(0))
 AWAKE = Path("/dev/cpu_dma_latency")
 
 
-def can_keep_awake() -> bool:
-    return os.access(AWAKE, os.W_OK)
+def obstacle(cores: int, *, awake: bool = False) -> str:
+    """Return why workers of so many cores cannot be measured here, and nothing if they can."""
+    if cores > len(CORES):
+        return f"{cores} cores are needed, and {len(CORES)} may be used here"
+    if awake and not os.access(AWAKE, os.W_OK):
+        return f"this account may not write to {AWAKE}"
+    return ""
 
 
 @contextmanager
@@ -96,38 +113,22 @@ def release() -> Release:
 
 def model(*, smoke: bool, wide: bool = False) -> Path:
     """Return a model of random weights in four bits, made on first use and kept in the cache."""
-    layers, width = (SMOKE_LAYERS, SMOKE_WIDTH) if smoke else (WIDE_LAYERS, WIDE_WIDTH) if wide else (LAYERS, WIDTH)
-    path = CACHE / "benchmarks" / "models" / f"random-{layers}x{width}-q4_0.gguf"
-    if path.exists():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    say(f"making {path.name}, a model of random weights")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        eight, four = Path(folder, "q8_0.gguf"), Path(folder, "q4_0.gguf")
-        make = [
-            sys.executable,
-            ROOT / "playbooks/files/random_model.py",
-            eight,
-            "--layers",
-            str(layers),
-            "--width",
-            str(width),
-        ]
-        # Of Q8_0, which the weights are made in: they are random either way.
-        quantise = [release().bin / "llama-quantize", "--allow-requantize", eight, four, "Q4_0"]
-        for command in (make, quantise):
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=MODEL_LIMIT_S, check=False
-            )
-            if done.returncode:
-                raise BenchError(f"{Path(command[0]).name} could not make the model: {done.stderr.strip()[-300:]}")
-        four.replace(path)
+    layers, width = SMOKE_SIZE if smoke else WIDE_SIZE if wide else SIZE
+    path = MODELS / f"random-{layers}x{width}-q4_0.gguf"
+    if not path.exists():
+        MODELS.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=MODELS) as folder:
+            eight, four = random_model(layers, width, Path(folder)), Path(folder, path.name)
+            # Of Q8_0, which the weights are made in: they are random either way.
+            quantise = [release().bin / "llama-quantize", "--allow-requantize", eight, four, "Q4_0"]
+            output_of(quantise, "The model could not be quantised", MODEL_LIMIT_S)
+            four.replace(path)
     return path
 
 
-def task(name: str, arguments: dict[str, Any], *, check: bool = False) -> dict[str, Any]:
+def task(name: str, arguments: dict[str, Any], **how: Any) -> dict[str, Any]:
     """Run a module of the collection as Ansible does on a host, and return its result."""
-    result = run_module(name, arguments, check=check)
+    result = run_module(name, arguments, **how)
     if result.get("failure"):
         raise BenchError(f"{name} failed: {result['msg']}")
     return result
@@ -143,15 +144,20 @@ def timed_task(name: str, arguments: dict[str, Any], folder: Path) -> tuple[floa
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
     }
-    done = subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), "-i", "localhost,", "-e", json.dumps(variables), playbook],
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCALHOST_WARNING": "false"},
-        cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PLAY_LIMIT_S, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        raise BenchError(f"The play failed: {done.stdout.strip()[-600:]}")
+    program = Path(sys.executable).with_name("ansible-playbook")
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCALHOST_WARNING": "false"}
+    command = [program, "-i", "localhost,", "-e", json.dumps(variables), playbook]
+    output_of(command, "The play failed", PLAY_LIMIT_S, env=environment, cwd=ROOT)
     said = json.loads(out.read_text())
     return float(said["ended"]) - float(said["began"]), said["result"]
+
+
+def repeated(attempt: Callable[[], Found | None], most: int) -> Found:
+    """Return what an attempt brings; one that lost its last lines, and with them its figures, is made again."""
+    for _attempt in range(most):
+        if (found := attempt()) is not None:
+            return found
+    raise BenchError(f"Runs lost their last lines, {most} times in a row.")
 
 
 def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[str, Rates]]:
@@ -190,23 +196,43 @@ def workers(
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
     """Return how much more the ones are than the others, measured in the same round each."""
-    return precise([one / other for one, other in zip(ones, others)])
+    return spread([one / other for one, other in zip(ones, others)], 4)
 
 
-def precise(values: Sequence[float]) -> dict[str, Any]:
-    """Return what the repetitions of a ratio or of a short time say, to four digits."""
-    return {**spread(values), "median": round(statistics.median(values), 4), "min": round(min(values), 4),
-            "max": round(max(values), 4), "values": [round(value, 4) for value in values]}  # fmt: skip
+def ratio(rounds: list[dict[str, Rates]], case: str, reference: str, test: str) -> dict[str, Any]:
+    return ratios([done[case][test] for done in rounds], [done[reference][test] for done in rounds])
 
 
-def shown_ratio(figure: dict[str, Any]) -> str:
-    """Return the median and the range of a ratio."""
-    return f"{figure['median']:.3f} ({figure['min']:.3f} to {figure['max']:.3f})"
+def compared(rounds: list[dict[str, Rates]], unit: str, reference: Callable[[str], str]) -> dict[str, Any]:
+    """Return the figures of each case, and their ratio to those of its reference in the same round."""
+    return {
+        case: {
+            test: {
+                unit: spread([done[case][test] for done in rounds]),
+                "ratio": ratio(rounds, case, reference(case), test),
+            }
+            for test in tests
+        }
+        for case, tests in rounds[0].items()
+    }
 
 
-def keep(name: str, results: dict[str, Any]) -> Path:
+def report(cases: dict[str, Any], unit: str, reference: str, not_run: Mapping[str, str]) -> str:
+    """Return these figures as a table, with a line for each case that could not be measured."""
+    rows = [
+        [case, test, shown(figures[unit], 2), shown(figures["ratio"], 3)]
+        for case, tests in cases.items()
+        for test, figures in tests.items()
+    ]
+    rows += [[case, "", f"not run: {why}", ""] for case, why in not_run.items()]
+    figures_are = f"{unit.replace('_per_second', '/s')}, median (range)"
+    return table(["case", "test", figures_are, f"ratio to: {reference}"], rows)
+
+
+def keep(name: str, args: argparse.Namespace, results: dict[str, Any]) -> Path:
     """Write all values as JSON, and return where."""
     path = CACHE / "benchmarks" / name / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": machine(), "cores": CORES, **results}, indent=2) + "\n")
+    about = {"machine": machine(), "cores": CORES, "smoke": args.smoke, "repetitions": args.repetitions}
+    path.write_text(json.dumps({**about, **results}, indent=2) + "\n")
     return path

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What benchmarks share: test hosts, runs of Ansible that are timed and counted, figures with their spread."""
+"""What benchmarks share: what they are asked for, figures with their spread, test hosts, and runs of Ansible there."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -19,7 +20,7 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Callable, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache/llama_cpp_cluster")
+MODELS = CACHE / "benchmarks" / "models"
 INVENTORIES = ("inventories/lab/hosts.yml", "inventories/lab/more_workers.yml")
 SSH_LIMIT_S = 60
+MODEL_LIMIT_S = 600
 LAB_LIMIT_S = 900  # the first one makes the hosts' system as well
 # As a long command shows how far it is.
 PROGRESS = re.compile(r"^\[[\w-]+\] ")
@@ -38,35 +41,109 @@ class BenchError(Exception):
     """One sentence for the person who asked."""
 
 
+class NotRunError(BenchError):
+    """This machine, or this account, cannot run it."""
+
+
 def say(text: str) -> None:
     print(f"bench: {text}", flush=True)
 
 
 def interrupted(number: int, frame: object) -> NoReturn:  # noqa: ARG001
-    raise BenchError("interrupted; its hosts are removed.")
+    raise BenchError("interrupted; what it started is ended.")
 
 
-def end_on_signals() -> None:
-    """Let what is open be closed, whatever ends this program."""
+def run_to_end(main: Callable[[], int]) -> NoReturn:
+    """Run a benchmark, and end this program with its status; whatever ends it, what is open is closed before."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
+    try:
+        sys.exit(main())
+    except NotRunError as error:
+        print(f"Not run: {error}", file=sys.stderr)
+        sys.exit(77)
+    except (BenchError, RuntimeError, subprocess.SubprocessError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+def parser_of(about: str | None) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def asked(about: str | None, smoke: str, rounds: int = 5, smoke_rounds: int = 1) -> argparse.Namespace:
+    """Return what a benchmark over loopback is asked for: how many rounds, or few that only show that it runs."""
+    parser = parser_of(about)
+    parser.add_argument("--repetitions", type=int, default=rounds, help="rounds (default: %(default)s)")
+    parser.add_argument("--smoke", action="store_true", help=smoke)
+    args = parser.parse_args()
+    if args.repetitions < 1:
+        parser.error("--repetitions must be 1 or more.")
+    if args.smoke:
+        args.repetitions = smoke_rounds
+    return args
+
+
+def asked_of_hosts(
+    parser: argparse.ArgumentParser, what: str, sizes: list[int], most: int, output: Path
+) -> argparse.Namespace:
+    """Return what a benchmark over test hosts is asked for: over how many of these, and how often."""
+    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help=f"numbers of {what}, up to {most}")
+    parser.add_argument("--repetitions", type=int, default=5, help="of what is timed (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=output, help="the JSON report (default: %(default)s)")
+    args = parser.parse_args()
+    args.sizes = sorted(set(args.sizes))
+    if not 1 <= args.sizes[0] <= args.sizes[-1] <= most or args.repetitions < 1:
+        parser.error(f"there are 1 to {most} {what}, and at least one repetition.")
+    if os.geteuid() != 0:
+        raise NotRunError(f"{parser.prog}; it makes containers, which needs root: sudo make bench")
+    return args
+
+
+def reported(report: dict[str, Any], text: str, output: Path) -> int:
+    """Write all values of a benchmark over test hosts as JSON, show what is said of them, and return its status."""
+    output.write_text(json.dumps(report, indent=2) + "\n")
+    print(f"\n{text}\n\nAll of it: {output}")
+    return 1 if report["missed"] else 0
+
+
+def output_of(command: Sequence[str | Path], failed: str, limit_s: float, **options: Any) -> str:
+    """Run a program and return what it printed; where it fails, these words begin the sentence that says so."""
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, **options
+    )
+    if done.returncode:
+        raise BenchError(f"{failed}: {(done.stdout + done.stderr).strip()[-600:]}")
+    return done.stdout
+
+
+def random_model(layers: int, width: int, folder: Path = MODELS) -> Path:
+    """Return a model of random weights in eight bits, made on first use and kept in the cache."""
+    path = folder / f"random-{layers}x{width}-q8_0.gguf"
+    if not path.exists():
+        say(f"making {path.name}, a model of random weights")
+        program = ROOT / "playbooks/files/random_model.py"
+        command = [sys.executable, program, path, "--layers", str(layers), "--width", str(width)]
+        output_of(command, "The model could not be made", MODEL_LIMIT_S)
+    return path
 
 
 # --- figures --------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
+def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
     """Return what the repetitions of one measurement say."""
     return {
-        "median": round(statistics.median(values), 2),
-        "min": round(min(values), 2),
-        "max": round(max(values), 2),
-        "values": [round(value, 2) for value in values],
+        "median": round(statistics.median(values), digits),
+        "min": round(min(values), digits),
+        "max": round(max(values), digits),
+        "values": [round(value, digits) for value in values],
     }
 
 
-def shown(figure: dict[str, Any]) -> str:
-    return f"{figure['median']:.1f} ({figure['min']:.1f} to {figure['max']:.1f})"
+def shown(figure: dict[str, Any], digits: int = 1) -> str:
+    """Return the median and the range."""
+    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f} to {figure['max']:.{digits}f})"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -130,13 +207,8 @@ class Hosts:
         self.sockets = scratch / "cp"
 
     def ssh(self, host: str, command: str) -> str:
-        done = subprocess.run(
-            ["ssh", "-F", str(self.folder / "ssh_config"), host, command],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=SSH_LIMIT_S,
-        )  # fmt: skip
-        if done.returncode:
-            raise BenchError(f'"{command}" failed on {host}: {done.stderr.strip()[-300:]}')
-        return done.stdout.strip()
+        ssh = ["ssh", "-F", str(self.folder / "ssh_config"), host, command]
+        return output_of(ssh, f'"{command}" failed on {host}', SSH_LIMIT_S).strip()
 
     def disconnect(self) -> None:
         """Let the next run of Ansible connect anew, as that of a user does."""
@@ -198,8 +270,9 @@ class Hosts:
 
 
 @contextlib.contextmanager
-def lab(number: int, names: Sequence[str]) -> Iterator[Hosts]:
-    """Hosts that nothing was ever installed on; they are removed in the end."""
+def lab(usual: int, names: Sequence[str]) -> Iterator[Hosts]:
+    """Hosts that nothing was ever installed on, of the usual lab or that of LAB_NUMBER; they are removed in the end."""
+    number = int(os.environ.get("LAB_NUMBER") or usual)
     environment = {**os.environ, "LAB_NUMBER": str(number), "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}
 
     def make(*words: str) -> None:

@@ -7,15 +7,26 @@ first each time; then its artifact goes to hosts that have no release; then ther
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-from measure import CACHE, HERE, BenchError, Hosts, end_on_signals, lab, machine, say, shown, spread, table
+from measure import (
+    CACHE,
+    HERE,
+    BenchError,
+    Hosts,
+    asked_of_hosts,
+    lab,
+    machine,
+    parser_of,
+    reported,
+    run_to_end,
+    say,
+    shown,
+    spread,
+    table,
+)
 
 # Equal ones: a host of another C library is of another class.
 WORKERS = ("worker1", "worker3", "worker4", "worker5")
@@ -177,51 +188,26 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[1, 2, 4], help=f"numbers of hosts, up to {len(WORKERS)}"
-    )
-    parser.add_argument("--repetitions", type=int, default=5, help="of each delivery")
-    parser.add_argument("--output", type=Path, default=FOLDER / "rollout.json", help="the JSON report")
-    options = parser.parse_args()
-    sizes = sorted(set(options.sizes))
-    if not 1 <= sizes[0] <= sizes[-1] <= len(WORKERS) or options.repetitions < 1:
-        parser.error(f"there are 1 to {len(WORKERS)} hosts, and at least one repetition.")
-    if os.geteuid() != 0:
-        print("Not run: the cost of a rollout; it makes containers, which needs root: sudo make bench", file=sys.stderr)
-        return 77
-    end_on_signals()
-    number = int(os.environ.get("LAB_NUMBER") or 102)
-    report: dict[str, Any] = {
-        "machine": machine(),
-        "shared": SHARED,
-        "sizes": sizes,
-        "repetitions": options.repetitions,
-    }
+    args = asked_of_hosts(parser_of(__doc__), "hosts", [1, 2, 4], len(WORKERS), FOLDER / "rollout.json")
+    about = {"machine": machine(), "shared": SHARED, "sizes": args.sizes, "repetitions": args.repetitions}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    try:
-        report["builds"] = []
-        taken: dict[int, list[dict[str, float]]] = {size: [] for size in sizes}
-        for turn, size in enumerate(sizes):
-            # Each time another one comes first, which is the one that builds.
-            names = [*WORKERS[turn % len(WORKERS) :], *WORKERS[: turn % len(WORKERS)]][:size]
-            with lab(number, names) as hosts:
-                report["builds"].append(build(hosts, names))
-                if size != sizes[-1]:
-                    continue
-                say(f"its artifact goes to hosts without a release, {options.repetitions} times")
-                for repetition in range(1, options.repetitions + 1):
-                    for count, runs in taken.items():
-                        runs.append(deliver(hosts, names[:count], repetition))
-    except (BenchError, subprocess.TimeoutExpired) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    report["delivery"] = costs(taken)
-    report["missed"] = faults(report["builds"], report["delivery"])
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\n{as_text(report)}\n\nAll of it: {options.output}")
-    return 1 if report["missed"] else 0
+    builds = []
+    taken: dict[int, list[dict[str, float]]] = {size: [] for size in args.sizes}
+    for turn, size in enumerate(args.sizes):
+        # Each time another one comes first, which is the one that builds.
+        names = [*WORKERS[turn % len(WORKERS) :], *WORKERS[: turn % len(WORKERS)]][:size]
+        with lab(102, names) as hosts:
+            builds.append(build(hosts, names))
+            if size != args.sizes[-1]:
+                continue
+            say(f"its artifact goes to hosts without a release, {args.repetitions} times")
+            for repetition in range(1, args.repetitions + 1):
+                for count, runs in taken.items():
+                    runs.append(deliver(hosts, names[:count], repetition))
+    delivery = costs(taken)
+    report = {**about, "builds": builds, "delivery": delivery, "missed": faults(builds, delivery)}
+    return reported(report, as_text(report), args.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

@@ -8,7 +8,6 @@ with this one: before and after a change. Needs root.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,7 +17,25 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from measure import CACHE, HERE, ROOT, BenchError, Hosts, Run, end_on_signals, lab, machine, say, shown, spread, table
+from measure import (
+    CACHE,
+    HERE,
+    ROOT,
+    BenchError,
+    Hosts,
+    Run,
+    asked_of_hosts,
+    lab,
+    machine,
+    parser_of,
+    random_model,
+    reported,
+    run_to_end,
+    say,
+    shown,
+    spread,
+    table,
+)
 
 sys.path.insert(0, str(HERE.parent / "lab"))
 from round_trips import counted, round_trips
@@ -32,23 +49,13 @@ LONGEST = 10
 # More of them for a host are a step back: each takes seconds where a host is slow. With the time of a run over workers
 # of this machine, nothing of that is seen. The worker's last one asks after inference which weights it has repacked.
 MOST_ROUND_TRIPS = {"worker": 7, "master": 8}
-# Layers for more workers than there are.
-LAYERS, WIDTH = 16, 256
+# Layers and width: layers for more workers than there are.
+SIZE = (16, 256)
 FOLDER = CACHE / "benchmarks" / "site_again"
 SHARED = (
     "The hosts are containers on this one machine: they share its cores with each other and with Ansible, so that what "
     "hosts do at once takes turns, and their network is a bridge."
 )
-
-
-def model() -> Path:
-    """Return a small model of random weights, made on first use."""
-    path = CACHE / "benchmarks" / "models" / f"random-{LAYERS}x{WIDTH}-q8_0.gguf"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(ROOT / "playbooks/files/random_model.py"), str(path)]
-        subprocess.run([*command, "--layers", str(LAYERS), "--width", str(WIDTH)], check=True, timeout=AGAIN_LIMIT_S)
-    return path
 
 
 def groups(folder: Path, sizes: list[int]) -> Path:
@@ -61,7 +68,7 @@ def groups(folder: Path, sizes: list[int]) -> Path:
 
 def site(hosts: Hosts, size: int, inventory: Path, **more: Any) -> Run:
     variables = {
-        "gguf_model_controller_path": str(model()),
+        "gguf_model_controller_path": str(random_model(*SIZE)),
         "llama_cpp_worker_group": f"workers_{size}",
         "inference_report_path": str(hosts.scratch / "report.json"),
     }
@@ -233,39 +240,22 @@ def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 4, 8], help=f"numbers, up to {len(WORKERS)}")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser = parser_of(__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, with a .venv/collections of its own")
-    parser.add_argument("--output", type=Path, default=FOLDER / "site_again.json", help="the JSON report")
-    options = parser.parse_args()
-    sizes = sorted(set(options.sizes))
-    if not 1 <= sizes[0] <= sizes[-1] <= len(WORKERS) or options.repetitions < 1:
-        parser.error(f"there are 1 to {len(WORKERS)} workers, and at least one repetition.")
-    if os.geteuid() != 0:
-        print("Not run: site.yml once more; it makes containers, which needs root: sudo make bench", file=sys.stderr)
-        return 77
-    end_on_signals()
+    args = asked_of_hosts(parser, "workers", [2, 4, 8], len(WORKERS), FOLDER / "site_again.json")
     # A commit may come while this runs.
     own = named(ROOT)
-    checkouts = {named(options.against): options.against.resolve()} if options.against else {}
+    checkouts = {named(args.against): args.against.resolve()} if args.against else {}
     if own in checkouts:
         parser.error(f"both checkouts are {own}: commit what is changed.")
     checkouts[own] = ROOT
-    report: dict[str, Any] = {"machine": machine(), "shared": SHARED, "sizes": sizes}
-    report["repetitions"] = options.repetitions
+    about = {"machine": machine(), "shared": SHARED, "sizes": args.sizes, "repetitions": args.repetitions}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    try:
-        with lab(int(os.environ.get("LAB_NUMBER") or 103), [MASTER, *WORKERS[: sizes[-1]]]) as hosts:
-            report["checkouts"] = measured(hosts, sizes, options.repetitions, checkouts)
-    except (BenchError, subprocess.SubprocessError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    report["missed"] = faults(report["checkouts"][own])
-    options.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\n{as_text(report)}\n\nAll of it: {options.output}")
-    return 1 if report["missed"] else 0
+    with lab(103, [MASTER, *WORKERS[: args.sizes[-1]]]) as hosts:
+        found = measured(hosts, args.sizes, args.repetitions, checkouts)
+    report = {**about, "checkouts": found, "missed": faults(found[own])}
+    return reported(report, as_text(report), args.output)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

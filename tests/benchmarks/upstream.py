@@ -11,27 +11,37 @@ or two.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from loopback import CORES, Case, Rates, in_rounds, keep, model, precise, ratios, release, shown_ratio, workers
-from measure import ROOT, BenchError, end_on_signals, say, table
+from loopback import (
+    CORES,
+    Case,
+    Rates,
+    compared,
+    in_rounds,
+    keep,
+    model,
+    obstacle,
+    release,
+    repeated,
+    report,
+    workers,
+)
+from measure import ROOT, asked, run_to_end, say
 
 # Paths that loopback has not added.
 sys.path.append(str(ROOT / "tests/performance"))
 # isort: split
 import load
 from builds import Build, build
-from harness import run_module
-from throughput import over_workers
+from throughput import ONE, SHAPE, SMOKE_SHAPE, TWO, UNIT, over_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-SHAPE, SMOKE_SHAPE = (1024, 64), (32, 4)
-ATTEMPTS = 5
+WHOLE, DIVIDED = "one worker", "split mode tensor"
 UPSTREAM, OURS, MIXED = "upstream's", "ours", "our workers, upstream's master"
 
 
@@ -51,100 +61,60 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
             wide, shape, of_each, [], split_mode="tensor", worker_build=worker_build, bin_dir=bin_dir
         )
 
-    cases = {f"one worker, {UPSTREAM}": one(theirs), f"one worker, {OURS}": one(None)}
-    if len(CORES) > 1:
+    cases = {f"{WHOLE}, {UPSTREAM}": one(theirs), f"{WHOLE}, {OURS}": one(None)}
+    if not obstacle(2):
         cases |= {
-            f"split mode tensor, {UPSTREAM}": tensor(theirs, theirs.bin),
-            f"split mode tensor, {MIXED}": tensor(None, theirs.bin),
-            f"split mode tensor, {OURS}": tensor(None, None),
+            f"{DIVIDED}, {UPSTREAM}": tensor(theirs, theirs.bin),
+            f"{DIVIDED}, {MIXED}": tensor(None, theirs.bin),
+            f"{DIVIDED}, {OURS}": tensor(None, None),
         }
     return in_rounds(cases, repetitions, "speed")
 
 
 def loaded(path: Path, endpoints: list[str], bin_dir: Path) -> float:
     """Load the model once, and return the seconds that were not spent on its two tokens."""
-    options = {
-        "model": str(path), "prompt": "the", "workers": endpoints, "n_predict": 1, "ctx_size": 256, "threads": 1,
-        "bin_dir": str(bin_dir), "timeout": load.RUN_LIMIT_S,
-    }  # fmt: skip
-    for _attempt in range(ATTEMPTS):
-        found = run_module("distributed_inference", options)
-        if found.get("failure"):
-            raise BenchError(f"distributed_inference failed: {found['msg']}")
-        # Upstream's master may lose its last lines, and is run again then.
-        if found["attempts"] == 1:
-            perf = found["perf"]
-            computing = (perf["prompt_eval"]["time_ms"] or 0) + (perf["eval"]["time_ms"] or 0)
-            return float(found["wall_time_ms"] - computing) / 1000
-    raise BenchError(f"Runs lost their last lines, {ATTEMPTS} times in a row.")
+    # Upstream's master may lose its last lines.
+    return repeated(lambda: load.run(path, endpoints, bin_dir), load.ATTEMPTS).seconds
 
 
 def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, Rates]]:
     """Load over one worker and over two, each bound to a core, which have all of the model in their caches."""
     with ExitStack() as stack:
         cases = {}
-        for count in (1, 2)[: len(CORES)]:
-            found = stack.enter_context(workers(*((1, [core]) for core in CORES[:count]), cached=True))
+        for setup in (ONE, TWO):
+            if setup.obstacle:
+                continue
+            found = stack.enter_context(workers(*((1, [core]) for core in CORES[: setup.count]), cached=True))
             endpoints = [worker.endpoint for worker in found]
             loaded(path, endpoints, release().bin)
             for whose, bin_dir in ((UPSTREAM, theirs.bin), (OURS, release().bin)):
-                cases[f"{count} of one core, {whose}"] = lambda endpoints=endpoints, bin_dir=bin_dir: {
+                cases[f"{setup}, {whose}"] = lambda endpoints=endpoints, bin_dir=bin_dir: {
                     "seconds": loaded(path, endpoints, bin_dir)
                 }
         return in_rounds(cases, repetitions, "load from the cache")
 
 
-def shown_value(values: list[float]) -> str:
-    figure = precise(values)
-    digits = 2 if figure["median"] < 100 else 0
-    return f"{figure['median']:.{digits}f} ({figure['min']:.{digits}f} to {figure['max']:.{digits}f})"
-
-
-def compared(rounds: list[dict[str, Rates]], unit: str) -> list[list[str]]:
-    """Return a row for each figure: its case, what it is, its values, and their ratio to upstream's."""
-    rows = []
-    for case, tests in rounds[0].items():
-        where = case.partition(", ")[0]
-        for test in tests:
-            values = [done[case][test] for done in rounds]
-            reference = [done[f"{where}, {UPSTREAM}"][test] for done in rounds]
-            rows.append(
-                [case, f"{test}, {unit}" if unit not in test else test, shown_value(values),
-                 shown_ratio(ratios(values, reference))]
-            )  # fmt: skip
-    return rows
+def reference(case: str) -> str:
+    """Return the case of upstream's programs that another is compared to."""
+    return f"{case.partition(', ')[0]}, {UPSTREAM}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="small models, once: whether it runs, not what it costs")
-    args = parser.parse_args()
-    if args.repetitions < 1:
-        parser.error("--repetitions must be 1 or more.")
-    end_on_signals()
-    repetitions, shape = (1, SMOKE_SHAPE) if args.smoke else (args.repetitions, SHAPE)
-    try:
-        small, wide = model(smoke=args.smoke), model(smoke=args.smoke, wide=True)
-        heavy = load.model(*((load.SMOKE_LAYERS, load.SMOKE_WIDTH) if args.smoke else (load.LAYERS, load.WIDTH)))
-        theirs = upstream()
-        speed = speeds(small, wide, theirs, shape, repetitions)
-        loads = cached_loads(heavy, theirs, repetitions)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    found: dict[str, Any] = {
-        "smoke": args.smoke, "shape": shape, "models": [small.name, wide.name, heavy.name],
-        "speed": speed, "load": loads,
-    }  # fmt: skip
-    kept = keep("upstream", found)
-    head = ["case", "what", "median (range)", f"ratio to {UPSTREAM}"]
-    print(f"{shape[0]} tokens read, {shape[1]} generated, on {len(CORES)} cores\n")
-    print(table(head, compared(speed, "tokens/s")))
-    print(f"\n{heavy.name} from the workers' caches\n" + table(head, compared(loads, "seconds")))
-    print(f"\nAll values: {kept}")
+    args = asked(__doc__, "small models, once: whether it runs, not what it costs")
+    shape = SMOKE_SHAPE if args.smoke else SHAPE
+    small, wide, heavy = model(smoke=args.smoke), model(smoke=args.smoke, wide=True), load.model(smoke=args.smoke)
+    theirs = upstream()
+    speed = speeds(small, wide, theirs, shape, args.repetitions)
+    loads = cached_loads(heavy, theirs, args.repetitions)
+    models = [small.name, wide.name, heavy.name]
+    kept = keep("upstream", args, {"shape": shape, "models": models, "speed": speed, "load": loads})
+    print(f"{shape[0]} tokens read, {shape[1]} generated, on {len(CORES)} cores")
+    for rounds, unit, two in ((speed, UNIT, DIVIDED), (loads, "seconds", str(TWO))):
+        not_run = {two: obstacle(2)} if obstacle(2) else {}
+        print(f"\n{report(compared(rounds, unit, reference), unit, UPSTREAM, not_run)}")
+    print(f"\nLoads are of {heavy.name} from the workers' caches.\nAll values: {kept}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

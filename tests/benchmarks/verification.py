@@ -8,16 +8,14 @@ are stand-ins, as a machine has no room for 500 workers; some real workers are l
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopback import in_rounds, keep, precise, ratios, release, shown_ratio, timed_task
-from measure import BenchError, end_on_signals, table
+from loopback import in_rounds, keep, ratios, release, timed_task
+from measure import BenchError, asked, run_to_end, shown, spread, table
 
 # The paths of what follows were added by loopback.
 # isort: split
@@ -97,16 +95,16 @@ def summary(rounds: list[dict[str, Rates]], sizes: list[Size], timeout_s: float)
             "endpoints": size.answering + size.silent,
             "silent": size.silent,
             "real": size.real,
-            "task_seconds": precise(seconds(size, "task")),
-            "probe_seconds": precise(seconds(size, "probe")),
+            "task_seconds": spread(seconds(size, "task"), 4),
+            "probe_seconds": spread(seconds(size, "probe"), 4),
         }
         for size in sizes
     }
     growth = {
         way: {
             "ratio": ratios(seconds(most, way), seconds(least, way)),
-            "one_more_endpoint_ms": precise(
-                [1000 * (many - few) / more for many, few in zip(seconds(most, way), seconds(least, way))]
+            "one_more_endpoint_ms": spread(
+                [1000 * (many - few) / more for many, few in zip(seconds(most, way), seconds(least, way))], 4
             ),
         }
         for way in ("task", "probe")
@@ -130,11 +128,10 @@ def summary(rounds: list[dict[str, Rates]], sizes: list[Size], timeout_s: float)
 def as_text(found: dict[str, Any]) -> str:
     growth = found["growth"]
     rows = [
-        [name, shown_ratio(case["task_seconds"]), shown_ratio(case["probe_seconds"])]
-        for name, case in found["cases"].items()
+        [name, shown(case["task_seconds"], 3), shown(case["probe_seconds"], 3)] for name, case in found["cases"].items()
     ]
     more = [
-        [name, *(shown_ratio(growth[way][key]) for way in ("task", "probe"))]
+        [name, *(shown(growth[way][key], 3) for way in ("task", "probe"))]
         for name, key in (
             (f"{growth['to']} / {growth['from']}", "ratio"),
             ("one more endpoint, ms", "one_more_endpoint_ms"),
@@ -153,26 +150,13 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=5, help="rounds (default: %(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="few endpoints, once: whether it runs, not what it costs")
-    args = parser.parse_args()
-    if args.repetitions < 1:
-        parser.error("--repetitions must be 1 or more.")
-    end_on_signals()
-    repetitions = 1 if args.smoke else args.repetitions
-    try:
-        if args.smoke:
-            results = measure(SMOKE_SIZES, SMOKE_TIMEOUT_S, repetitions)
-        else:
-            results = measure(SIZES, TIMEOUT_S, repetitions)
-    except BenchError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    kept = keep("verification", {"smoke": args.smoke, "repetitions": repetitions, **results})
+    args = asked(__doc__, "few endpoints, once: whether it runs, not what it costs")
+    sizes, timeout_s = (SMOKE_SIZES, SMOKE_TIMEOUT_S) if args.smoke else (SIZES, TIMEOUT_S)
+    results = measure(sizes, timeout_s, args.repetitions)
+    kept = keep("verification", args, results)
     print(f"{as_text(results)}\n\nAll values: {kept}")
     return 1 if results["missed"] and not args.smoke else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_to_end(main)

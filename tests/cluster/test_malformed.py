@@ -24,7 +24,7 @@ from rpc_session import Command, Session, Tensor, WorkerClosedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SESSIONS = int(os.environ.get("FUZZ_SESSIONS", "8"))
+SESSIONS = int(os.environ.get("FUZZ_SESSIONS", "16"))
 FIRST = int(os.environ.get("FUZZ_FIRST", "7000"))
 BACK_S = 60
 # Upstream's ggml_op. All zeros are the operation's parameters, and so the address of its function.

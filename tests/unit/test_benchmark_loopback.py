@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmarks over loopback: which cores they use, what is compared with what, and when a target is missed."""
+"""The benchmarks over loopback: which cores they use, what is compared with what, what is not run, missed targets."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import loopback
+import measure
 import throughput
+import upstream
 import verification
 from verification import Size
 
@@ -40,7 +43,7 @@ def test_each_round_begins_with_another_case() -> None:
     assert [set(done) for done in rounds] == [set("abc")] * 4
 
 
-def test_what_dividing_costs_is_one_worker_against_none_and_two_against_one() -> None:
+def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one() -> None:
     # The second round is on a machine that is half as quick.
     with_rpc = [
         {
@@ -52,15 +55,24 @@ def test_what_dividing_costs_is_one_worker_against_none_and_two_against_one() ->
     ]
     more = [
         {
-            throughput.of_one_core(1): {"prompt ub64": 60.0 * quick, "generation": 20.0 * quick},
-            throughput.of_one_core(2): {"prompt ub64": 90.0 * quick, "generation": 19.0 * quick},
-            throughput.SAME_CORE: {"generation": 19.6 * quick},
-            throughput.kept_awake(1): {"generation": 25.0 * quick},
-            throughput.kept_awake(2): {"generation": 24.5 * quick},
+            "1 of one core": {"prompt ub64": 60.0 * quick, "generation": 20.0 * quick},
+            "2 of one core": {"prompt ub64": 90.0 * quick, "generation": 19.0 * quick},
+            "4 of one core": {"prompt ub64": 150.0 * quick, "generation": 18.0 * quick},
+            "2 on the same core": {"generation": 19.6 * quick},
+            "1 of one core, kept awake": {"generation": 25.0 * quick},
+            "2 of one core, kept awake": {"generation": 24.5 * quick},
         }
         for quick in (1.0, 0.5)
     ]
-    found = throughput.dividing(with_rpc, more, 4)
+    heavy = [
+        {
+            "1 of one core": {"generation": 8.0 * quick},
+            "1 of one core, kept awake": {"generation": 10.0 * quick},
+            "2 of one core, split mode tensor, kept awake": {"generation": 13.0 * quick},
+        }
+        for quick in (1.0, 0.5)
+    ]
+    found = throughput.dividing(with_rpc, more, heavy, 4)
     assert {name: ratio["values"] for name, ratio in found.items()} == {
         "one worker, 4 threads (its cores) / without RPC, repacked weights: prompt": [0.5, 0.5],
         "one worker, 4 threads (its cores) / without RPC, repacked weights: generation": [0.5, 0.5],
@@ -68,11 +80,90 @@ def test_what_dividing_costs_is_one_worker_against_none_and_two_against_one() ->
         "one worker, 4 threads (its cores) / without RPC, --repack 0: generation": [0.8, 0.8],
         "two workers of one core / one: prompt ub64": [1.5, 1.5],
         "two workers of one core / one: generation": [0.95, 0.95],
+        "four workers of one core / one: prompt ub64": [2.5, 2.5],
+        "four workers of one core / one: generation": [0.9, 0.9],
         "two workers on the same core / one: generation": [0.98, 0.98],
         "two workers of cores that are kept awake / one: generation": [0.98, 0.98],
+        "heavy layers, split mode tensor over cores that are kept awake / one: generation": [1.3, 1.3],
     }
-    of_one_core_alone = [{throughput.of_one_core(1): done[throughput.of_one_core(1)]} for done in more]
-    assert not [name for name in throughput.dividing(with_rpc, of_one_core_alone, 4) if "two" in name]
+    one_alone = [{"1 of one core": done["1 of one core"]} for done in more]
+    assert not [name for name in throughput.dividing(with_rpc, one_alone, one_alone, 4) if "/ one" in name]
+
+
+def test_what_there_are_too_few_cores_for_is_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(loopback, "CORES", [5, 7])
+    monkeypatch.setattr(loopback, "AWAKE", tmp_path / "missing")
+    rounds = [{"1 of one core": {"generation": 20.0}, "2 of one core": {"generation": 19.0}}]
+    found = throughput.against("1 of one core", rounds, throughput.MORE_WORKERS)
+    assert found["cases"]["2 of one core"]["generation"]["ratio"]["values"] == [0.95]
+    assert found["not_run"] == {
+        "4 of one core": "4 cores are needed, and 2 may be used here",
+        "1 of one core, kept awake": f"this account may not write to {tmp_path / 'missing'}",
+        "2 of one core, kept awake": f"this account may not write to {tmp_path / 'missing'}",
+    }
+    said = loopback.report(found["cases"], throughput.UNIT, found["reference"], found["not_run"])
+    assert "tokens/s, median (range)" in said
+    assert re.search(r"^2 of one core +generation +19\.00 \(19\.00 to 19\.00\) +0\.950 ", said, re.MULTILINE)
+    assert re.search(r"^4 of one core +not run: 4 cores are needed, and 2 may be used here$", said, re.MULTILINE)
+
+
+def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    awake = tmp_path / "cpu_dma_latency"
+    awake.touch()
+    seen = {}
+
+    def over_workers(_path, _shape, of_each, ubatches, split_mode):
+        seen[len(seen)] = ([cores for _threads, cores in of_each], ubatches, split_mode, bool(awake.read_bytes()))
+        awake.write_bytes(b"")
+        return {"generation": 1.0}
+
+    monkeypatch.setattr(loopback, "AWAKE", awake)
+    for module in (loopback, throughput):
+        monkeypatch.setattr(module, "CORES", [1, 3, 5, 7])
+    monkeypatch.setattr(throughput, "over_workers", over_workers)
+    more = throughput.more_workers(tmp_path, (32, 4), 1, [64, 128])
+    assert dict(zip(more[0], seen.values())) == {
+        "1 of one core": ([[1]], [64, 128], "layer", False),
+        "2 of one core": ([[1], [3]], [64, 128], "layer", False),
+        "4 of one core": ([[1], [3], [5], [7]], [64, 128], "layer", False),
+        "2 on the same core": ([[1], [1]], [], "layer", False),
+        "1 of one core, kept awake": ([[1]], [], "layer", True),
+        "2 of one core, kept awake": ([[1], [3]], [], "layer", True),
+    }
+    seen.clear()
+    heavy = throughput.heavy_layers(tmp_path, (32, 4), 1)
+    assert dict(zip(heavy[0], seen.values())) == {
+        "1 of one core": ([[1]], [], "layer", False),
+        "2 of one core": ([[1], [3]], [], "layer", False),
+        "2 of one core, split mode tensor": ([[1], [3]], [], "tensor", False),
+        "1 of one core, kept awake": ([[1]], [], "layer", True),
+        "2 of one core, split mode tensor, kept awake": ([[1], [3]], [], "tensor", True),
+    }
+
+
+def test_ours_is_compared_to_upstream_of_the_same_case() -> None:
+    rounds = [
+        {
+            "one worker, upstream's": {"generation": 20.0},
+            "one worker, ours": {"generation": 30.0},
+            "split mode tensor, upstream's": {"generation": 10.0},
+            "split mode tensor, our workers, upstream's master": {"generation": 12.0},
+        }
+    ]
+    found = loopback.compared(rounds, throughput.UNIT, upstream.reference)
+    assert {case: tests["generation"]["ratio"]["median"] for case, tests in found.items()} == {
+        "one worker, upstream's": 1.0,
+        "one worker, ours": 1.5,
+        "split mode tensor, upstream's": 1.0,
+        "split mode tensor, our workers, upstream's master": 1.2,
+    }
+
+
+def test_an_attempt_that_lost_its_figures_is_made_again() -> None:
+    results = iter([None, {"seconds": 2.0}, None, None])
+    assert loopback.repeated(lambda: next(results), 2) == {"seconds": 2.0}
+    with pytest.raises(measure.BenchError, match=r"^Runs lost their last lines, 2 times in a row"):
+        loopback.repeated(lambda: next(results), 2)
 
 
 SIZES = [Size(10), Size(500), Size(450, 50), Size(4, real=True)]

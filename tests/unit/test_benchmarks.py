@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of a rollout: what counts as a build, what one more host costs, and when a target is missed."""
+"""What benchmarks are asked for and how they end; of a rollout: builds, what one more host costs, missed targets."""
 
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,38 @@ def test_a_missed_target_is_named(change: dict[str, Any], each: float, missed: l
     assert cost["one_more_host_s"]["1 to 2"]["delivery"]["median"] == each
     assert cost["2"]["nothing_to_do_s"] == {"median": 3.5, "min": 3.0, "max": 4.0, "values": [3.0, 4.0, 3.5]}
     assert rollout.faults(builds, cost) == missed
+
+
+def test_a_benchmark_is_asked_for_rounds_or_for_few_that_show_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*words: str) -> tuple[int, bool]:
+        monkeypatch.setattr(sys, "argv", ["bench", *words])
+        found = measure.asked("What it measures.", "small", rounds=7, smoke_rounds=2)
+        return found.repetitions, found.smoke
+
+    assert asked() == (7, False)
+    assert asked("--repetitions", "3") == (3, False)
+    assert asked("--repetitions", "3", "--smoke") == (2, True)
+    with pytest.raises(SystemExit, match="2"):
+        asked("--repetitions", "0")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        pytest.param("return 0", 0, "", id="met"),
+        pytest.param("return 1", 1, "", id="missed"),
+        pytest.param('raise measure.BenchError("No release.")', 1, "bench: No release.\n", id="error"),
+        pytest.param('raise RuntimeError("No worker.")', 1, "bench: No worker.\n", id="worker"),
+        pytest.param('raise measure.NotRunError("no root.")', 77, "Not run: no root.\n", id="not-run"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGTERM)", 1, "bench: interrupted; what it started is ended.\n", id="signal"
+        ),
+    ],
+)
+def test_a_benchmark_ends_with_a_sentence_and_a_status(ending: str, status: int, said: str) -> None:
+    program = f"import os, signal, measure\ndef main():\n    {ending}\nmeasure.run_to_end(main)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(measure.__file__).parent, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (status, said)
