@@ -109,9 +109,8 @@ def reported(report: dict[str, Any], text: str, output: Path) -> int:
 
 def output_of(command: Sequence[str | Path], failed: str, limit_s: float, **options: Any) -> str:
     """Run a program and return what it printed; where it fails, these words begin the sentence that says so."""
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, **options
-    )
+    options = {"stdin": subprocess.DEVNULL, **options}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, **options)
     if done.returncode:
         raise BenchError(f"{failed}: {(done.stdout + done.stderr).strip()[-600:]}")
     return done.stdout

@@ -75,6 +75,14 @@ def test_how_long_verification_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("release_7")
+def test_how_fast_tensors_are_hashed(tmp_path: Path) -> None:
+    said, found = smoke("hashing", tmp_path)
+    assert "four tensors at a time" in said
+    assert all(case["hashing"]["mb_per_second"]["min"] > 0 for case in found["cases"].values())
+    assert set(found["cases"]["rpc-cache, one tensor"]["hashing"]["ratio"]["values"]) == {1.0}
+
+
+@pytest.mark.usefixtures("release_7")
 def test_how_long_a_load_takes(tmp_path: Path) -> None:
     said, found = smoke("load", tmp_path)
     assert "over the wire, MB/s" in said
