@@ -14,6 +14,7 @@ import pytest
 from harness import CACHE, HANG_S, ROOT
 
 pytestmark = pytest.mark.llama
+ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
 
 
 def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -58,6 +59,14 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub128", "generation"]
     assert list(of_one_core["2 on the same core"]) == ["generation"]
     assert all(list(tests) == ["generation"] for tests in found["heavy_layers"]["cases"].values())
+    # What this machine has no cores for, or this account no right to, is said to be so.
+    for part, names in (
+        ("workers_of_one_core", {*ONE_CORE, "4 of one core", "2 on the same core", "2 of one core, kept awake"}),
+        ("heavy_layers", {*ONE_CORE, *(f"2 of one core, split mode tensor{also}" for also in ("", ", kept awake"))}),
+    ):
+        not_run = found[part]["not_run"]
+        assert {*found[part]["cases"], *not_run} == names
+        assert all(f"not run: {why}" in said for why in not_run.values())
     assert "What dividing a model costs" in said
     assert all(ratio["median"] > 0 for ratio in found["dividing"].values())
 
