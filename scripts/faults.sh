@@ -22,9 +22,9 @@ fi
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
 scripts/lab.sh up master worker1 worker2
-for playbook in extensions/molecule/cluster/prepare.yml playbooks/site.yml; do
-    ansible-playbook -i inventories/lab/hosts.yml "$playbook"
-done
+# What is on the clean hosts does not matter here; the preparation's look at them, from localhost, is at those of a whole lab.
+ansible-playbook -i inventories/lab/hosts.yml --limit '!localhost' extensions/molecule/cluster/prepare.yml
+ansible-playbook -i inventories/lab/hosts.yml playbooks/site.yml
 hosts=0
 pytest -q "$@" tests/faults/test_hosts.py || hosts=$?
 [ "$hosts" = 5 ] || [ "$hosts" = 0 ] || outcome=$hosts

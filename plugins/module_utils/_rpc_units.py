@@ -28,7 +28,7 @@ CACHE_STATE_FOLDER = Path("/var/lib/llama_rpc_cache")
 MOST_STATUS_BYTES = 4096
 _REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
-_CACHE_UNIT = re.compile(r"llama-rpc-cache@([1-9]\d{0,4})\.(?:service|timer)")
+_TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
 _CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
 # By upstream: 16 hexadecimal digits of a hash of what is in it (ggml/src/ggml-rpc/ggml-rpc.cpp).
 _ENTRY = re.compile(r"[0-9a-f]{16}")
@@ -37,7 +37,10 @@ _TIDIED = {"time": int, "max_bytes": int, "min_free_bytes": int, "corrupted": in
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit file; without a digest it is something else, such as the link of a masked unit."""
+    """A unit file; without a digest it is something else, such as the link of a masked unit.
+
+    The port is 0 if it is for all workers of the host.
+    """
 
     name: str
     port: int
@@ -56,9 +59,9 @@ def read_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
     return _read(folder, "llama-rpc-server@*.service", _UNIT)
 
 
-def read_cache_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
-    """Return the units that keep the caches of workers in order, by port: each has a service and a timer."""
-    return _read(folder, "llama-rpc-cache@*", _CACHE_UNIT)
+def read_timed_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
+    """Return the services that look after workers, and their timers: those of the host first, then by port."""
+    return _read(folder, "llama-rpc-*", _TIMED_UNIT)
 
 
 def _read(folder: Path, pattern: str, named: re.Pattern[str]) -> list[Unit]:
@@ -70,7 +73,7 @@ def _read(folder: Path, pattern: str, named: re.Pattern[str]) -> list[Unit]:
             regular = stat.S_ISREG(status.st_mode)
             digest = hashlib.sha256(path.read_bytes()).hexdigest() if regular else None
             mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            found.append(Unit(path.name, int(name[1]), digest, mode, status.st_uid, status.st_gid))
+            found.append(Unit(path.name, int(name[1] or 0), digest, mode, status.st_uid, status.st_gid))
     return sorted(found, key=lambda unit: (unit.port, unit.name))
 
 

@@ -262,8 +262,8 @@ metrics:
       type: list
       elements: str
       sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
-cache_units:
-  description: The units that are there to keep tensor caches in order, by port; a service and a timer for each.
+timed_units:
+  description: The units that look after workers, each a service and its timer; those of the host first, then by port.
   returned: with O(units)
   type: list
   elements: dict
@@ -273,7 +273,7 @@ cache_units:
       type: str
       sample: llama-rpc-cache@50052.timer
     port:
-      description: The port in its name.
+      description: The port in its name; 0 if it is for all workers of the host.
       type: int
       sample: 50052
     sha256:
@@ -365,10 +365,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units impor
     Unit,
     read_account,
     read_cache,
-    read_cache_units,
     read_metrics,
     read_release,
     read_repack,
+    read_timed_units,
     read_units,
 )
 
@@ -403,9 +403,9 @@ def main() -> None:
         enabled = _enabled(module, units)
         found["units"] = [{**unit.as_dict(), "enabled": unit.name in enabled} for unit in units]
         found["metrics"] = read_metrics()
-        keeping = read_cache_units()
-        active = _active(module, keeping)
-        found["cache_units"] = [{**unit.as_dict(), "active": unit.name in active} for unit in keeping]
+        timed = read_timed_units()
+        active = _active(module, timed)
+        found["timed_units"] = [{**unit.as_dict(), "active": unit.name in active} for unit in timed]
     if params["prefix"]:
         found["release"] = read_release(params["prefix"])
     if params["account"]:

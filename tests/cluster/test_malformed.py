@@ -165,8 +165,8 @@ def state(worker: str) -> dict[str, object]:
     bytes_of = (
         "find /opt/llama_cpp /usr/local /usr/lib/systemd /boot -xdev -type f -exec sha256sum {} + 2>/dev/null | sort"
     )
-    # That of the cache may run just then.
-    programs = "ps -u llama-rpc -o comm= | grep -v rpc-cache"
+    # One of those that timers start may run just then.
+    programs = "ps -u llama-rpc -o unit=,comm= | grep -vE '^llama-rpc-(cache@[0-9]+|resume)[.]service '"
     running = "systemctl list-units --type=service --state=running --plain --no-legend | awk '{ print $1 }'"
     return {
         "listing": [line for line in listing(worker) if not re.search(rf" ({own})", line)],

@@ -39,6 +39,7 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 OTHER_PORT = PORT + 47
 CACHE = "/var/cache/llama_cpp/rpc"
 TIDY = f"llama-rpc-cache@{PORT}"
+RESUME = "llama-rpc-resume"
 # The name of an entry of 1 MiB of zeros, the FNV-1a hash of it.
 ZEROS = "a96777069d622325"
 
@@ -237,6 +238,24 @@ def test_it_comes_back_after_it_was_killed(worker: str) -> None:
     eventually(lambda: answers(worker) == "ready", 60, "the worker answers again")
 
 
+def test_it_goes_on_by_itself_after_it_was_stopped() -> None:
+    def stop(worker: str) -> tuple[int, str]:
+        # The timer's half a minute begins.
+        ssh(worker, "systemctl", "start", f"{RESUME}.service")
+        ssh(worker, "systemctl", "kill", "--signal=SIGSTOP", UNIT)
+        return pid(worker), status(worker)["State"]
+
+    stopped = at_once(stop, WORKERS)
+    assert {state for _pid, state in stopped.values()} == {"T (stopped)"}
+    for worker in WORKERS:
+        said = ssh(worker, "systemd-analyze", "security", "--no-pager", f"{RESUME}.service").stdout
+        assert float(said.rpartition(": ")[2].split()[0]) <= 1.0, said
+        eventually(lambda worker=worker: answers(worker) == "ready", 40, "the worker answers again")
+        assert pid(worker) == stopped[worker][0]
+        journal = ssh(worker, "journalctl", "--no-pager", "--output=cat", f"--unit={RESUME}.service").stdout
+        assert "Finished" not in journal, "each of them would be two lines of the journal"
+
+
 def test_a_second_run_changes_nothing(role: Role) -> None:
     before = at_once(traces, WORKERS)
     assert recap(role(BOTH)) == 0
@@ -265,12 +284,16 @@ def test_check_mode_shows_a_change_and_makes_none(role: Role) -> None:
 
 
 def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
-    # As after a run that was ended between the new unit and the restart.
+    # As after a run that was ended between the new unit and the restart, and as an older collection has left it.
+    ssh("worker1", "systemctl", "disable", "--now", f"{RESUME}.timer")
+    ssh("worker1", "rm", *(f"/etc/systemd/system/{RESUME}.{kind}" for kind in ("service", "timer")))
     ssh("worker1", "sed", "-i", "s/^Environment=LLAMA_CPP_CLUSTER_UNIT=.*/&0/", UNIT_FILE)
     ssh("worker1", "systemctl", "daemon-reload")
     ssh("worker1", "systemctl", "restart", UNIT)
-    assert recap(restored("worker1")) == 2
+    assert recap(restored("worker1")) == 4, "unit and restart, units and timer"
     assert recap(restored("worker1")) == 0
+    assert ssh("worker1", "systemctl", "is-active", f"{RESUME}.timer").stdout.strip() == "active"
+    assert ssh("worker1", "systemctl", "is-enabled", f"{RESUME}.timer").stdout.strip() == "enabled"
     ssh("worker1", "systemctl", "stop", UNIT)
     assert recap(restored("worker1")) == 1
     assert answers("worker1") == "ready"
@@ -424,10 +447,16 @@ def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -
     assert argv[argv.index("-t") + 1] == "1"
     assert recap(restored(worker, rpc_server_instances=wanted)) == 0
 
+    for unit in (UNIT, other):
+        ssh(worker, "systemctl", "kill", "--signal=SIGSTOP", unit)
+    ssh(worker, "systemctl", "start", f"{RESUME}.service")
+    assert (answers(worker), answers(worker, OTHER_PORT)) == ("ready", "ready"), "one timer of the host is for both"
+
     before = pid(worker)
     restored(worker, rpc_server_instances=wanted[:1])
     assert (units(worker), pid(worker)) == ([UNIT_FILE], before)
-    assert ssh(worker, "systemctl", "list-timers", "--no-legend", "llama*").stdout.split()[-2] == f"{TIDY}.timer"
+    timers = ssh(worker, "systemctl", "list-timers", "--no-legend", "llama*").stdout
+    assert sorted(re.findall(r"\S+[.]timer", timers)) == [f"{TIDY}.timer", f"{RESUME}.timer"]
     assert ssh(worker, "sh", "-c", f"ls /etc/systemd/system/*/*cache@{OTHER_PORT}*", check=False).stdout == ""
     assert answers(worker, OTHER_PORT) == "refused"
 

@@ -29,6 +29,10 @@ STRUCK = ENDPOINTS[1]
 # A killed worker is started again after 3 s at most (RestartSec=); one whose client went without a word gives it up
 # after 80 s.
 BACK_S, LEFT_S = 30, 120
+# A timer of its host lets one go on that a signal has stopped, to the second; then that has to start, and the worker to
+# answer.
+RESUME = "llama-rpc-resume.service"
+RESUMED_EVERY_S, RESUMED_S = 30, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,10 +58,10 @@ def clients(worker: str) -> str:
     return str(lab.ssh(worker, "ss", "-tnH", "state", "established", f"( sport = :{lab.PORT} )").stdout.strip())
 
 
-def struck(strike: Callable[[], object]) -> tuple[dict[str, Any], float]:
+def struck(strike: Callable[[], object], **arguments: Any) -> tuple[dict[str, Any], float]:
     """Let something happen to a long run that generates; return what it says, and how soon."""
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(infer, n_predict=16000, extra_args=["--ignore-eos"])
+        run = pool.submit(infer, **{"n_predict": 16000, "extra_args": ["--ignore-eos"], **arguments})
         lab.eventually(lambda: all(clients(worker) for worker in lab.WORKERS), 120, "the run has begun")
         lab.eventually(lambda: busy_s("worker2") > 3, 120, "the worker computes")
         strike()
@@ -180,27 +184,39 @@ def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> N
     saw("master's host gone while generating", HERE, sentence, detected, seconds)
 
 
-def test_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
-    def strike() -> None:
-        lab.ssh("worker2", "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
+def freeze(worker: str) -> None:
+    """Stop a worker, at the moment from which its host takes longest to let it go on."""
+    lab.ssh(worker, "systemctl", "start", RESUME)
+    lab.ssh(worker, "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
 
-    with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(infer, n_predict=16000, extra_args=["--ignore-eos"], stall_timeout=10)
-        lab.eventually(lambda: busy_s("worker2") > 3, 120, "the worker computes")
-        strike()
-        began = time.monotonic()
-        result = run.result(300)
-        detected = time.monotonic() - began
+
+def test_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
+    before = pids("worker2")
+    result, detected = struck(lambda: freeze("worker2"), stall_timeout=10)
     failure = result["failure"]
     assert (failure["kind"], failure["endpoint"]) == ("timed_out", STRUCK), failure
     assert "stood still for 10 s" in failure["message"]
-    # Verify says what is to be done, if nobody lets it go.
-    assert "answers nobody" in " ".join(lab.play("verify", check=False).stdout.split())
-    lab.ssh("worker2", "systemctl", "restart", lab.UNIT)
-    saw(
-        "worker frozen while generating (stall_timeout: 10)",
-        HERE,
-        failure["message"],
-        detected,
-        recovers(expected, BACK_S),
-    )
+    seconds = recovers(expected, RESUMED_S - detected)
+    saw("worker frozen while generating (stall_timeout: 10)", HERE, failure["message"], detected, seconds)
+    assert pids("worker2") == before, "the same process goes on"
+
+
+def test_a_run_outlives_that_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
+    result, lasted = struck(lambda: freeze("worker2"), n_predict=4000)
+    assert result["failure"] is None, result["msg"]
+    assert result["text"].startswith(expected)
+    assert lasted > RESUMED_EVERY_S, "it was frozen before the run had ended"
+    sentence = "The run goes on with the worker, which a timer of its host lets go on."
+    saw("worker frozen while generating", HERE, sentence, None, recovers(expected, BACK_S))
+
+
+def test_a_worker_that_is_frozen_on_purpose_stays_so(expected: str, saw: Callable[..., None]) -> None:
+    lab.ssh("worker2", "systemctl", "freeze", lab.UNIT)
+    try:
+        lab.ssh("worker2", "systemctl", "start", RESUME)
+        done = lab.play("verify", check=False)
+    finally:
+        lab.ssh("worker2", "systemctl", "thaw", lab.UNIT)
+    sentence = f"{STRUCK} of worker2 answers nobody and has no client"
+    assert sentence in " ".join(done.stdout.split())
+    saw("worker frozen on purpose", HERE, sentence, None, recovers(expected, BACK_S))

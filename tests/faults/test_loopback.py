@@ -201,7 +201,7 @@ def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., No
     result, detected = run.result()
     sentence = said(result, "timed_out", cluster.struck)
     assert f"The run stood still for {STALL_S} s and was ended" in sentence
-    # What stopped it lets it go.
+    # What stopped it lets it go. On hosts a timer of systemd's does.
     cluster.struck.kill(signal.SIGCONT)
     saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
 

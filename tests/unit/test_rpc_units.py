@@ -14,10 +14,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units impor
     Unit,
     read_account,
     read_cache,
-    read_cache_units,
     read_metrics,
     read_release,
     read_repack,
+    read_timed_units,
     read_units,
 )
 
@@ -40,11 +40,14 @@ def test_the_link_of_a_masked_unit_is_there_and_has_no_digest(tmp_path: Path) ->
     assert (unit.port, unit.sha256) == (50052, None)
 
 
-def test_units_for_the_cache_are_no_workers(tmp_path: Path) -> None:
-    names = ["llama-rpc-cache@50052.service", "llama-rpc-cache@50052.timer", "llama-rpc-cache@50099.timer"]
-    for name in [*names, "llama-rpc-cache@x.timer", "llama-rpc-cache@50052.timer.old"]:
+def test_units_that_look_after_workers_are_no_workers(tmp_path: Path) -> None:
+    names = ["llama-rpc-resume.service", "llama-rpc-resume.timer", "llama-rpc-cache@50052.service"]
+    names += ["llama-rpc-cache@50052.timer", "llama-rpc-cache@50099.timer"]
+    for name in [*names, "llama-rpc-cache@x.timer", "llama-rpc-cache@50052.timer.old", "llama-rpc-resume@1.timer"]:
         (tmp_path / name).touch()
-    assert [unit.name for unit in read_cache_units(tmp_path)] == names
+    found = read_timed_units(tmp_path)
+    assert [unit.name for unit in found] == names
+    assert [unit.port for unit in found] == [0, 0, 50052, 50052, 50099]
     assert read_units(tmp_path) == []
 
 
