@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from hosts import ARM, EIGHT_BITS, EIGHT_BITS_AGAIN, FLOATS, MASTER, OTHER, STRANGER, WORKERS, endpoint
 from logits import SUMS, Logits, compare, first_choices
+from quantised_models import Type, write_quantised
 
 PROMPT = "Once upon a time"
 TOKENS = 12
@@ -30,6 +31,15 @@ FEATURES = {"arm-worker1": {"asimddp", "asimdhp"}, "arm-worker2": {"i8mm", "sve"
 USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker2": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
 # What only the second class's programs may be compiled for.
 ONLY_SECOND = {"MATMUL_INT8", "SVE"}
+# Types of fewer bits, for which both classes have kernels, and how weights are interleaved for these. (All types, and
+# other lengths of vectors: tests/performance/test_aarch64.py.)
+FEW_BITS = (Type.Q4_0, Type.Q4_K, Type.IQ4_NL)
+INTERLEAVED = {
+    "arm-worker1": {"q4_0_4x4", "q4_K_8x4", "iq4_nl_4x4"},
+    "arm-worker2": {"q4_0_4x8", "q4_K_8x8", "iq4_nl_4x4"},
+}
+# Who computes by itself what the worker does: a host of its class, or its own.
+ALIKE = {"arm-worker1": MASTER, "arm-worker2": "arm-worker2"}
 # An x86-64 processor differs from itself by this much when its attention adds in another order; samples vary.
 ALLOWANCE = 1.3
 # How soon a worker is to serve again by itself, on an emulated host.
@@ -218,6 +228,44 @@ def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
     for worker in WORKERS:
         assert (held[endpoint(worker)]["repacked_mib"] > 0) is worker.startswith("arm-"), worker
     assert {worker["state"] for worker in report["workers"]} == {"ready"}
+
+
+# --- What they make of weights ----------------------------------------------------------------------------------------
+
+
+@by_emulation_only
+@pytest.mark.parametrize("worker", INTERLEAVED)
+def test_a_worker_says_how_it_interleaves_weights(worker: str, show: Show) -> None:
+    log = hosts.said(worker, "journalctl", "--boot", f"--unit={hosts.UNIT}", "--output=cat")
+    line = next(line.strip() for line in reversed(log.splitlines()) if line.strip().startswith("repack "))
+    show(f"{worker}: {line}")
+    types = "|".join(kind.name for kind in FEW_BITS)
+    assert set(re.findall(rf"\b(?i:{types})_\w+", line)) == INTERLEAVED[worker]
+
+
+@pytest.mark.parametrize("experts", [0, 4], ids=["dense", "experts"])
+def test_repacked_weights_compute_what_local_inference_does(
+    experts: int, reference: str, tmp_path: Path, show: Show
+) -> None:
+    """Each class what a host of it does by itself, with the same kernels; and the status says what is repacked."""
+    model = hosts.Model("/srv/few-bits.gguf")
+    path, _tokens = write_quantised(tmp_path / "model", FEW_BITS, layers=len(FEW_BITS), experts=experts)
+    for host in sorted(set(ALIKE.values())):
+        hosts.send(host, path.read_bytes(), model.path)
+    for worker, alike in ALIKE.items():
+        here = hosts.logits(alike, model, PROMPT + reference)
+        found = compare(here, hosts.logits(MASTER, model, PROMPT + reference, (worker,)), SUMS)
+        show(f"weights of few bits, {path.stat().st_size} bytes, {alike} by itself | {worker}:\n  {found}")
+        assert found.is_rounding
+    status = tmp_path / "status.json"
+    done = hosts.play(hosts.ROOT / "playbooks/verify.yml", verify_report_path=str(status))
+    assert done.returncode == 0, done.stdout + done.stderr
+    repacked = {worker["host"]: worker["repack"] for worker in json.loads(status.read_text())["workers"]}
+    # Seven weights a layer; the vocabulary's has no whole groups of rows, and what chooses experts is of floats.
+    for worker in ALIKE:
+        show(f"verify.yml: {worker}: {repacked[worker]}")
+        assert repacked[worker]["weights"] == 7 * len(FEW_BITS)
+        assert repacked[worker]["of_weights"] == 7 * len(FEW_BITS) + 1 + (len(FEW_BITS) if experts else 0)
 
 
 # --- Who gets in ------------------------------------------------------------------------------------------------------

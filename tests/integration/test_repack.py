@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -55,11 +56,16 @@ class Watched:
         return dict(json.loads(self.status_file.read_text())["repack"])
 
     @property
-    def kernels(self) -> set[Type]:
-        """Return the types for which this CPU has kernels, as the worker says at its start."""
+    def layouts(self) -> set[str]:
+        """Return how weights are interleaved for the kernels of this CPU, as the worker says at its start."""
         (line,) = [line for line in self.log.splitlines() if line.startswith("  repack  ")]
-        names = line.split(":")[1].replace(",", " ").split()
-        return {kind for kind in TYPES if any(name.lower().startswith(kind.name.lower() + "_") for name in names)}
+        return set(re.findall(r"\w+_\d+x\d+", line))
+
+    @property
+    def kernels(self) -> set[Type]:
+        """Return the types for which this CPU has kernels."""
+        types = {layout.rpartition("_")[0].lower() for layout in self.layouts}
+        return {kind for kind in TYPES if kind.name.lower() in types}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builds import AARCH64, OLD_CPU, PATCHES, SANITIZED, Build, build
+from builds import OLD_CPU, PATCHES, SANITIZED, Build, build
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 
@@ -37,11 +37,3 @@ def sanitized_master() -> Build:
 @pytest.fixture(scope="session")
 def for_old_cpus() -> Build:
     return build("old-cpu", OLD_CPU, ["ggml-rpc-server"], PATCHES)
-
-
-@pytest.fixture(scope="session", params=["armv8.2-a+dotprod+fp16", "armv8.2-a+dotprod+fp16+i8mm"])
-def aarch64(request: pytest.FixtureRequest) -> Build:
-    """For processors with and without multiplications of 8-bit matrices."""
-    name = "aarch64-" + request.param.partition("+")[2]
-    options = {**AARCH64, "GGML_CPU_ARM_ARCH": request.param}
-    return build(name, options, ["ggml-rpc-server"], PATCHES)
