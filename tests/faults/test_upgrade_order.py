@@ -56,6 +56,24 @@ def test_a_canary_that_is_worse_leaves_every_host_with_what_it_had(
     assert "is back at llama.cpp 1.0" in said
 
 
+# When a run is killed that takes all hosts back, or the one that ends it: once so many hosts are done with a task.
+BACK = {
+    "where-all-hosts-end-is-known": ("Where all hosts end is known", 3),
+    "links-lead-back": ("llama_cpp.cluster.llama_cpp : The release is the current one", 4),
+    "a-worker-is-back": ("llama_cpp.cluster.rpc_server : An actor plays", 3),
+    "workers-are-back": ("Which workers have the release is known", 1),
+    "workers-have-answered": ("They are ready, with the protocol of the release", 2),
+    "a-note-is-gone": ("The upgrade has ended here", 1),
+    "notes-are-gone": ("The upgrade has ended here", 3),
+}
+AGAIN = {
+    "it-is-known": ("What is left to do is known", 3),
+    "links-lead-back": ("llama_cpp.cluster.llama_cpp : The release is the current one", 1),
+    "workers-are-back": ("llama_cpp.cluster.rpc_server : An actor plays", 2),
+    "a-note-is-gone": ("The upgrade has ended here", 1),
+}
+
+
 def test_a_host_that_is_lost_on_the_way_is_healed_by_the_next_run(stage: Stage) -> None:
     stage.cue(f"worker2/cue-lose-{NEW}-id")
     status, said = stage.play(*UPGRADE)
