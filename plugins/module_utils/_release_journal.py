@@ -7,8 +7,8 @@ that who finds it knows that hosts may differ, and where this one came from. `<p
 upgrade that came to a good end has left: where to roll back to. They are two files so that an upgrade can be withdrawn
 on a full disk: that only removes one.
 
-A task goes on to its end when the run that began it is killed, or cut off from the host. What it may still change is not
-to meet what the next run does there, so that this one waits for it.
+A task goes on to its end when the run that began it is killed, or cut off from the host. The next run waits for it, so
+that the two do not undo each other.
 """
 
 from __future__ import annotations
