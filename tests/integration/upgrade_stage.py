@@ -50,7 +50,7 @@ cd {{ llama_cpp_prefix }}
 sed -n 's/^ *"from": "\\([A-Za-z0-9._+-]*\\)",*$/\\1/p' upgraded.json
 ls -1tA releases
 """
-# The worker runs what is in use then. A cue for the new release alone lets it go back. With the cue linger the actor itself
+# The worker runs what is in use then. A cue for the new release alone lets it go back. With the cue linger the actor
 # goes on for a while after its run was killed.
 _START = """
 cd {{ stage }}/{{ inventory_hostname }}
