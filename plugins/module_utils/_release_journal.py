@@ -6,6 +6,9 @@
 that who finds it knows that hosts may differ, and where this one came from. `<prefix>/upgraded.json` is what the last
 upgrade that came to a good end has left: where to roll back to. They are two files so that an upgrade can be withdrawn
 on a full disk: that only removes one.
+
+A task goes on to its end when the run that began it is killed, or cut off from the host. The next run waits for it, so
+that the two do not undo each other.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import contextlib
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+# Whatever the playbook's tasks run that changes a host has this in its environment: the prefix.
+VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
 # What roles/llama_cpp makes of a release's name (tasks/look.yml). None leads out of the folder.
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -79,6 +85,33 @@ def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
             path.unlink()
         _sync_folder(prefix)
     return bool(paths)
+
+
+def wait(prefix: Path, patience_s: int) -> None:
+    """Return as soon as no task of an earlier run changes the host any more; at most so many seconds are waited."""
+    end = time.monotonic() + patience_s
+    while True:
+        found = at_work(prefix)
+        if not found:
+            return
+        if time.monotonic() >= end:
+            raise JournalError(
+                f"a task of another run of the playbook upgrade, which was killed, cut off or still goes on, has not "
+                f"ended within {patience_s} s ({found}): run this again when it has."
+            )
+        time.sleep(1)
+
+
+def at_work(prefix: Path, proc: Path = Path("/proc")) -> str:
+    """Return what an upgrade's task runs at the moment that may change something here, empty if there is none."""
+    mark = f"{VARIABLE}={prefix}".encode()
+    found = ""
+    # The process that began last is the one that tells most.
+    for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+            if mark in (folder / "environ").read_bytes().split(b"\0"):
+                found = f"{(folder / 'comm').read_text(errors='replace').strip()}, process {folder.name}"
+    return found
 
 
 def _mine(prefix: Path, run: str, key: str) -> dict[str, str] | None:

@@ -205,18 +205,20 @@ def _name(releases: Mapping[str, Mapping[str, Any]], release: str) -> str:
 def _rollback_problems(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[str, str]) -> list[str]:
     """Say on which hosts there is nothing to roll back to."""
     problems = []
+    unaware = []
     for host, look in looks.items():
-        last = look["finished"]
-        if last is None or last["to"] != look["current"]:
-            problems.append(
-                f"Nothing is known on {host} of an upgrade to the release in use, which could be rolled back: "
-                "name the version to go to in llama_cpp_version instead."
-            )
+        if not look["finished"] or look["finished"]["to"] != look["current"]:
+            unaware.append(host)
         elif targets[host] not in look["releases"]:
             problems.append(
                 f"{host} no longer has the release {targets[host]}, to which it would be rolled back: "
                 "name its version in llama_cpp_version instead, and raise llama_cpp_keep_releases."
             )
+    if unaware:
+        problems.append(
+            f"Nothing is known on {', '.join(unaware)} of an upgrade to the release in use, which could be rolled "
+            "back: name the version to go to in llama_cpp_version instead."
+        )
     return problems
 
 

@@ -49,6 +49,12 @@ options:
     type: str
     choices: [upgrade, rollback]
     default: upgrade
+  patience:
+    description:
+      - How many seconds are waited, before anything else, for what an earlier run of the playbook may still change on
+        this host. A task goes on to its end when its run was killed, or cut off from the host.
+      - It fails if that takes longer. Without it nobody looks for such a task.
+    type: int
 attributes:
   check_mode:
     support: full
@@ -117,6 +123,7 @@ def main() -> None:
             "to": {"type": "str"},
             "time": {"type": "str", "default": "at an unknown time"},
             "way": {"type": "str", "choices": ["upgrade", "rollback"], "default": "upgrade"},
+            "patience": {"type": "int"},
         },
         required_if=[
             ("state", "begun", ("run", "to")),
@@ -129,6 +136,8 @@ def main() -> None:
     write = not module.check_mode
     try:
         changed = False
+        if given["patience"] is not None:
+            _release_journal.wait(prefix, given["patience"])
         if given["state"] == "begun":
             changed = _release_journal.begin(
                 prefix, given["run"], given["to"], given["time"], way=given["way"], write=write

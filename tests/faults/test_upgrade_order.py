@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from upgrade_stage import NEW, OLD, Stage
+from upgrade_stage import HOSTS, NEW, OLD, Stage
 
 UPGRADE = ("-e", f"llama_cpp_version={NEW}")
 
@@ -54,6 +54,48 @@ def test_a_canary_that_is_worse_leaves_every_host_with_what_it_had(
     assert sentence in said
     stage.everywhere(OLD)
     assert "is back at llama.cpp 1.0" in said
+
+
+# When a run that takes all hosts back is killed, and the one that ends it: once so many hosts are done with a task.
+LINK = "llama_cpp.cluster.llama_cpp : The release is the current one"
+START = "llama_cpp.cluster.rpc_server : An actor plays"
+SETTLED = "Which workers have the release is known"
+ENDED = "The upgrade has ended here"
+BACK = {
+    "it-is-decided": (("Where all hosts end is known", 3), ("What is left to do is known", 3)),
+    "releases-are-back": ((LINK, 4), (START, 1)),
+    "a-worker-is-back": ((START, 3), (LINK, 1)),
+    "workers-are-back": ((SETTLED, 1), (SETTLED, 3)),
+    "workers-have-answered": (("They are ready, with the protocol of the release", 2), (ENDED, 1)),
+}
+
+
+@pytest.mark.parametrize("moment", BACK)
+def test_runs_that_are_killed_on_the_way_back_are_ended_by_the_one_after(stage: Stage, moment: str) -> None:
+    first, second = BACK[moment]
+    stage.answer(NEW, text=" A lettuce.")
+    assert stage.play(*UPGRADE, until=first)[0] == -9
+    assert all(noted for _current, _running, noted in stage.has().values())
+    assert stage.play("-e", "rollback=true", until=second)[0] == -9
+    stage.answer(NEW)
+    status, said = stage.play(*UPGRADE)
+    assert status == 0, said
+    stage.everywhere(NEW)
+
+
+@pytest.mark.parametrize("moment", [("What is left to do is known", 3), (SETTLED, 1), (ENDED, 1)], ids=lambda on: on[0])
+def test_a_run_that_is_killed_as_it_brings_a_good_upgrade_to_its_end_is_followed_by_one_that_does(
+    stage: Stage, moment: tuple[str, int]
+) -> None:
+    assert stage.play(*UPGRADE)[0] == 0
+    # The first master has noted the good end, and nobody else.
+    for worker in HOSTS[1:]:
+        prefix = stage.folder / worker / "prefix"
+        (prefix / "upgraded.json").rename(prefix / "upgrade.json")
+    assert stage.play(*UPGRADE, until=moment)[0] == -9
+    status, said = stage.play(*UPGRADE)
+    assert status == 0, said
+    stage.everywhere(NEW)
 
 
 def test_a_host_that_is_lost_on_the_way_is_healed_by_the_next_run(stage: Stage) -> None:

@@ -61,12 +61,23 @@ def test_a_mistake_in_the_variables_of_some_hosts_is_found_before_anything_is_do
     stage.everywhere(OLD)
 
 
-def test_a_killed_run_is_ended_by_the_next_one(stage: Stage) -> None:
-    cue = stage.cue(f"worker1/cue-kill-{NEW}-id")
-    status, _said = stage.play(*UPGRADE)
-    assert status == -9
+def test_a_killed_run_is_ended_by_the_next_one_once_it_does_nothing_more(stage: Stage) -> None:
+    """What it has begun on a worker would give that one the new release after all have gone back."""
+    stage.cue(f"worker1/cue-linger-{NEW}-id")
+    assert stage.play(*UPGRADE)[0] == -9
+    assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
+    status, said = stage.play("-e", "rollback=true")
+    assert (status, "was interrupted and has not ended on" in said) == (0, True), said
+    stage.everywhere(OLD)
+
+
+def test_a_run_that_was_killed_on_the_way_back_is_ended_by_the_next_one(stage: Stage) -> None:
+    stage.answer(NEW, text=" A lettuce.")
+    cue = stage.cue(f"worker1/cue-kill-{OLD}-id")
+    assert stage.play(*UPGRADE)[0] == -9
     assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
     cue.unlink()
+    stage.answer(NEW)
     status, said = stage.play(*UPGRADE)
     assert (status, "was interrupted and has not ended on" in said) == (0, True), said
     stage.everywhere(NEW)

@@ -2,7 +2,7 @@
 """The playbook upgrade with actors for roles: hosts are folders of this machine, and each step can be made to fail.
 Journal, trial, filters and the order of things are the real ones; how it is on real hosts, tests/upgrade knows.
 
-A cue is a file that an actor looks for: it fails then, is lost, or kills the run."""
+A cue is a file that an actor looks for: it fails then, is lost, or kills the run, and may itself go on for a while."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +50,19 @@ cd {{ llama_cpp_prefix }}
 sed -n 's/^ *"from": "\\([A-Za-z0-9._+-]*\\)",*$/\\1/p' upgraded.json
 ls -1tA releases
 """
-# The worker runs what is in use then. A cue for the new release alone lets it go back.
+# The worker runs what is in use then. A cue for the new release alone lets it go back. With the cue linger the actor
+# goes on for a while after its run was killed.
 _START = """
 cd {{ stage }}/{{ inventory_hostname }}
 release=$(basename $(readlink prefix/current))
 if [ -e cue-lose-$release ]; then touch lost; fi
 if [ -e cue-kill-$release ]; then kill -9 $(cat {{ stage }}/pid); fi
+if [ -e cue-linger-$release ]; then
+  rm cue-linger-$release
+  kill -9 $(cat {{ stage }}/pid)
+  sleep 15
+  ln -sfn releases/$release prefix/current
+fi
 if [ -e cue-start-$release ]; then echo "the worker did not answer" >&2; exit 1; fi
 echo $release >running
 """
@@ -222,8 +230,13 @@ class Stage:
         path.write_text(yaml.safe_dump(inventory))
         return path
 
-    def play(self, *options: str, settings: dict[str, str] | None = None, **of_masters: Any) -> tuple[int, str]:
-        """Run the playbook with settings of Ansible and variables of masters; return status and output, in one line."""
+    def play(
+        self, *options: str, settings: dict[str, str] | None = None, until: tuple[str, int] = ("", 0), **of_masters: Any
+    ) -> tuple[int, str]:
+        """Run the playbook with settings of Ansible and variables of masters; return status and output, in one line.
+
+        It is killed once as many hosts are done with a task as `until` says. A host counts each time.
+        """
         environment = {
             **os.environ, "STAGE": str(self.folder), "NO_COLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False",
             "ANSIBLE_COLLECTIONS_PATH": str(self.folder / "collections"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -237,7 +250,19 @@ class Stage:
             env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         (self.folder / "pid").write_text(str(process.pid))
-        printed, _errors = process.communicate(timeout=300)
+        limit = threading.Timer(300, process.kill)
+        limit.start()
+        printed, task, done = "", "", 0
+        with process:
+            for line in process.stdout or ():
+                printed += line
+                if line.startswith("TASK ["):
+                    task = line.partition("[")[2].rpartition("]")[0]
+                elif task == until[0] and line.startswith(("ok: ", "changed: ")):
+                    done += 1
+                    if done == until[1]:
+                        process.kill()
+        limit.cancel()
         assert "Traceback" not in printed, printed
         (self.folder / "printed.log").write_text(printed)
         return process.returncode, re.sub(r"\s+", " ", printed)

@@ -4,6 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +15,11 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _release_journal
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release_journal import (
     JournalError,
+    at_work,
     begin,
     finish,
     read,
+    wait,
     withdraw,
 )
 
@@ -142,3 +148,21 @@ def test_the_role_reads_the_note_without_python(prefix: Path) -> None:
     """tasks/probe.yml: sed -n 's/^ *"from": "\\(...\\)",*$/\\1/p'."""
     begin(prefix, "1", NEW, "noon")
     assert f'  "from": "{OLD}",\n' in (prefix / "upgrade.json").read_text()
+
+
+@contextmanager
+def task(prefix: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Something that a task of an upgrade runs, and that ends with its input."""
+    environment = {**os.environ, "LLAMA_CPP_CLUSTER_UPGRADE": str(prefix)}
+    with subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE) as process:
+        yield process
+
+
+def test_what_a_killed_run_still_does_is_waited_for_and_named(prefix: Path) -> None:
+    wait(prefix, 0)
+    with task(prefix) as process:
+        assert at_work(prefix) == f"cat, process {process.pid}"
+        assert at_work(prefix.parent) == "", "another installation's is nobody's business"
+        with pytest.raises(JournalError, match=rf"has not ended within 1 s \(cat, process {process.pid}\): run this"):
+            wait(prefix, 1)
+    wait(prefix, 0)

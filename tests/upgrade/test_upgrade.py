@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from harness import (
     ask,
     at_once,
     eventually,
+    module,
     play,
     ssh,
     ssh_command,
@@ -36,11 +37,13 @@ from harness import (
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
-# The release in use, what its worker runs, and the notes of an upgrade.
+# The release in use, what its worker runs, and since which start, the notes of an upgrade, and what is half made.
 STATE = f"""
 readlink /opt/llama_cpp/current
 readlink /proc/$(systemctl show --property=MainPID --value {UNIT})/exe
+systemctl show --property=InvocationID {UNIT}
 cd /opt/llama_cpp && ls upgrade.json 2>/dev/null
+ls -dA build .[!.]* releases/.[!.]* 2>/dev/null | sed 's/^/half made: /'
 """
 
 Upgrade = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -60,17 +63,23 @@ def upgrade(versions: Path) -> Upgrade:
     return run
 
 
-def states() -> dict[str, str]:
-    return at_once(lambda host: ssh(host, "sh", "-c", STATE, check=False).stdout, HOSTS)
+def states(hosts: Sequence[str] = HOSTS) -> dict[str, str]:
+    return at_once(lambda host: ssh(host, "sh", "-c", STATE, check=False).stdout, hosts)
 
 
 def everywhere(version: str) -> None:
-    """All hosts have a release, all workers run it and are ready, and no upgrade is under way."""
+    """All hosts have a release, all workers run it and serve, no upgrade is under way, and nothing is left of one."""
     for host, state in states().items():
         found = re.findall(r"releases/([0-9.]+)-", state)
         assert found == [version] * (1 if host == "master" else 2), f"{host}: {state}"
         assert "upgrade.json" not in state, host
+        assert "half made" not in state, f"{host}: {state}"
     assert ask("master", *ENDPOINTS) == dict.fromkeys(ENDPOINTS, "ready")
+    answer = module(
+        "master", "distributed_inference",
+        model="/srv/models/random-weights.gguf", prompt="Who is there?", workers=ENDPOINTS, n_predict=4, ctx_size=512,
+    )  # fmt: skip
+    assert answer.get("text"), answer
 
 
 @pytest.fixture
@@ -93,8 +102,10 @@ def test_a_part_of_the_cluster_is_refused(upgrade: Upgrade) -> None:
 def test_without_a_host_nothing_is_done_anywhere(upgrade: Upgrade, tmp_path: Path) -> None:
     further = tmp_path / "down.json"
     further.write_text(json.dumps({"all": {"hosts": {"worker2": {"ansible_host": f"10.87.{NUMBER}.99"}}}}))
+    before = states()
     run = upgrade(NEW, "-i", str(further), check=False)
     assert run.returncode != 0
+    assert states() == before
     assert "worker2 is out, and the hosts of a cluster change together, so nothing was changed anywhere." in said(run)
     assert "It cannot be reached over SSH" in said(run)
     everywhere(OLD)
@@ -146,10 +157,15 @@ def test_by_way_of_the_generation_between(upgrade: Upgrade) -> None:
     everywhere(MIDDLE)
 
 
+def forget(host: str) -> None:
+    """What an earlier test has left of the new release on a host goes."""
+    ssh(host, "sh", "-c", f"rm -rf /opt/llama_cpp/releases/{NEW}-*")
+
+
 @contextmanager
 def full_disk() -> Iterator[None]:
     """Releases of worker2 have room for what is there, without the new one, and for no more."""
-    ssh("worker2", "sh", "-c", f"rm -rf /opt/llama_cpp/releases/{NEW}-*")
+    forget("worker2")
     script = (
         "cd /opt/llama_cpp; cp -a releases /var/tmp/releases; "
         "mount -t tmpfs -o mode=0755,size=$(($(du -sk releases | cut -f 1) + 600))k none releases; "
@@ -163,18 +179,22 @@ def full_disk() -> Iterator[None]:
 
 
 @contextmanager
-def unit_that_does_not_start() -> Iterator[None]:
-    """On worker1, with the new release."""
+def unit_with(lines: str) -> Iterator[None]:
+    """On worker1."""
     folder = f"/etc/systemd/system/{UNIT}.d"
-    text = f"[Service]\nExecStartPre=/bin/sh -c '! readlink /opt/llama_cpp/current | grep -q {NEW}'\n"
     ssh("worker1", "mkdir", "-p", folder)
-    ssh("worker1", "tee", f"{folder}/fault.conf", text_in=text)
+    ssh("worker1", "tee", f"{folder}/fault.conf", text_in=f"[Service]\n{lines}\n")
     ssh("worker1", "systemctl", "daemon-reload")
     try:
         yield
     finally:
         ssh("worker1", "rm", "-r", folder)
         ssh("worker1", "systemctl", "daemon-reload")
+
+
+def unit_that_does_not_start() -> AbstractContextManager[None]:
+    """With the new release."""
+    return unit_with(f"ExecStartPre=/bin/sh -c '! readlink /opt/llama_cpp/current | grep -q {NEW}'")
 
 
 @contextmanager
@@ -220,6 +240,8 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[None]], list[str], s
     # A prompt that is another one each time, as if the model had another opinion.
     "canary-that-differs": (nullcontext, ["-e", '{"inference_prompt": "{{ 9999999999 | random }}"}'], "instead of"),
 }
+# They are found before the first host changes.
+SOON = ("disk-full", "busy")
 
 
 @pytest.mark.usefixtures("old")
@@ -232,19 +254,27 @@ def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str
     if start != OLD:
         upgrade(start)
     with inject():
+        before = states()
         run = upgrade(NEW, *options, text="same" if fault == "canary-that-differs" else "any", check=False)
         assert run.returncode != 0
         assert sentence in said(run), run.stdout
-        everywhere(start)
+        if fault in SOON:
+            assert "was not begun: every host has what it had." in said(run)
+            assert states() == before
+        else:
+            assert "failed, and every host has what it had before." in said(run)
+            everywhere(start)
+    everywhere(start)
     print(run.stdout.partition("TASK [What became of it]")[2])
 
 
-def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], None]) -> str:
-    """Upgrade to the new release, do something as soon as a task begins, and return what was printed."""
+def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], None], *options: str, nth: int = 1) -> str:
+    """Upgrade to the new release, do something when a task begins for the nth time, and return what was printed."""
     process = subprocess.Popen(
         [
             str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(INVENTORY), "-i", str(versions),
             str(ROOT / "playbooks/upgrade.yml"), "-e", f"llama_cpp_version={NEW}", "-e", "upgrade_canary_text=any",
+            *options,
         ],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -262,14 +292,15 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
         for line in process.stdout:
             printed.append(line)
             if f"TASK [{task}]" in line:
-                act(process)
-                task = "done"
+                nth -= 1
+                if nth == 0:
+                    act(process)
             if process.poll() is not None:
                 break
         process.wait()
     finally:
         limit.cancel()
-    assert task == "done", "".join(printed)
+    assert nth <= 0, "".join(printed)
     return re.sub(r"\s+", " ", "".join(printed))
 
 
@@ -278,7 +309,9 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
+BROUGHT = "llama_cpp.cluster.llama_cpp : The artifact is unpacked"
 WORKERS_START = "llama_cpp.cluster.rpc_server : The worker runs from its unit"
+COMPARED = "llama_cpp.cluster.inference : The prompt is continued over all workers"
 # When the controller is killed: the task that has begun; and whether the upgrade counts by then.
 KILLED = {
     "once-it-is-noted": ("The way back is known", False),
@@ -311,6 +344,64 @@ def test_the_run_after_one_that_was_killed_ends_it(versions: Path, upgrade: Upgr
     everywhere(OLD if moment == "while-workers-change" else NEW)
 
 
+# When the controller is killed, as the task begins for the how manyth time, and what is asked for at once.
+AT_ONCE = {
+    "while-it-is-brought": (BROUGHT, 1, NEW),
+    "while-a-worker-changes": (WORKERS_START, 1, NEW),
+    "while-it-is-compared": (COMPARED, 2, ""),
+    "while-old-ones-go": ("llama_cpp.cluster.llama_cpp : The oldest releases are removed", 1, ""),
+}
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("moment", AT_ONCE)
+def test_a_run_that_follows_at_once_does_not_meet_what_the_killed_one_still_does(
+    versions: Path, upgrade: Upgrade, moment: str
+) -> None:
+    task, nth, wanted = AT_ONCE[moment]
+    for host in HOSTS:
+        forget(host)
+    during(versions, task, kill, nth=nth)
+    upgrade(wanted)
+    everywhere(wanted or OLD)
+
+
+def stopping() -> bool:
+    return ssh("worker1", "systemctl", "is-active", UNIT, check=False).stdout.strip() == "deactivating"
+
+
+@pytest.mark.usefixtures("old")
+def test_a_worker_that_is_still_being_started_anew_is_waited_for(versions: Path) -> None:
+    def kill_late(process: subprocess.Popen[str]) -> None:
+        eventually(stopping, 60, "worker1 is told to stop")
+        kill(process)
+
+    def look(_process: object) -> None:
+        assert not stopping()
+
+    with unit_with("ExecStop=/bin/sleep 30\nTimeoutStopSec=60"):
+        during(versions, WORKERS_START, kill_late)
+        assert stopping()
+        said_then = during(versions, "What is left to do is known", look, "-e", "rollback=true")
+    assert "was interrupted and has not ended on" in said_then
+    everywhere(OLD)
+
+
+@pytest.mark.usefixtures("old")
+def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one_after(
+    versions: Path, upgrade: Upgrade
+) -> None:
+    # Workers change, one of them cannot, and all of them are on their way back.
+    with unit_that_does_not_start():
+        during(versions, WORKERS_START, kill, "-e", "rpc_server_ready_timeout=5", nth=2)
+    assert any("upgrade.json" in state for state in states().values())
+    during(versions, "Which workers have the release is known", kill)
+    assert any("upgrade.json" in state for state in states().values())
+    run = upgrade("")
+    assert "was interrupted and has not ended on" in said(run)
+    everywhere(OLD)
+
+
 @contextmanager
 def silence(host: str) -> Iterator[Callable[[object], None]]:
     """What makes a host fall silent for this machine: nothing that is sent there is answered, or refused."""
@@ -327,17 +418,46 @@ def silence(host: str) -> Iterator[Callable[[object], None]]:
 
 
 @pytest.mark.usefixtures("old")
-def test_a_host_that_is_lost_on_the_way_is_named_and_healed_by_the_next_run(versions: Path, upgrade: Upgrade) -> None:
+def test_a_host_that_is_lost_while_it_gets_the_release_leaves_all_others_alone(
+    versions: Path, upgrade: Upgrade
+) -> None:
+    forget("worker2")
+    before = states()
     with silence("worker2") as fall:
-        printed = during(versions, WORKERS_START, fall)
-        assert "all hosts but worker2 have what they had before. worker2 stopped answering." in printed
+        printed = during(versions, BROUGHT, fall)
+        assert "was not begun: every host has what it had. worker2 stopped answering." in printed
+        assert "worker2 stopped answering before anything was changed there." in printed
+        others = ("master", "worker1")
+        assert states(others) == {host: before[host] for host in others}
+    # Part of the release may be there.
+    assert states()["worker2"].partition("half made")[0] == before["worker2"]
+    upgrade(NEW)
+    everywhere(NEW)
+
+
+# Who falls silent, and at which task, for the how manyth time.
+LOST = {"worker2": (WORKERS_START, 1), "master": ("The host is about to change", 2)}
+
+
+@pytest.mark.usefixtures("old")
+@pytest.mark.parametrize("lost", LOST)
+def test_a_host_that_is_lost_on_the_way_is_named_and_healed_by_the_next_run(
+    versions: Path, upgrade: Upgrade, lost: str
+) -> None:
+    task, nth = LOST[lost]
+    with silence(lost) as fall:
+        printed = during(versions, task, fall, nth=nth)
+        assert f"all hosts but {lost} have what they had before. {lost} stopped answering." in printed
         assert (
-            "worker2 stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
+            f"{lost} stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
             f"llama.cpp {OLD}-4227c9be4." in printed
         )
         assert "worker1 is back at llama.cpp" in printed
-        assert f"releases/{OLD}-" in ssh("master", "readlink", "/opt/llama_cpp/current").stdout
-    assert "upgrade.json" in states()["worker2"]
+        for host, state in states([host for host in HOSTS if host != lost]).items():
+            found = re.findall(r"releases/([0-9.]+)-", state)
+            assert found == [OLD] * (1 if host == "master" else 2), f"{host}: {state}"
+            assert "upgrade.json" not in state, host
+    assert "upgrade.json" in states()[lost]
     run = upgrade("")
-    assert "was interrupted and has not ended on worker2: all hosts go back" in said(run)
+    assert f"was interrupted and has not ended on {lost}: all hosts go back" in said(run)
     everywhere(OLD)
