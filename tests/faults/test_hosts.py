@@ -78,8 +78,8 @@ def busy_s(worker: str) -> float:
 
 
 @pytest.fixture
-def expected() -> str:
-    """The text of the two; their processes are new, so that it shows when they compute."""
+def undisturbed() -> dict[str, Any]:
+    """What a run over the two says; their processes are new, so that it shows when they compute."""
     for worker in lab.WORKERS:
         lab.ssh(worker, "systemctl", "restart", lab.UNIT)
     ready_after(BACK_S)
@@ -88,7 +88,12 @@ def expected() -> str:
     for worker in lab.WORKERS:
         lab.ssh(worker, "systemctl", "restart", lab.UNIT)
     ready_after(BACK_S)
-    return str(result["text"])
+    return result
+
+
+@pytest.fixture
+def expected(undisturbed: dict[str, Any]) -> str:
+    return str(undisturbed["text"])
 
 
 def ready_after(limit_s: float) -> float:
@@ -201,8 +206,12 @@ def test_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
     assert pids("worker2") == before, "the same process goes on"
 
 
-def test_a_run_outlives_that_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
-    result, lasted = struck(lambda: freeze("worker2"), n_predict=4000)
+def test_a_run_outlives_that_a_worker_is_frozen(
+    undisturbed: dict[str, Any], expected: str, saw: Callable[..., None]
+) -> None:
+    # As many words as take half a minute, so that it is frozen in the midst of them.
+    words = 30 * undisturbed["perf"]["eval"]["tokens_per_second"]
+    result, lasted = struck(lambda: freeze("worker2"), n_predict=8 + int(words))
     assert result["failure"] is None, result["msg"]
     assert result["text"].startswith(expected)
     assert lasted > RESUMED_EVERY_S, "it was frozen before the run had ended"
