@@ -13,8 +13,11 @@ HOSTS = ("master", *WORKERS)
 
 
 def in_use() -> dict[str, str]:
-    """Return the release of each host, as the link says; nothing may be noted."""
-    look = "basename $(readlink /opt/llama_cpp/current); cd /opt/llama_cpp && ls upgrade.json 2>/dev/null"
+    """Return the release of each host, as the link says; a note, and what is half made, would stand beside it."""
+    look = (
+        "cd /opt/llama_cpp && basename $(readlink current); "
+        "ls -dA upgrade.json build .[!.]* releases/.[!.]* 2>/dev/null"
+    )
     return at_once(lambda host: ssh(host, "sh", "-c", look, check=False).stdout.strip(), HOSTS)
 
 

@@ -65,6 +65,7 @@ if [ -e cue-linger-$release ]; then
 fi
 if [ -e cue-start-$release ]; then echo "the worker did not answer" >&2; exit 1; fi
 echo $release >running
+echo $release >>starts
 """
 ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "llama_cpp": {
@@ -277,6 +278,10 @@ class Stage:
             )
             for host in HOSTS
         }
+
+    def starts(self) -> int:
+        """Return how often workers have been started."""
+        return sum(len(path.read_text().splitlines()) for path in self.folder.glob("*/starts"))
 
     def everywhere(self, version: str) -> None:
         """Fail unless all hosts have a release, and nothing is left to do."""
