@@ -25,17 +25,17 @@
 
 namespace rpc_check {
 
-// No process has room for more. Such a size times a number of threads, or of bytes of a type, is no overflow.
+// No process has room for more. What kernels make of such a size, times a number of threads or of bytes of a type, is no overflow.
 static const uint64_t MAX_BYTES = 1ull << 48;
+static const uint64_t TOO_MUCH  = MAX_BYTES + 1;
 // Kernels count rows in 32 bits, and beyond the last one up to a multiple of the threads.
 static const int64_t MAX_ROWS = INT32_MAX - GGML_MAX_N_THREADS;
 
-// What is more than MAX_BYTES is more than anything.
 static uint64_t product(std::initializer_list<uint64_t> factors) {
     uint64_t found = 1;
     for (uint64_t factor : factors) {
         if (factor > 1 && found > MAX_BYTES/factor) {
-            return UINT64_MAX;
+            return TOO_MUCH;
         }
         found *= factor;
     }
@@ -68,11 +68,7 @@ static bool fits_part(const ggml_tensor * node) {
     for (int i = 1; i < GGML_MAX_DIMS; i++) {
         const int64_t stride = ggml_get_op_params_i32(node, i - 1);
         if (b->ne[i] > 1) { // else the stride is of no use, and may have been too large for a parameter
-            const uint64_t steps = stride < 0 ? UINT64_MAX : product({ (uint64_t) b->ne[i] - 1, (uint64_t) stride });
-            if (steps > MAX_BYTES) {
-                return false;
-            }
-            end += steps;
+            end += stride < 0 ? TOO_MUCH : product({ (uint64_t) b->ne[i] - 1, (uint64_t) stride });
         }
     }
     return end <= ggml_nbytes(node);
@@ -175,7 +171,7 @@ static bool rpc_check_shape(const rpc_tensor & t) {
     uint64_t bytes = ggml_type_size((ggml_type) t.type);
     for (int i = 0; i < GGML_MAX_DIMS; i++) {
         const uint64_t n = i == 0 ? t.ne[i]/block : t.ne[i];
-        bytes = rpc_check::product({ bytes, std::max<uint64_t>(1, n) }); // of no elements there may not be too many either
+        bytes = rpc_check::product({ bytes, std::max<uint64_t>(1, n) }); // not too many rows of no elements either
     }
     if (t.op >= GGML_OP_COUNT || t.ne[0] % block != 0 || bytes > rpc_check::MAX_BYTES) {
         GGML_LOG_ERROR("[rpc_check] refused: a tensor of an operation or a shape that there cannot be\n");
@@ -196,7 +192,7 @@ static bool rpc_check_place(const rpc_tensor & t, uint64_t begin, uint64_t size)
             needed = 0;
             break;
         }
-        needed += std::min(rpc_check::product({ n - 1, step }), rpc_check::MAX_BYTES);
+        needed += rpc_check::product({ n - 1, step });
     }
     if (t.data < begin || t.data - begin > size || needed > size - (t.data - begin)) {
         GGML_LOG_ERROR("[rpc_check] refused: a tensor that is not within its buffer\n");
