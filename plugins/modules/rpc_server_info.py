@@ -164,11 +164,11 @@ servers:
           type: float
           sample: 345.67
         of_weights:
-          description: How many weights there are.
+          description: How many weights it multiplies with, of all types, those of 32-bit floats too.
           type: int
           sample: 201
         of_mib:
-          description: The MiB of all weights.
+          description: The MiB of these.
           type: float
           sample: 456.78
     cache:

@@ -47,20 +47,30 @@ class Op(IntEnum):
 
     NONE = 0
     DUP = 1
+    ACC = 5
     MUL_MAT = 29
     MUL_MAT_ID = 30
+    SET = 33
     CPY = 34
     CONT = 35
     RESHAPE = 36
     VIEW = 37
     GET_ROWS = 40
+    SET_ROWS = 42
+    SSM_SCAN = 77
+    GATED_DELTA_NET = 86
+    MAP_CUSTOM1 = 92
+    MAP_CUSTOM2 = 93
+    MAP_CUSTOM3 = 94
+    CUSTOM = 95
+    COUNT = 101
 
 
 # Whose flag is set is computed.
 COMPUTE = 16
 # Upstream's: id, type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name, use_count.
 WIRE_TENSOR = struct.Struct("<QIQ4I4II64si10QQQQ64si")
-NUMPY = {Type.F32: np.float32, Type.I32: np.int32}
+NUMPY = {Type.F32: np.float32, Type.I32: np.int32, Type.I64: np.int64}
 
 
 class WorkerClosedError(ConnectionError):
@@ -88,6 +98,7 @@ class Tensor:
     view_offs: int = 0
     nb: tuple[int, ...] = ()
     name: str = ""
+    params: bytes = b""
     flags: int = 0
     id: int = field(default_factory=count(1).__next__)
 
@@ -105,7 +116,7 @@ class Tensor:
     def wire(self) -> bytes:
         src = [source.id for source in self.src]
         return WIRE_TENSOR.pack(
-            self.id, self.type, self.buffer.handle if self.buffer else 0, *self.ne, *self.nb, self.op, bytes(64),
+            self.id, self.type, self.buffer.handle if self.buffer else 0, *self.ne, *self.nb, self.op, self.params,
             self.flags, *src, *([0] * (10 - len(src))), self.view_src.id if self.view_src else 0, self.view_offs,
             self.data, self.name.encode(), 1,
         )  # fmt: skip
@@ -149,8 +160,9 @@ class Session:
         assert answer in (None, size)
         return self._read(size)
 
-    def alloc(self, size: int) -> Buffer:
-        handle, got = struct.unpack("<QQ", self.request(Command.ALLOC_BUFFER, struct.pack("<IQ", 0, size), answer=16))
+    def alloc(self, size: int, device: int = 0) -> Buffer:
+        asked = struct.pack("<IQ", device, size)
+        handle, got = struct.unpack("<QQ", self.request(Command.ALLOC_BUFFER, asked, answer=16))
         (base,) = struct.unpack("<Q", self.request(Command.BUFFER_GET_BASE, struct.pack("<Q", handle), answer=8))
         return Buffer(handle, base, got)
 
@@ -178,7 +190,7 @@ class Session:
     def memset(self, tensor: Tensor, value: int, offset: int, size: int) -> None:
         self.send(Command.MEMSET_TENSOR, tensor.wire() + struct.pack("<QQB", offset, size, value))
 
-    def compute(self, *nodes: Tensor) -> None:
+    def compute(self, *nodes: Tensor, device: int = 0) -> None:
         known: dict[int, Tensor] = {}
 
         def visit(tensor: Tensor) -> None:
@@ -190,11 +202,11 @@ class Session:
         for node in nodes:
             node.flags = COMPUTE
             visit(node)
-        payload = struct.pack(f"<II{len(nodes)}QI", 0, len(nodes), *(node.id for node in nodes), len(known))
+        payload = struct.pack(f"<II{len(nodes)}QI", device, len(nodes), *(node.id for node in nodes), len(known))
         self.send(Command.GRAPH_COMPUTE, payload + b"".join(tensor.wire() for tensor in known.values()))
 
-    def recompute(self) -> None:
-        self.send(Command.GRAPH_RECOMPUTE, struct.pack("<I", 0))
+    def recompute(self, device: int = 0) -> None:
+        self.send(Command.GRAPH_RECOMPUTE, struct.pack("<I", device))
 
     def values(self, tensor: Tensor) -> np.ndarray:
         return np.frombuffer(self.get(tensor), NUMPY[tensor.type]).reshape(tensor.ne[::-1]).copy()
@@ -203,8 +215,8 @@ class Session:
 class Arena:
     """Places for tensors in one buffer, one after another."""
 
-    def __init__(self, session: Session, size: int) -> None:
-        self.buffer = session.alloc(size)
+    def __init__(self, session: Session, size: int, device: int = 0) -> None:
+        self.buffer = session.alloc(size, device)
         self.used = 0
 
     def place(self, kind: Type, *ne: int, name: str = "", op: Op = Op.NONE, src: tuple[Tensor, ...] = ()) -> Tensor:

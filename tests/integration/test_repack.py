@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 import gguf
+import jinja2
 import numpy as np
 import pytest
-from harness import HANG_S, AnyRelease, Release, Worker, running_worker
+from ansible.plugins.filter.core import to_bool
+from harness import HANG_S, ROOT, AnyRelease, Release, Worker, running_worker
 from logits import Logits, compare
 from quantised_models import TYPES, random_blocks, write_quantised
 from rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError, view
@@ -214,6 +216,22 @@ def is_copied_over(m: Multiplication) -> None:
     m.check(again=True)
 
 
+def is_copied_between_buffers(m: Multiplication) -> None:
+    elsewhere = Arena(m.session, 1 << 20)
+    copy = elsewhere.place(m.kind, COLUMNS, ROWS, name="copy.weight")
+    product = m.results.place(Type.F32, ROWS, BATCH, op=Op.MUL_MAT, src=(copy, m.x))
+    m.session.copy(m.weight, copy)
+    m.check(product)
+    assert m.session.get(copy) == m.stored
+    # And back, when both are repacked.
+    m.stored = m.random(ROWS)
+    m.session.set(copy, m.stored)
+    m.check(product)
+    m.session.copy(copy, m.weight)
+    m.check()
+    m.session.free(elsewhere.buffer)
+
+
 def is_copied_by_a_graph(m: Multiplication) -> None:
     target = m.arena.place(Type.F32, COLUMNS, ROWS)
     copied = Tensor(Type.F32, (COLUMNS, ROWS), target.buffer, target.data, Op.CPY, (m.weight, target), target)
@@ -309,6 +327,7 @@ HAPPENINGS: list[Callable[[Multiplication], None]] = [
     is_cleared,
     is_copied,
     is_copied_over,
+    is_copied_between_buffers,
     is_copied_by_a_graph,
     is_written_by_the_graph_that_multiplies,
     has_rows_read,
@@ -344,53 +363,86 @@ def test_each_type_is_multiplied_and_had_back(repacking: Watched, kind: Type) ->
         assert repacking.repack["mib"] == pytest.approx(size, abs=0.01)
 
 
+EXPERTS, USED = 4, 2
+
+
+def experts(session: Session, kind: Type) -> Multiplication:
+    """Some experts are multiplied by each token, and had back."""
+    m = Multiplication(session, kind, EXPERTS)
+    chosen = m.rng.integers(0, EXPERTS, size=(BATCH, USED), dtype=np.int32)
+    ids = m.results.place(Type.I32, USED, BATCH)
+    session.set(ids, chosen.tobytes())
+    x = view(m.x, Type.F32, (COLUMNS, 1, BATCH), op=Op.RESHAPE)
+    product = m.results.place(Type.F32, ROWS, USED, BATCH, op=Op.MUL_MAT_ID, src=(m.weight, x, ids))
+    wanted = np.einsum("tuij,tj->tui", m.numbers().reshape(EXPERTS, ROWS, COLUMNS)[chosen], m.inputs)
+    for _round in range(2):
+        session.compute(product)
+        near(session.values(product).reshape(BATCH, USED, ROWS), wanted)
+        assert session.get(m.weight) == m.stored
+    return m
+
+
+def experts_as_a_batch(m: Multiplication) -> None:
+    """They are multiplied as matrices of a batch, which no kernel multiplies."""
+    inputs = m.results.place(Type.F32, COLUMNS, BATCH, EXPERTS)
+    m.session.set(inputs, np.tile(m.inputs, (EXPERTS, 1)).tobytes())
+    batch = m.results.place(Type.F32, ROWS, BATCH, EXPERTS, op=Op.MUL_MAT, src=(m.weight, inputs))
+    m.session.compute(batch)
+    near(
+        m.session.values(batch).reshape(EXPERTS, BATCH, ROWS),
+        np.einsum("eij,tj->eti", m.numbers().reshape(EXPERTS, ROWS, COLUMNS), m.inputs),
+    )
+    assert m.session.get(m.weight) == m.stored
+
+
+def experts_named_more_than_once(session: Session, kind: Type, tokens: int) -> None:
+    """As GroveMoE's are. Upstream's kernels had no room for that."""
+    m = Multiplication(session, kind, 8)
+    x = view(m.x, Type.F32, (COLUMNS, 1, tokens))
+    for named in (2, 2, 3, 3), (7, 7, 7, 7):
+        chosen = np.tile(np.array(named, np.int32), (tokens, 1))
+        ids = m.results.place(Type.I32, len(named), tokens)
+        session.set(ids, chosen.tobytes())
+        product = m.results.place(Type.F32, ROWS, len(named), tokens, op=Op.MUL_MAT_ID, src=(m.weight, x, ids))
+        session.compute(product)
+        near(
+            session.values(product).reshape(tokens, len(named), ROWS),
+            np.einsum("tuij,tj->tui", m.numbers().reshape(8, ROWS, COLUMNS)[chosen], m.inputs[:tokens]),
+        )
+
+
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 def test_experts_are_multiplied_and_had_back(repacking: Watched, kind: Type) -> None:
-    experts, used = 4, 2
     with closing(Session(repacking.port)) as session:
-        m = Multiplication(session, kind, experts)
-        chosen = m.rng.integers(0, experts, size=(BATCH, used), dtype=np.int32)
-        ids = m.results.place(Type.I32, used, BATCH)
-        session.set(ids, chosen.tobytes())
-        x = view(m.x, Type.F32, (COLUMNS, 1, BATCH), op=Op.RESHAPE)
-        product = m.results.place(Type.F32, ROWS, used, BATCH, op=Op.MUL_MAT_ID, src=(m.weight, x, ids))
-        wanted = np.einsum("tuij,tj->tui", m.numbers().reshape(experts, ROWS, COLUMNS)[chosen], m.inputs)
-        for _round in range(2):
-            session.compute(product)
-            near(session.values(product).reshape(BATCH, used, ROWS), wanted)
-            assert session.get(m.weight) == m.stored
+        m = experts(session, kind)
         assert repacking.repack["weights"] == (kind in repacking.kernels)
-        # The same as matrices of a batch, which no kernel multiplies.
-        batch = m.results.place(Type.F32, ROWS, BATCH, experts, op=Op.MUL_MAT)
-        inputs = m.results.place(Type.F32, COLUMNS, BATCH, experts)
-        session.set(inputs, np.tile(m.inputs, (experts, 1)).tobytes())
-        batch.src = (m.weight, inputs)
-        session.compute(batch)
-        near(
-            session.values(batch).reshape(experts, BATCH, ROWS),
-            np.einsum("eij,tj->eti", m.numbers().reshape(experts, ROWS, COLUMNS), m.inputs),
-        )
-        assert session.get(m.weight) == m.stored
+        experts_as_a_batch(m)
 
 
 @pytest.mark.parametrize("tokens", [1, BATCH])
 def test_a_token_may_name_an_expert_more_than_once(repacking: Watched, kernel: Type, tokens: int) -> None:
-    """As GroveMoE's do. Upstream's kernels had no room for that."""
-    experts = 8
     with closing(Session(repacking.port)) as session:
-        m = Multiplication(session, kernel, experts)
-        x = view(m.x, Type.F32, (COLUMNS, 1, tokens))
-        for named in (2, 2, 3, 3), (7, 7, 7, 7):
-            chosen = np.tile(np.array(named, np.int32), (tokens, 1))
-            ids = m.results.place(Type.I32, len(named), tokens)
-            session.set(ids, chosen.tobytes())
-            product = m.results.place(Type.F32, ROWS, len(named), tokens, op=Op.MUL_MAT_ID, src=(m.weight, x, ids))
-            session.compute(product)
-            near(
-                session.values(product).reshape(tokens, len(named), ROWS),
-                np.einsum("tuij,tj->tui", m.numbers().reshape(experts, ROWS, COLUMNS)[chosen], m.inputs[:tokens]),
-            )
+        experts_named_more_than_once(session, kernel, tokens)
         assert repacking.worker.alive
+
+
+def test_a_weight_is_right_on_several_devices(release_7: Release, kernel: Type, tmp_path: Path) -> None:
+    """A graph for each, of which the second one multiplies with a weight of the first and with a copy of its own."""
+    with watched(release_7, tmp_path, options=("-d", "CPU")) as worker, closing(Session(worker.port)) as session:
+        m = Multiplication(session, kernel)
+        m.check()
+        there = Arena(session, 1 << 20, device=1)
+        copy = there.place(kernel, COLUMNS, ROWS)
+        products = [there.place(Type.F32, ROWS, BATCH, op=Op.MUL_MAT, src=(weight, m.x)) for weight in (m.weight, copy)]
+        session.copy(m.weight, copy)
+        session.compute(*products, device=1)
+        copied = m.numbers()
+        for _round in range(3):
+            for product, numbers in zip(products, (m.numbers(), copied)):
+                near(session.values(product).reshape(BATCH, ROWS), m.inputs @ numbers.T)
+            changes_as_a_whole(m)
+            session.recompute(device=1)
+        assert worker.repack["weights"] == worker.repack["of_weights"] == 2
 
 
 def test_a_weight_from_the_cache_is_as_one_that_was_sent(repacking: Watched, kernel: Type) -> None:
@@ -466,6 +518,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return {name: write_quantised(folder / f"{name}.gguf", **options) for name, options in MODELS.items()}
 
 
+def settings(**variables: object) -> list[str]:
+    """Return what the unit of role `rpc_server` sets in the environment of its process, but for places."""
+    text = (ROOT / "roles/rpc_server/templates/llama-rpc-server.service.j2").read_text()
+    environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, autoescape=False)
+    environment.filters["bool"] = to_bool
+    unit = environment.from_string(text).render(rpc_server_cache=False, **variables)
+    found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
+    return [setting for setting in found if "=/" not in setting]
+
+
 def same(first: Logits, second: Logits) -> None:
     found = compare(first, second)
     assert found.is_rounding, str(found)
@@ -490,8 +552,10 @@ def test_workers_say_what_local_inference_says(release_7: Release, models: Model
             assert 0 < alone["weights"] <= alone["of_weights"]
             assert 0 < alone["mib"] <= alone["of_mib"]
             assert (alone["weights"] == alone["of_weights"]) is (name == "tied")
-    with watched(release_7, tmp_path / "3", "GGML_RPC_REPACK=0") as plain:
+    assert set(settings(rpc_server_repack=False)) - set(settings(rpc_server_repack=True)) == {"GGML_RPC_REPACK=0"}
+    with watched(release_7, tmp_path / "3", *settings(rpc_server_repack=False)) as plain:
         found = compare(here, said(plain), 0.05)
+        assert (plain.repack["enabled"], plain.repack["weights"], plain.repack["mib"]) == (False, 0, 0)
         assert found.typical < found.limit
         assert not first.kernels or found.largest > 0
 

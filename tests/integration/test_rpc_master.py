@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import pytest
 from harness import HANG_S, free_port, run_module
+from test_repack import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -99,16 +102,18 @@ def test_weights_are_found_again_in_the_caches_of_workers(
 
 
 @contextmanager
-def counted(worker: Worker, most: float = math.inf) -> Iterator[tuple[str, list[int]]]:
+def counted(
+    worker: Worker, most: float = math.inf, go_on: threading.Event | None = None
+) -> Iterator[tuple[str, list[int]]]:
     """Stand between a master and a worker, a connection at a time; gives the endpoint, and what the worker was sent.
 
-    After this many bytes the worker is lost.
+    After this many bytes the worker is lost, or gets the rest when it may go on.
     """
     sent = [0]
 
     def pass_on(source: socket.socket, target: socket.socket, *, counts: bool) -> None:
         with suppress(OSError):
-            while sent[0] <= most and (data := source.recv(1 << 16)):
+            while (sent[0] <= most or (go_on and go_on.wait(HANG_S))) and (data := source.recv(1 << 16)):
                 sent[0] += len(data) * counts
                 target.sendall(data)
         with suppress(OSError):
@@ -148,6 +153,32 @@ def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
     assert result["failure"]["kind"] == "worker_lost"
     assert sent[0] > 20 << 20
     assert first.alive
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
+    release_7: Release, start_worker: StartWorker, large_model: Path, how: signal.Signals
+) -> None:
+    """Both are being sent weights at that moment, by threads of their own."""
+    workers = [start_worker(release_7) for _number in range(2)]
+    endpoints = [worker.endpoint for worker in workers]
+    expected = text(release_7, large_model, endpoints)
+    most, go_on = 20 << 20, threading.Event()
+    with ExitStack() as stack:
+        through = [stack.enter_context(counted(worker, most, go_on)) for worker in workers]
+        stack.callback(go_on.set)
+        rpc = ",".join(endpoint for endpoint, _sent in through)
+        command = [str(release_7.bin / "llama-completion"), "-m", str(large_model), "--rpc", rpc]
+        master = subprocess.Popen(
+            [*command, "-ngl", "99", "-no-cnv", "-p", "the"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        )  # fmt: skip
+        stack.callback(master.kill)
+        until(lambda: all(sent[0] > most for _endpoint, sent in through) or master.poll() is not None)
+        master.send_signal(how)
+        assert master.wait(HANG_S) == -how
+    assert all(worker.alive for worker in workers)
+    assert text(release_7, large_model, endpoints) == expected
 
 
 def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(

@@ -36,6 +36,7 @@ SANITIZED = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
     "GGML_OPENMP": "OFF",
 }  # fmt: skip
+RACES = {"CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_THREAD": "ON", "GGML_OPENMP": "OFF"}
 # For processors from before the kernels' instructions, of either architecture.
 OLD_CPU = {
     "GGML_NATIVE": "OFF", "GGML_SSE42": "ON", "GGML_AVX": "OFF", "GGML_AVX2": "OFF", "GGML_BMI2": "OFF",

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from builds import OLD_CPU, PATCHES, SANITIZED, Build, build
+from builds import OLD_CPU, PATCHES, RACES, SANITIZED, Build, build
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 
@@ -32,6 +32,12 @@ def sanitized() -> tuple[Build, Build]:
 @pytest.fixture(scope="session")
 def sanitized_master() -> Build:
     return build("sanitized", SANITIZED, ["llama-results"], PATCHES)
+
+
+@pytest.fixture(scope="session")
+def racing_master() -> Build:
+    """Ours, with ThreadSanitizer."""
+    return build("races", RACES, ["llama-results"], PATCHES)
 
 
 @pytest.fixture(scope="session")

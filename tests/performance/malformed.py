@@ -13,16 +13,19 @@ import signal
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness import free_port, listens
 from malformed_sessions import Message, Recording, send
+from rpc_session import Session, WorkerClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from hostile_requests import Attack
 
 SESSION_S = 20.0
 
@@ -74,15 +77,27 @@ def _worker(program: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]
             process.wait(10)
 
 
+def _outcome(process: subprocess.Popen[bytes], log: Path) -> Outcome:
+    """Wait until a worker is done with a session, as it says, or dead."""
+    deadline = time.monotonic() + SESSION_S
+    while process.poll() is None and "connection closed" not in log.read_text(errors="replace"):
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait(10)
+        time.sleep(0.005)
+    return Outcome(process.poll(), log.read_text(errors="replace"))
+
+
 def play(program: Path, recording: Recording, messages: list[Message]) -> Outcome:
     """Send a worker of its own these messages."""
     with _worker(program) as (process, port, log):
         send(port, recording, messages)
-        # It is done with the session when it says so, or dead.
-        deadline = time.monotonic() + SESSION_S
-        while process.poll() is None and "connection closed" not in log.read_text(errors="replace"):
-            if time.monotonic() > deadline:
-                process.kill()
-                process.wait(10)
-            time.sleep(0.005)
-        return Outcome(process.poll(), log.read_text(errors="replace"))
+        return _outcome(process, log)
+
+
+def attacked(program: Path, attack: Attack) -> Outcome:
+    """Make requests of a worker of its own."""
+    with _worker(program) as (process, port, log):
+        with suppress(WorkerClosedError), closing(Session(port)) as session:
+            attack(session)
+        return _outcome(process, log)

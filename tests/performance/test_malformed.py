@@ -1,20 +1,30 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""No request ends a worker that repacks, or makes it read what it must not, if it does nothing to upstream's."""
+"""No request does a patched worker more harm than upstream's, and what only a hostile client sends does it none."""
 
 from __future__ import annotations
 
 import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from builds import Build
-from malformed import Outcome, play
+from hostile_requests import ATTACKS, DEADLY, Attack, served_well
+from malformed import Outcome, attacked, play
 from malformed_sessions import Recording, recorded, spoilt
 from quantised_models import TYPES, Type, write_quantised
 from rpc_session import Session
-from test_repack import HAPPENINGS, Multiplication, watched
+from test_repack import (
+    BATCH,
+    HAPPENINGS,
+    Multiplication,
+    experts,
+    experts_as_a_batch,
+    experts_named_more_than_once,
+    watched,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +75,34 @@ def test_the_sanitizers_are_silent_whatever_happens_to_a_weight(sanitized: tuple
                     m.check()
                     happening(m)
                     m.check_all()
+            with closing(Session(worker.port)) as session:
+                experts_as_a_batch(experts(session, kind))
+                experts_named_more_than_once(session, kind, BATCH)
         assert worker.worker.alive
+        assert not Outcome(None, worker.log).errors
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_hostile_requests_harm_upstreams_worker_and_not_ours(sanitized: tuple[Build, Build], name: str) -> None:
+    stock, patched = (attacked(build.rpc_server, ATTACKS[name]) for build in sanitized)
+    assert stock.died or stock.errors
+    assert patched.status is None, patched.last
+    assert not patched.errors
+
+
+@pytest.mark.parametrize("attack", DEADLY, ids=lambda attack: attack.__name__)
+def test_a_wrong_number_in_a_buffer_is_seen_before_it_is_used(sanitized: tuple[Build, Build], attack: Attack) -> None:
+    stock, patched = (attacked(build.rpc_server, attack) for build in sanitized)
+    assert stock.died or stock.errors
+    assert patched.status == -signal.SIGABRT
+    assert not patched.errors
+
+
+def test_what_clients_send_is_computed_without_a_sanitizers_word(
+    sanitized: tuple[Build, Build], tmp_path: Path
+) -> None:
+    with watched(sanitized[1], tmp_path, threads=2) as worker:
+        served_well(worker.port)
         assert not Outcome(None, worker.log).errors
 
 

@@ -110,6 +110,24 @@ def test_workers_are_given_what_upstreams_master_gives(
     assert sum(len(files) for files in same) > 0
 
 
+def test_the_threads_that_load_weights_do_not_race(
+    racing_master: Build, patched: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once sent and once from the caches. Of threads without a part in it nothing is asked."""
+    monkeypatch.setenv("TSAN_OPTIONS", f"exitcode=0:log_path={tmp_path / 'races'}")
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
+    with ExitStack() as stack:
+        ports = [
+            stack.enter_context(watched(patched, tmp_path / str(number), options=("-c",))).port for number in range(2)
+        ]
+        # The sanitizer has places of its own, which a kernel may give to others.
+        first, again = (results(racing_master, model, ports, under=("setarch", "-R")) for _load in range(2))
+    exactly(first, again)
+    assert b"__tsan_init" in (racing_master.bin / "llama-results").read_bytes()
+    reports = [report for path in tmp_path.glob("races.*") for report in path.read_text().split("=" * 18)]
+    assert not [report for report in reports if "rpc_load" in report]
+
+
 @pytest.mark.parametrize("options", [(), TENSOR], ids=["layer", "tensor"])
 def test_the_sanitizers_are_silent_while_weights_are_loaded_and_used(
     sanitized_master: Build, patched: Build, tmp_path: Path, options: tuple[str, ...]

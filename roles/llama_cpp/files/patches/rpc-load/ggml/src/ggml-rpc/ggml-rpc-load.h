@@ -77,7 +77,8 @@ public:
             of->jobs.push_back(&jobs.back());
             by_tensor[tensors[i]] = &jobs.back();
         }
-        // the first of each worker, the second of each worker, ...: no worker waits for the hashes of another one
+        // the first of each worker, the second of each worker, ...: none waits until another one's are hashed, but for a slow one, whose
+        // tensors fill MAX_BYTES_AHEAD
         for (size_t i = 0; to_hash.size() < jobs.size(); i++) {
             for (const worker & w : workers) {
                 if (i < w.jobs.size()) {

@@ -313,6 +313,13 @@ static bool is_whole(const ggml_tensor & t) {
     return ggml_is_contiguous(&t) && ggml_nbytes(&t) == ggml_row_size(t.type, t.ne[0]) * ggml_nrows(&t);
 }
 
+// As the files of models name weights, and slices of them.
+static bool is_of_a_model(const ggml_tensor & t) {
+    const std::string name   = t.name;
+    const std::string suffix = ".weight";
+    return name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+}
+
 static bool same(const ggml_tensor & a, const ggml_tensor & b) {
     return a.data == b.data && a.type == b.type && std::equal(a.ne, a.ne + GGML_MAX_DIMS, b.ne) && is_whole(a) &&
            is_whole(b);
@@ -451,9 +458,10 @@ bool rpc_repack::set_tensor(ggml_tensor * tensor, const void * data, size_t offs
     ggml_backend_tensor_set(tensor, data, offset, size);
 
     // Graphs show what can be packed; what nearly always can is packed now, while the client reads or hashes the next
-    // one. A matrix is for multiplications, and three dimensions are if they are experts'.
+    // one. A matrix of a model is for multiplications, also the embeddings of tokens that come to a worker: they are its
+    // output, too. Three dimensions are if they are experts'. A cache of keys and values is no ".weight".
     if (offset == 0 && size == ggml_nbytes(tensor) && size > 0 && ggml_is_quantized(tensor->type) &&
-        (ggml_n_dims(tensor) == 2 || strstr(tensor->name, "_exps"))) {
+        is_of_a_model(*tensor) && (ggml_n_dims(tensor) == 2 || strstr(tensor->name, "_exps"))) {
         weight * w = find(tensor);
         w          = w ? w : add(tensor);
         if (w->layout && !w->barred && w->changes <= MAX_CHANGES) {

@@ -43,6 +43,9 @@ struct rpc_comm {
 };
 
 static void * ggml_backend_rpc_comm_init(ggml_backend_t * backends, size_t n_backends) {
+    if (n_backends < 2) { // what one has computed is no part
+        return nullptr;
+    }
     auto comm = std::make_unique<rpc_comm>();
     for (size_t i = 0; i < n_backends; i++) {
         if (!ggml_backend_is_rpc(backends[i])) {

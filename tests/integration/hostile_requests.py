@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Requests that only a hostile client sends, each by itself, and the like that clients do send.
+
+malformed_sessions.py spoils whole sessions at random. Here each request is known to end upstream's worker, or to let it
+read or write beside its tensors.
+"""
+
+from __future__ import annotations
+
+import struct
+from contextlib import closing
+from typing import TYPE_CHECKING, Callable
+
+import numpy as np
+from rpc_session import Command, Op, Session, Tensor, Type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Attack = Callable[[Session], None]
+NOWHERE = 0x4141414141414141
+# Three strides, an offset, and whether the result takes the place of the first source: parameters of ACC and SET.
+PART = struct.Struct("<5i")
+
+
+def tensor(session: Session, kind: Type, *ne: int, numbers: Iterable[float] | None = None) -> Tensor:
+    """Store a tensor in a buffer that is as large as it is: so a sanitizer sees what goes beyond."""
+    made = Tensor(kind, ne)
+    made.buffer = session.alloc(made.nbytes)
+    made.data = made.buffer.base
+    values = np.zeros(made.ne[::-1]) if numbers is None else np.array(list(numbers)).reshape(made.ne[::-1])
+    session.set(made, values.astype({Type.F32: "<f4", Type.I32: "<i4", Type.I64: "<i8"}[kind]).tobytes())
+    return made
+
+
+def node(session: Session, op: Op, src: tuple[Tensor, ...], *ne: int, params: bytes = b"") -> Tensor:
+    made = tensor(session, Type.F32, *ne)
+    made.op, made.src, made.params = op, src, params
+    return made
+
+
+def over(target: Tensor, op: Op, src: tuple[Tensor, ...], params: bytes = b"") -> Tensor:
+    """Return a node that writes into a tensor."""
+    return Tensor(target.type, target.ne, target.buffer, target.data, op, src, target, params=params)
+
+
+def computed(session: Session, *nodes: Tensor) -> None:
+    session.compute(*nodes)
+    # That has no answer; this has.
+    session.get(nodes[-1], 0, 4)
+
+
+def custom(op: Op) -> Attack:
+    """Upstream's issue 25289."""
+
+    def attack(session: Session) -> None:
+        src = tuple(tensor(session, Type.F32, 16) for _source in range(3))
+        computed(session, node(session, op, src, 16, params=struct.pack("<QiQ", NOWHERE, 1, 0)))
+
+    return attack
+
+
+def rows_of_more_matrices_than_there_are(session: Session) -> None:
+    """Upstream's issue 26825."""
+    rows, which = tensor(session, Type.F32, 16, 4), tensor(session, Type.I32, 1, 64)
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 16, 1, 64))
+
+
+def rows_that_are_longer_than_those_of_the_result(session: Session) -> None:
+    """Upstream's pull request 25542."""
+    rows, which = tensor(session, Type.F32, 64, 4), tensor(session, Type.I32, 1)
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 16, 1))
+
+
+def more_rows_than_the_result_has(session: Session) -> None:
+    rows, which = tensor(session, Type.F32, 16, 4), tensor(session, Type.I32, 64)
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 16, 1))
+
+
+def rows_whose_numbers_have_no_distance(session: Session) -> None:
+    rows, which = tensor(session, Type.F32, 16), tensor(session, Type.I32, 1)
+    rows.ne, rows.nb = (1 << 16, 1, 1, 1), (0, 0, 0, 0)
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 1 << 16, 1))
+
+
+def rows_without_a_buffer(session: Session) -> None:
+    which = tensor(session, Type.I32, 1, numbers=[1000])
+    computed(session, node(session, Op.GET_ROWS, (Tensor(Type.F32, (16, 1 << 20)), which), 16, 1))
+
+
+def rows_whose_size_is_too_large_for_a_number(session: Session) -> None:
+    """It is 0 modulo 2**64, which is in any buffer."""
+    rows, which = tensor(session, Type.F32, 1), tensor(session, Type.I32, 1, 4, numbers=[1000, 0, 0, 0])
+    rows.ne, rows.nb = (1, (1 << 32) - 1, 4, 1), (4, (1 << 32) - 1, (1 << 32) - 2, 0)
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 1, 1, 4))
+
+
+def rows_into_more_matrices_than_there_are(session: Session) -> None:
+    """Upstream's issue 26912."""
+    target, rows = tensor(session, Type.F32, 4), tensor(session, Type.F32, 4, 1, 2)
+    computed(session, over(target, Op.SET_ROWS, (rows, tensor(session, Type.I64, 1), target)))
+
+
+def rows_into_shorter_ones(session: Session) -> None:
+    target, rows = tensor(session, Type.F32, 4), tensor(session, Type.F32, 64)
+    computed(session, over(target, Op.SET_ROWS, (rows, tensor(session, Type.I64, 1), target)))
+
+
+def rows_into_a_type_that_nothing_is_converted_to(session: Session) -> None:
+    target, rows = tensor(session, Type.I64, 4), tensor(session, Type.F32, 4)
+    computed(session, over(target, Op.SET_ROWS, (rows, tensor(session, Type.I64, 1), target)))
+
+
+def part(op: Op, ne: tuple[int, ...], *params: int) -> Attack:
+    """Upstream's issue 25764, and what of a result of 64 numbers is outside of it otherwise."""
+
+    def attack(session: Session) -> None:
+        target, source = tensor(session, Type.F32, 64), tensor(session, Type.F32, *ne)
+        computed(session, over(target, op, (target, source), PART.pack(*params, 1)))
+
+    return attack
+
+
+def scan(session: Session, ids: tuple[int, int] = (0, 1)) -> Tensor:
+    """Two sequences of three tokens, two heads."""
+    shapes = (4, 4, 2, 2), (4, 2, 3, 2), (2, 3, 2), (1, 2), (4, 1, 3, 2), (4, 1, 3, 2)
+    src = *(tensor(session, Type.F32, *ne) for ne in shapes), tensor(session, Type.I32, 2, numbers=ids)
+    return node(session, Op.SSM_SCAN, src, 48 + 64, params=struct.pack("<i", 1))
+
+
+def delta_net(session: Session, n_snapshots: int = 1) -> Tensor:
+    """The same."""
+    shapes = (4, 2, 3, 2), (4, 2, 3, 2), (4, 2, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (4, 4, 2, 2)
+    src = tuple(tensor(session, Type.F32, *ne) for ne in shapes)
+    return node(session, Op.GATED_DELTA_NET, src, 8, 6 + 8, params=struct.pack("<i", n_snapshots))
+
+
+def states_that_are_far_apart(session: Session) -> None:
+    wrong = scan(session)
+    states = wrong.src[0]
+    states.ne, states.nb = (4, 4, 2, 1), (*states.nb[:3], 1 << 20)
+    wrong.src = (*wrong.src[:-1], tensor(session, Type.I32, 2))
+    computed(session, wrong)
+
+
+def more_snapshots_than_the_result_has(session: Session) -> None:
+    """Upstream's issue 25704."""
+    computed(session, delta_net(session, 1000))
+
+
+def a_tensor_outside_of_its_buffer(session: Session) -> None:
+    outside = tensor(session, Type.F32, 16)
+    outside.data += 1 << 20
+    session.get(outside)
+
+
+def a_shape_that_there_cannot_be(session: Session) -> None:
+    wrong = tensor(session, Type.F32, 1)
+    wrong.ne = ((1 << 32) - 1,) * 4
+    session.get(wrong, 0, 4)
+
+
+def more_bytes_than_a_tensor_has(session: Session) -> None:
+    whole = tensor(session, Type.F32, 64)
+    session.set(Tensor(Type.F32, (16,), whole.buffer, whole.data), bytes(256))
+    session.get(whole)
+
+
+def an_answer_of_more_bytes_than_a_tensor_has(session: Session) -> None:
+    whole = tensor(session, Type.F32, 64)
+    session.get(Tensor(Type.F32, (16,), whole.buffer, whole.data), 0, 256)
+
+
+def an_operation_that_there_is_not(session: Session) -> None:
+    computed(session, node(session, Op.COUNT, (tensor(session, Type.F32, 16),), 16))
+
+
+def a_node_that_there_is_not(session: Session) -> None:
+    session.send(Command.GRAPH_COMPUTE, struct.pack("<IIQI", 0, 1, 0, 0))
+    session.alloc(64)
+
+
+def a_request_of_more_bytes_than_there_are_numbers_for(session: Session) -> None:
+    session.socket.sendall(struct.pack("<BQ", Command.SET_TENSOR, 1 << 63))
+    session.alloc(64)
+
+
+ATTACKS: dict[str, Attack] = {
+    **{f"a function of {op.name}": custom(op) for op in (Op.MAP_CUSTOM1, Op.MAP_CUSTOM2, Op.MAP_CUSTOM3, Op.CUSTOM)},
+    # Strides that cancel each other out where the kernel looks, at the last number; and one that ends a byte too far.
+    "added to before its begin": part(Op.ACC, (4, 2, 2), -16, 16, 0, 0),
+    "stored before its begin": part(Op.SET, (4, 2, 2), -16, 16, 0, 0),
+    "added to before its begin, by an offset": part(Op.ACC, (4, 2), 16, 0, 0, -16),
+    "stored before its begin, by an offset": part(Op.SET, (4, 2), 16, 0, 0, -16),
+    "stored beyond its end": part(Op.SET, (4,), 0, 0, 0, 256 - 12),
+    **{
+        attack.__name__.replace("_", " "): attack
+        for attack in (
+            rows_of_more_matrices_than_there_are,
+            rows_that_are_longer_than_those_of_the_result,
+            more_rows_than_the_result_has,
+            rows_whose_numbers_have_no_distance,
+            rows_without_a_buffer,
+            rows_whose_size_is_too_large_for_a_number,
+            rows_into_more_matrices_than_there_are,
+            rows_into_shorter_ones,
+            rows_into_a_type_that_nothing_is_converted_to,
+            states_that_are_far_apart,
+            more_snapshots_than_the_result_has,
+            a_tensor_outside_of_its_buffer,
+            a_shape_that_there_cannot_be,
+            more_bytes_than_a_tensor_has,
+            an_answer_of_more_bytes_than_a_tensor_has,
+            an_operation_that_there_is_not,
+            a_node_that_there_is_not,
+            a_request_of_more_bytes_than_there_are_numbers_for,
+        )
+    },
+}  # fmt: skip
+
+
+def an_expert_that_there_is_not(session: Session) -> None:
+    experts, x = tensor(session, Type.F32, 32, 4, 2), tensor(session, Type.F32, 32, 1, 1)
+    which = tensor(session, Type.I32, 1, 1, numbers=[1 << 20])
+    computed(session, node(session, Op.MUL_MAT_ID, (experts, x, which), 4, 1, 1))
+
+
+def a_state_that_there_is_not(session: Session) -> None:
+    """Upstream's issue 25765."""
+    computed(session, scan(session, (1 << 20, 0)))
+
+
+def a_row_that_there_is_not(session: Session) -> None:
+    rows, which = tensor(session, Type.F32, 16, 4), tensor(session, Type.I32, 1, numbers=[1 << 20])
+    computed(session, node(session, Op.GET_ROWS, (rows, which), 16, 1))
+
+
+# By numbers in a buffer, which nothing but the kernel sees: they end the process.
+DEADLY: list[Attack] = [an_expert_that_there_is_not, a_state_that_there_is_not, a_row_that_there_is_not]
+
+
+def harmless(session: Session) -> list[tuple[Tensor, np.ndarray | None]]:
+    """Return nodes that clients do send, and what is to come of them where it is easily said."""
+    numbers = np.arange(64, dtype=np.float32)
+    rows = tensor(session, Type.F32, 8, 4, 2, numbers=numbers)
+    which = tensor(session, Type.I32, 3, 2, numbers=[3, 0, 3, 1, 1, 2])
+    taken = node(session, Op.GET_ROWS, (rows, which), 8, 3, 2)
+    wanted = numbers.reshape(2, 4, 8)[[[0] * 3, [1] * 3], [[3, 0, 3], [1, 1, 2]]]
+
+    target, source = tensor(session, Type.F32, 8, 4, 2), tensor(session, Type.F32, 8, 2, 2, numbers=range(32))
+    stored = over(target, Op.SET_ROWS, (source, tensor(session, Type.I64, 2, numbers=[2, 0]), target))
+    after = np.zeros((2, 4, 8), np.float32)
+    after[:, [2, 0]] = np.arange(32).reshape(2, 2, 8)
+
+    # A stride of a dimension of one is anything: that of 4 GiB has lost its upper half in a parameter.
+    columns = tensor(session, Type.F32, 2, 4, numbers=range(8))
+    parts = []
+    for op in Op.ACC, Op.SET:
+        whole = tensor(session, Type.F32, 8, 4, numbers=[1] * 32)
+        changed = np.ones((1, 4, 8), np.float32)
+        changed[0, :, 6:] = np.arange(8).reshape(4, 2) + (op == Op.ACC)
+        parts.append((over(whole, op, (whole, columns), PART.pack(32, 0, -(1 << 31), 24, 1)), changed))
+    return [(taken, wanted), (stored, after), *parts, (scan(session), None), (delta_net(session), None)]
+
+
+def served_well(port: int) -> None:
+    """A client is served by the worker on this port of loopback, and what it gets is right."""
+    with closing(Session(port)) as session:
+        for asked, wanted in harmless(session):
+            session.compute(asked)
+            found = session.values(asked)
+            assert np.isfinite(found).all()
+            assert wanted is None or np.array_equal(found.reshape(wanted.shape), wanted), asked.op
