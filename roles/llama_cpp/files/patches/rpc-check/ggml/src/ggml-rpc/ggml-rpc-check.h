@@ -86,12 +86,16 @@ static bool fits_get_rows(const ggml_tensor * node) {
 static bool fits_set_rows(const ggml_tensor * node, ggml_backend_t backend) {
     const ggml_tensor * b = node->src[0];
     const ggml_tensor * c = node->src[1];
-    return (are(GGML_TYPE_F32, { b }) || are(GGML_TYPE_F16, { b })) && (are(GGML_TYPE_I64, { c }) || are(GGML_TYPE_I32, { c })) &&
-        // The back end knows what it can convert to, of the types that can be asked for.
-        node->type != GGML_TYPE_I8 && node->type != GGML_TYPE_I16 && node->type != GGML_TYPE_I64 && node->type != GGML_TYPE_F64 &&
-        ggml_backend_supports_op(backend, node) &&
-        node->ne[0] == b->ne[0] && node->ne[2] == b->ne[2] && node->ne[3] == b->ne[3] && c->ne[0] == b->ne[1] && c->ne[3] == 1 &&
-        c->ne[1] > 0 && b->ne[2] % c->ne[1] == 0 && c->ne[2] > 0 && b->ne[3] % c->ne[2] == 0;
+    if ((!are(GGML_TYPE_F32, { b }) && !are(GGML_TYPE_F16, { b })) || (!are(GGML_TYPE_I64, { c }) && !are(GGML_TYPE_I32, { c })) ||
+            // The back end knows what it can convert to, of the types that can be asked for.
+            node->type == GGML_TYPE_I8 || node->type == GGML_TYPE_I16 || node->type == GGML_TYPE_I64 || node->type == GGML_TYPE_F64 ||
+            !ggml_backend_supports_op(backend, node)) {
+        return false;
+    }
+    // In split mode "tensor" no rows are not sliced as the result is.
+    return ggml_nrows(b) == 0 ||
+        (node->ne[0] == b->ne[0] && node->ne[2] == b->ne[2] && node->ne[3] == b->ne[3] && c->ne[0] == b->ne[1] && c->ne[3] == 1 &&
+         c->ne[1] > 0 && b->ne[2] % c->ne[1] == 0 && c->ne[2] > 0 && b->ne[3] % c->ne[2] == 0);
 }
 
 static bool fits_ssm_scan(const ggml_tensor * node) {
@@ -214,8 +218,8 @@ static bool rpc_check_node(const ggml_tensor * node, ggml_backend_t backend) {
     }
     bool ok = node->op != GGML_OP_MAP_CUSTOM1 && node->op != GGML_OP_MAP_CUSTOM2 && node->op != GGML_OP_MAP_CUSTOM3 &&
         node->op != GGML_OP_CUSTOM;
-    // What back ends skip may be as it likes: a slice of no size, in split mode "tensor", may fit nowhere.
-    if (ok && !ggml_op_is_empty(node->op) && (node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+    // What back ends skip may be as it likes: slices of split mode "tensor" that are empty fit nowhere.
+    if (ok && !ggml_op_is_empty(node->op) && !ggml_is_empty(node) && (node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
         ok = rpc_check::has_place(node) && rpc_check::fits(node, backend);
         for (int i = 0; i < GGML_MAX_SRC; i++) {
             ok = ok && (!node->src[i] || rpc_check::has_place(node->src[i]));
