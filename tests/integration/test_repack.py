@@ -523,7 +523,7 @@ def settings(**variables: object) -> list[str]:
     text = (ROOT / "roles/rpc_server/templates/llama-rpc-server.service.j2").read_text()
     environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters["bool"] = to_bool
-    unit = environment.from_string(text).render(rpc_server_cache=False, **variables)
+    unit = environment.from_string(text).render(rpc_server_cache=False, __rpc_server_systemd=257, **variables)
     found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
     return [setting for setting in found if "=/" not in setting]
 
