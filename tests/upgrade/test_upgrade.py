@@ -81,7 +81,8 @@ def everywhere(version: str) -> None:
     assert ask("master", *ENDPOINTS) == dict.fromkeys(ENDPOINTS, "ready")
     answer = module(
         "master", "distributed_inference",
-        model="/srv/models/random-weights.gguf", prompt="Who is there?", workers=ENDPOINTS, n_predict=4, ctx_size=512,
+        model="/srv/models/random-weights.gguf", prompt="Who is there?", workers=ENDPOINTS, n_predict=8, ctx_size=512,
+        threads=1,
     )  # fmt: skip
     assert answer.get("text"), answer
 
@@ -237,8 +238,8 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[None]], list[str], s
     "busy": (client, ["-e", "upgrade_drain_timeout=0"], "A worker of worker1 is serving"),
     "unit-that-does-not-start": (
         unit_that_does_not_start,
-        ["-e", "rpc_server_ready_timeout=5"],
-        "worker1: The worker worker1:50052 did not answer within 5 s",
+        ["-e", "rpc_server_ready_timeout=20"],
+        "worker1: The worker worker1:50052 did not answer within 20 s",
     ),
     "another-protocol": (another_protocol, [], "speaks RPC protocol 2.0.0"),
     # A prompt that is another one each time, as if the model had another opinion.
@@ -397,7 +398,7 @@ def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one
 ) -> None:
     # Workers change, one of them cannot, and all of them are on their way back.
     with unit_that_does_not_start():
-        during(versions, WORKERS_START, kill, "-e", "rpc_server_ready_timeout=5", nth=2)
+        during(versions, WORKERS_START, kill, "-e", "rpc_server_ready_timeout=20", nth=2)
     assert any("upgrade.json" in state for state in states().values())
     during(versions, "Which workers have the release is known", kill)
     assert any("upgrade.json" in state for state in states().values())
