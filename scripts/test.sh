@@ -3,8 +3,9 @@
 # `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took. A tier that
 # cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
 #
-# The tier before the last mostly waits, and the last begins with minutes of compiling: that is done beside the other. What it
-# says is kept for its turn, and that it failed is the last tier's failure.
+# The tier before the last mostly waits, and the last begins with minutes of compiling: that is done beside the other. So is
+# ansible-test, which keeps one processor busy, beside the compiling that comes before its turn. What these say is kept for
+# their turns, and that one failed is its own tier's failure.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -12,6 +13,7 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 summary=
 not_run=
+sanity=       # the process of ansible-test, while it runs
 beside=       # the process that prepares the last tier, while it runs
 unfinished=   # hosts of the last tier may be there
 log=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}/molecule/aarch64-create.log
@@ -47,14 +49,30 @@ prepare_aarch64() {
     printf 'The last tier is begun beside this one: %s\n' "$log"
 }
 
+begin_sanity() {
+    python scripts/sanity.py </dev/null >"$SANITY_LOG" 2>&1 &
+    sanity=$!
+}
+
+end_sanity() {
+    said=0
+    wait "$sanity" || said=$?
+    sanity=
+    cat "$SANITY_LOG"
+    return "$said"
+}
+
 end_preparation() {
+    [ -z "$sanity" ] || kill "$sanity" 2>/dev/null || :
+    [ -z "$sanity" ] || wait "$sanity" || :
     [ -z "$beside" ] || kill "$beside" 2>/dev/null || :
     [ -z "$beside" ] || wait "$beside" || :
     [ -z "$unfinished" ] || scripts/aarch64.sh destroy >/dev/null 2>&1 || :
 }
 FAILED_TESTS=$(mktemp)
+SANITY_LOG=$(mktemp)
 export FAILED_TESTS
-trap 'end_preparation; rm -f "$FAILED_TESTS"' EXIT
+trap 'end_preparation; rm -f "$FAILED_TESTS" "$SANITY_LOG"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
@@ -80,9 +98,13 @@ aarch64() {
 
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
-tier "ansible-test sanity" python scripts/sanity.py
-tier "The llama.cpp releases that the next tier runs" ansible-playbook tests/integration/releases.yml
-tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-2}" tests/integration
+begin_sanity
+tier "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
+tier "ansible-test sanity, begun beside the tier before" end_sanity
+# They wait a lot, so two also keep a single processor busy; with more, some would miss their time limits.
+processors=$(getconf _NPROCESSORS_ONLN)
+[ "$processors" -gt 2 ] || processors=2
+tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-$processors}" tests/integration
 tier "A cluster on test hosts, from minimal systems and back" cluster
 # Last, as what is wrong with a role shows sooner on hosts that are not emulated.
 tier "A cluster of aarch64 hosts" aarch64

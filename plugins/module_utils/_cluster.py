@@ -234,11 +234,15 @@ def _service(
 
 
 def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
-    since = time.time() - cache["tidied_at"] if cache and cache["tidied_at"] is not None else 0
+    cache = cache or {}
+    times = [at for at in (cache.get("tidied_at"), cache.get("kept_since")) if at is not None]
+    since = time.time() - times[0] if times else 0
     if since <= MOST_UNTIDY_S:
         return []
+    ago = f"{since / 3600:.0f} hours ago"
+    last = f"was last put in order {ago}" if cache["tidied_at"] is not None else f"was never put in order, from {ago} on"
     sentence = (
-        f"The tensor cache of {host}:{port} was last put in order {since / 3600:.0f} hours ago: "
+        f"The tensor cache of {host}:{port} {last}: "
         f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."
     )
     return [sentence]

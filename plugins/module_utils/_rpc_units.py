@@ -159,6 +159,9 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
         finally:
             os.close(number)
     said = read_tidied(port, state)
+    kept_since = None
+    with contextlib.suppress(OSError):
+        kept_since = int((units / f"llama-rpc-cache@{port}.timer").lstat().st_mtime)
     return {
         "folder": str(folder),
         "entries": len(sizes),
@@ -166,6 +169,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
         "free_bytes": free,
         "max_bytes": said.get("max_bytes") or None,
         "min_free_bytes": said.get("min_free_bytes"),
+        "kept_since": kept_since,
         "tidied_at": said.get("time"),
         "corrupted": said.get("corrupted"),
         "evicted": said.get("evicted"),

@@ -402,8 +402,8 @@ class Sweep:
     def flash_attn(self, config: Config) -> list[str]:
         """Return what to try of flash attention; left to itself, it is on with CPU workers."""
         now = "on" if config.flash_attn == "auto" else config.flash_attn
-        # Quantised values in the cache need it.
-        needed = config.cache_type_v not in FLOATING
+        # Quantised values in the cache need it, and so does split mode tensor.
+        needed = config.cache_type_v not in FLOATING or config.split_mode == "tensor"
         return [value for value in self.settings.flash_attn if value != now and not (needed and value == "off")]
 
     def cache_types(self, config: Config) -> list[str]:
@@ -603,7 +603,8 @@ class Sweep:
         for mode in self.split_modes():
             # The shares of layers mean nothing to the other mode, and what is a good physical batch for one need not
             # be one for the other: the two that are known decide whether it is worth a search.
-            config = replace(self.best.config, split_mode=mode, tensor_split=())
+            flash = "on" if mode == "tensor" and self.best.config.flash_attn == "off" else self.best.config.flash_attn
+            config = replace(self.best.config, split_mode=mode, tensor_split=(), flash_attn=flash)
             sizes = tuple(sorted({self.best.config.ubatch_size, self.settings.start.ubatch_size}))
             outcome = yield from self._try(
                 replace(self._run("split_mode", f"split mode {mode}", config), ubatch_sizes=sizes)
@@ -625,7 +626,10 @@ class Sweep:
             self.notes.append(f"The physical batch was not searched anew with split mode {mode}, for want of time.")
 
     def _try_flash_attn(self) -> Generator[Run, Outcome, None]:
-        for value in self.flash_attn(self.best.config):
+        values = self.flash_attn(self.best.config)
+        if not values:
+            self.left_out["flash_attn"] = f"split mode {self.best.config.split_mode} needs it"
+        for value in values:
             config = replace(self.best.config, flash_attn=value)
             outcome = yield from self._try(self._run("flash_attn", f"flash attention {value}", config))
             self._judge(outcome.measured if outcome else ())

@@ -201,6 +201,10 @@ servers:
           description: What is to stay free on its disk; V(null) if it was not put in order yet.
           type: int
           sample: 21474836480
+        kept_since:
+          description: When the timer that has it put in order was made, in seconds since 1970; V(null) if there is none.
+          type: int
+          sample: 1750000000
         tidied_at:
           description: When it was last put in order, in seconds since 1970; V(null) if it never was.
           type: int

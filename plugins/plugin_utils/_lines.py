@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from ansible import constants, context
 from ansible.utils.display import Display
 
@@ -39,6 +41,20 @@ def wanted() -> bool:
     # The program `ansible`, which runs a single module, prints nothing but its result.
     alone = "module_name" in context.CLIARGS
     return not alone and constants.DEFAULT_STDOUT_CALLBACK.rpartition(".")[2] in _FOR_PEOPLE
+
+
+def come_at_once() -> None:
+    """Have each line of this process written when it ends.
+
+    Ansible leaves that to Python, which keeps some pages back where the output is a file or a pipe: in a CI job or
+    behind `tee`, people would read where a task is after it has ended.
+    """
+    if wanted() and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+# What a task's process shows is written by Ansible's main process. That imports the action before the task begins.
+come_at_once()
 
 
 def show(host: str, task: str, seconds: float, what: str) -> None:

@@ -116,6 +116,8 @@ def play(
     (folder / "tmp").mkdir()
     task = {"name": TASK, f"llama_cpp.cluster.{module}": arguments}
     (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
+    # With it lines would come at once whatever is done for that.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [
             Path(sys.executable).with_name("ansible-playbook"), "-i", "master,", "-c", "local",
@@ -123,7 +125,7 @@ def play(
         ],
         cwd=ROOT,
         env={
-            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
+            **environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
             "ANSIBLE_SYSTEM_TMPDIRS": str(folder / "tmp"), "ANSIBLE_STDOUT_CALLBACK": callback,
         },
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True,

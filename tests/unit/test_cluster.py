@@ -300,24 +300,31 @@ def test_what_was_repacked_is_shown_of_workers_that_say_it(repack: dict[str, Any
 
 CACHE = {
     "folder": "/var/cache/llama_cpp/rpc", "entries": 3, "bytes": 3 << 30, "free_bytes": 9, "max_bytes": 8 << 30,
-    "min_free_bytes": 0, "tidied_at": 0, "corrupted": 0, "evicted": 0,
+    "min_free_bytes": 0, "kept_since": 0, "tidied_at": 0, "corrupted": 0, "evicted": 0,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("hours", "limit", "shown", "problems"),
+    ("tidied", "kept", "limit", "shown", "problem"),
     [
-        pytest.param(1, 8 << 30, "3.0 of 8.0 GiB", 0, id="limited"),
-        pytest.param(1, None, "3.0 GiB", 0, id="no-limit"),
-        pytest.param(None, None, "3.0 GiB", 0, id="not-put-in-order-yet"),
-        pytest.param(25, 8 << 30, "3.0 of 8.0 GiB", 1, id="its-timer-does-not-run"),
+        pytest.param(1, 99, 8 << 30, "3.0 of 8.0 GiB", None, id="limited"),
+        pytest.param(1, 99, None, "3.0 GiB", None, id="no-limit"),
+        pytest.param(None, 1, None, "3.0 GiB", None, id="not-put-in-order-yet"),
+        pytest.param(None, None, None, "3.0 GiB", None, id="nothing-keeps-it-in-order"),
+        pytest.param(25, 99, 8 << 30, "3.0 of 8.0 GiB", "was last put in order 25 hours ago", id="its-timer-stopped"),
+        pytest.param(None, 99, None, "3.0 GiB", "was never put in order, from 99 hours ago on", id="it-never-ran"),
     ],
 )
-def test_what_is_cached_is_shown(hours: int | None, limit: int | None, shown: str, problems: int) -> None:
-    at = None if hours is None else time.time() - 3600 * hours
-    status = look(READY, servers=[{**WELL["servers"][0], "cache": {**CACHE, "tidied_at": at, "max_bytes": limit}}])
-    assert len(status["problems"]) == problems
-    assert not problems or "w1:50052 was last put in order 25 hours ago" in status["problems"][0]
+def test_what_is_cached_is_shown(
+    tidied: int | None, kept: int | None, limit: int | None, shown: str, problem: str | None
+) -> None:
+    times = {
+        key: None if hours is None else time.time() - 3600 * hours
+        for key, hours in (("tidied_at", tidied), ("kept_since", kept))
+    }
+    status = look(READY, servers=[{**WELL["servers"][0], "cache": {**CACHE, **times, "max_bytes": limit}}])
+    assert len(status["problems"]) == (problem is not None)
+    assert problem is None or f"w1:50052 {problem}: see" in status["problems"][0]
     assert "free_bytes" not in status["workers"][0]["cache"]
     header, row = render_cluster(status["workers"]).splitlines()[1:]
     assert row[header.index("cache") :].startswith(shown)

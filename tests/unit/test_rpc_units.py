@@ -179,8 +179,8 @@ def test_where_figures_are_linked_to_is_what_their_unit_says(tmp_path: Path) -> 
 
 
 TIDIED = {"time": 1760000000, "entries": 9, "max_bytes": 5000, "min_free_bytes": 10, "corrupted": 1, "evicted": 2}
-UNTIDIED = {"max_bytes": None, "min_free_bytes": None, "tidied_at": None, "corrupted": None, "evicted": None}
-SAID = {"max_bytes": 5000, "min_free_bytes": 10, "tidied_at": 1760000000, "corrupted": 1, "evicted": 2}
+UNTIDIED = dict.fromkeys(("max_bytes", "min_free_bytes", "kept_since", "tidied_at", "corrupted", "evicted"))
+SAID = {**UNTIDIED, "max_bytes": 5000, "min_free_bytes": 10, "tidied_at": 1760000000, "corrupted": 1, "evicted": 2}
 
 
 def caching(tmp_path: Path) -> Path:
@@ -217,6 +217,16 @@ def test_what_is_in_the_cache(tmp_path: Path, status: str | None, said: dict[str
     assert found is not None
     assert found.pop("free_bytes") > 0
     assert found == {"folder": str(folder), "entries": 2, "bytes": 3500, **said}
+
+
+def test_since_when_a_cache_is_kept_in_order(tmp_path: Path) -> None:
+    caching(tmp_path)
+    timer = tmp_path / "llama-rpc-cache@50052.timer"
+    timer.touch()
+    os.utime(timer, (5, 1750000000))
+    found = read_cache(50052, tmp_path, tmp_path / "state")
+    assert found is not None
+    assert (found["kept_since"], found["tidied_at"]) == (1750000000, None)
 
 
 @pytest.mark.parametrize("lacking", ["unit", "cache", "folder"])

@@ -423,6 +423,18 @@ def test_quantised_values_keep_flash_attention() -> None:
     assert any(text.startswith("flash attention: ") for text in result["left_out"])
 
 
+def test_split_mode_tensor_keeps_flash_attention() -> None:
+    def measured(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
+        return (130.0, 30.0) if run["split_mode"] == "tensor" else (80.0, 20.0)
+
+    result, records = sweep(measured, tune_flash_attn=["off"])
+    assert "flash attention: split mode tensor needs it" in result["left_out"]
+    assert {record["run"]["flash_attn"] for record in records} == {None}
+    result, records = sweep(measured, extra_args=["-fa", "off"])
+    assert {record["run"]["flash_attn"] for record in records if record["run"]["split_mode"] == "tensor"} == {"on"}
+    assert won(result)["inference_extra_args"][-4:] == ["--split-mode", "tensor", "--flash-attn", "on"]
+
+
 def test_text_of_others_stays_in_its_comment() -> None:
     result, _records = sweep(
         fails=lambda run: "Boom\nrpc_server_threads: 99\u2028x" if run["split_mode"] == "tensor" else None,
