@@ -3,9 +3,8 @@
 # `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took. A tier that
 # cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
 #
-# The tier before the last mostly waits, and the last begins with minutes of compiling: that is done beside the other. So is
-# ansible-test, which keeps one processor busy, beside the compiling that comes before its turn. What these say is kept for
-# their turns, and that one failed is its own tier's failure.
+# Some begin before their turn, beside others: ansible-test keeps one processor busy; the cluster mostly waits; the aarch64
+# cluster begins with minutes of compiling. What they say is kept for their turns, and that one failed is its own failure.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -13,10 +12,11 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 summary=
 not_run=
-sanity=       # the process of ansible-test, while it runs
-beside=       # the process that prepares the last tier, while it runs
-unfinished=   # hosts of the last tier may be there
-log=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}/molecule/aarch64-create.log
+hosts=   # the scripts that may have hosts up
+beside=$(mktemp -d)
+FAILED_TESTS=$beside/failed
+export FAILED_TESTS
+: >"$FAILED_TESTS"
 
 tier() {
     name=$1
@@ -37,74 +37,90 @@ tier() {
     summary="$summary  $(printf '%5d s  %s' "$(($(date +%s) - began))" "$name")\n"
 }
 
-prepare_aarch64() {
-    # The hosts of two tiers can be there at a time, unless they are told to be of one lab.
-    if [ "$(id -u)" != 0 ] || [ -n "${LAB_NUMBER:-}" ]; then return; fi
-    mkdir -p "${log%/*}"
-    # Ended by the kernel when this is killed. It begins when the hosts of the other tier are there: both install packages here.
-    setpriv --pdeathsig TERM setsid sh -c '
-        until LAB_NUMBER=100 python tests/lab/lab.py status >/dev/null; do sleep 2; done
-        exec scripts/aarch64.sh create' </dev/null >"$log" 2>&1 &
-    beside=$! unfinished=yes
-    printf 'The last tier is begun beside this one: %s\n' "$log"
+# begin NAME COMMAND...: in a session of its own, to be ended as a whole; it is also told to end when this is killed.
+begin() {
+    name=$1
+    shift
+    setpriv --pdeathsig TERM setsid "$@" </dev/null >"$beside/$name.log" 2>&1 &
+    echo $! >"$beside/$name"
 }
 
-begin_sanity() {
-    python scripts/sanity.py </dev/null >"$SANITY_LOG" 2>&1 &
-    sanity=$!
+# finish NAME: show what it says, wait for its end, and be what it was.
+finish() {
+    pid=$(cat "$beside/$1")
+    printf 'Begun before its turn:\n'
+    tail -n +1 -f --pid="$pid" "$beside/$1.log"
+    was=0
+    wait "$pid" || was=$?
+    rm "$beside/$1"
+    return "$was"
 }
 
-end_sanity() {
-    said=0
-    wait "$sanity" || said=$?
-    sanity=
-    cat "$SANITY_LOG"
-    return "$said"
+end_all() {
+    for began_beside in "$beside"/sanity "$beside"/cluster "$beside"/aarch64; do
+        [ -e "$began_beside" ] || continue
+        pid=$(cat "$began_beside")
+        kill -- "-$pid" 2>/dev/null || :
+        wait "$pid" || :
+    done
+    for script in $hosts; do
+        "$script" destroy >/dev/null 2>&1 || :
+    done
+    rm -rf "$beside"
 }
-
-end_preparation() {
-    [ -z "$sanity" ] || kill "$sanity" 2>/dev/null || :
-    [ -z "$sanity" ] || wait "$sanity" || :
-    [ -z "$beside" ] || kill "$beside" 2>/dev/null || :
-    [ -z "$beside" ] || wait "$beside" || :
-    [ -z "$unfinished" ] || scripts/aarch64.sh destroy >/dev/null 2>&1 || :
-}
-FAILED_TESTS=$(mktemp)
-SANITY_LOG=$(mktemp)
-export FAILED_TESTS
-trap 'end_preparation; rm -f "$FAILED_TESTS" "$SANITY_LOG"' EXIT
+trap end_all EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# Hosts can be made by root. Those of two tiers can be there at a time, unless they are told to be of one lab.
+begin_cluster() {
+    [ "$(id -u)" = 0 ] || return 0
+    hosts=scripts/cluster.sh
+    begin cluster scripts/cluster.sh
+}
+
 cluster() {
-    prepare_aarch64
-    scripts/cluster.sh
+    if [ ! -e "$beside/cluster" ]; then
+        scripts/cluster.sh
+        return
+    fi
+    if [ -z "${LAB_NUMBER:-}" ]; then
+        hosts="$hosts scripts/aarch64.sh"
+        # It begins when the hosts of this tier are there: both install packages here.
+        begin aarch64 sh -c '
+            until LAB_NUMBER=100 python tests/lab/lab.py status >/dev/null; do sleep 2; done
+            exec scripts/aarch64.sh create'
+    fi
+    finish cluster || return
+    hosts=${hosts#scripts/cluster.sh}
 }
 
 aarch64() {
-    if [ -z "$beside" ]; then
+    if [ ! -e "$beside/aarch64" ]; then
         scripts/aarch64.sh
         return
     fi
-    printf 'Its beginning, beside the tier before:\n'
-    tail -n +1 -f --pid="$beside" "$log"
-    prepared=0
-    wait "$beside" || prepared=$?
-    beside=
-    [ "$prepared" = 0 ] || return "$prepared"
-    unfinished=
+    finish aarch64 || return
+    hosts=
     scripts/aarch64.sh finish
 }
 
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v ccache >/dev/null; then
+    echo "==> Installing ccache: several tiers compile the same"
+    apt-get -qq update || :
+    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends ccache >/dev/null
+fi
+
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
-begin_sanity
+begin sanity python scripts/sanity.py
 tier "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
-tier "ansible-test sanity, begun beside the tier before" end_sanity
-# They wait a lot, so two also keep a single processor busy; with more, some would miss their time limits.
-processors=$(getconf _NPROCESSORS_ONLN)
-[ "$processors" -gt 2 ] || processors=2
-tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-$processors}" tests/integration
+tier "ansible-test sanity" finish sanity
+begin_cluster
+# One processor is for the cluster. These wait a lot, too, so there are two at least.
+others=$(($(getconf _NPROCESSORS_ONLN) - 1))
+[ "$others" -gt 1 ] || others=2
+tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-$others}" tests/integration
 tier "A cluster on test hosts, from minimal systems and back" cluster
 # Last, as what is wrong with a role shows sooner on hosts that are not emulated.
 tier "A cluster of aarch64 hosts" aarch64

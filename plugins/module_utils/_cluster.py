@@ -240,7 +240,8 @@ def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
     if since <= MOST_UNTIDY_S:
         return []
     ago = f"{since / 3600:.0f} hours ago"
-    last = f"was last put in order {ago}" if cache["tidied_at"] is not None else f"was never put in order, from {ago} on"
+    tidied = cache["tidied_at"] is not None
+    last = f"was last put in order {ago}" if tidied else f"was never put in order, from {ago} on"
     sentence = (
         f"The tensor cache of {host}:{port} {last}: "
         f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."

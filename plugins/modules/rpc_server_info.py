@@ -202,7 +202,8 @@ servers:
           type: int
           sample: 21474836480
         kept_since:
-          description: When the timer that has it put in order was made, in seconds since 1970; V(null) if there is none.
+          description:
+            - When the timer that has it put in order was made, in seconds since 1970; V(null) if there is none.
           type: int
           sample: 1750000000
         tidied_at:

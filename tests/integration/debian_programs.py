@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,9 @@ def debian_program(package: str, path: str) -> Path:
 def _unpack(package: str, folder: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         return
-    for attempt in range(2):
+    # Others may have apt-get bring its lists up to date at the moment.
+    for attempt in range(4):
+        time.sleep(5 * max(0, attempt - 1))
         if attempt and os.geteuid() == 0:
             subprocess.run(["apt-get", "-qq", "update"], check=False, timeout=LIMIT_S)
         subprocess.run(
