@@ -75,6 +75,8 @@ trap 'exit 143' TERM
 # Hosts can be made by root. Those of two tiers can be there at a time, unless they are told to be of one lab.
 begin_cluster() {
     [ "$(id -u)" = 0 ] || return 0
+    # Now, as the tier beside it installs packages, too, and these do not wait for each other.
+    python tests/lab/lab.py tools || return 0
     hosts=scripts/cluster.sh
     begin cluster scripts/cluster.sh
 }
@@ -114,9 +116,9 @@ fi
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
 begin sanity python scripts/sanity.py
+begin_cluster
 tier "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
 tier "ansible-test sanity" finish sanity
-begin_cluster
 # One processor is for the cluster. These wait a lot, too, so there are two at least.
 others=$(($(getconf _NPROCESSORS_ONLN) - 1))
 [ "$others" -gt 1 ] || others=2
