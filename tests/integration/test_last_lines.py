@@ -41,6 +41,8 @@ def test_last_lines_are_written_although_the_reader_is_slow(release_7: Release, 
     """Its text waits in a queue until somebody reads; meanwhile it has nothing left to do but to end."""
     tokens = 400
     command = [release_7.bin / "llama-completion", "-m", model, "-p", "the river", "-n", str(tokens), "--ignore-eos"]
+    # Several would wait for each other by computing, for long where others compute as well.
+    command += ["-t", "1"]
     reader, writer = full_pipe()
     process = subprocess.Popen(
         [*command, "-no-cnv"], stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.PIPE

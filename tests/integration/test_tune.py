@@ -50,9 +50,10 @@ def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, An
     figures = json.loads((tmp_path / "tune/figures.json").read_text())
     assert yaml.safe_load(text) == figures["variables"]
     assert figures["summary"] in done.stdout
-    # On a busy machine the other split mode may win, and is tried with other batches then.
+    # The other split mode may win: it is tried with other batches then, and needs flash attention.
     stages = [run["run"]["stage"] for run in figures["runs"]]
-    assert list(dict.fromkeys(stages))[:4] == ["start", "ubatch_size", "split_mode", "flash_attn"]
+    assert list(dict.fromkeys(stages))[:3] == ["start", "ubatch_size", "split_mode"]
+    assert ("flash_attn" in stages) != (figures["left_out"].get("flash attention") == "split mode tensor needs it")
     assert figures["runs"][-1]["run"]["stage"] == "again"
     assert all(run["failure"] is None for run in figures["runs"])
     assert [test["ubatch_size"] for test in figures["runs"][1]["tests"]] == [32, 256]
