@@ -113,9 +113,9 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v ccache >/
     DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends ccache >/dev/null
 fi
 
+begin sanity python scripts/sanity.py
 tier "Lint and unit tests" scripts/check.sh
 tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
-begin sanity python scripts/sanity.py
 begin_cluster
 tier "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
 tier "ansible-test sanity" finish sanity
