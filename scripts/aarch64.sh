@@ -24,17 +24,12 @@ export LLAMA_CPP_CLUSTER_CACHE="$cache" MOLECULE_PROJECT_DIRECTORY="$PWD"
 PATH=$PWD/.venv/bin:$PATH
 export PATH PYTHONUNBUFFERED=1 MOLECULE_EPHEMERAL_DIRECTORY="$cache/molecule/$LAB_NUMBER"
 
-# What the tests use themselves: the classes have most of what is compiled in common, which ccache finds; and one test runs
-# a compiler of the other architecture. (tests/lab and the role install what they need.)
-missing=
-command -v ccache >/dev/null || missing=ccache
-[ "$(uname -m)" = aarch64 ] || command -v qemu-aarch64-static >/dev/null || missing="$missing qemu-user-static"
-if [ -n "$missing" ] && command -v apt-get >/dev/null; then
+. scripts/ccache.sh
+# One test runs a compiler of the other architecture. (tests/lab and the role install what they need.)
+if [ "$(uname -m)" != aarch64 ] && ! command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then
     apt-get -qq update || :
-    # shellcheck disable=SC2086 # two words are two packages
-    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends $missing >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends qemu-user-static >/dev/null
 fi
-export CCACHE_DIR="$cache/ccache" CCACHE_BASEDIR="$cache/build" CCACHE_NOHASHDIR=1
 
 # Two at a time would take each other's hosts away.
 mkdir -p "$cache/molecule"

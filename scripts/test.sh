@@ -10,122 +10,136 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+# A folder for each checkout, as several may be tested at a time.
+logs=$cache/test/$(echo "$PWD" | tr / _)
+rm -rf "$logs"
+mkdir -p "$logs"
 summary=
 not_run=
 hosts=   # the scripts that may have hosts up
-beside=$(mktemp -d)
-FAILED_TESTS=$beside/failed
-export FAILED_TESTS
-: >"$FAILED_TESTS"
+state=$(mktemp -d)   # of each tier, by its key
 
-tier() {
-    name=$1
-    shift
-    printf '\n==> %s\n' "$name"
-    began=$(date +%s)
-    status=0
-    "$@" || status=$?
-    if [ "$status" = 77 ]; then
-        not_run="$not_run  $name\n"
-        return
-    fi
-    if [ "$status" != 0 ]; then
-        printf '\nerror: %s failed after %d s. Passed before it:\n%b' "$name" "$(($(date +%s) - began))" "${summary:-  nothing\n}" >&2
-        sed '1s/^/Tests that failed:\n/' "$FAILED_TESTS" >&2
-        exit 1
-    fi
-    summary="$summary  $(printf '%5d s  %s' "$(($(date +%s) - began))" "$name")\n"
+# start KEY COMMAND...: in a session of its own, to be ended as a whole, as by Ctrl-C, on which tests clean up. A shell stands
+# between, which passes that on, should this be killed as well, and writes what it took: then its number may be another's.
+start() {
+    : >"$state/$1.failed"
+    case "$*" in *scripts/cluster.sh | *"scripts/aarch64.sh create") hosts="$hosts $2" ;; esac
+    # shellcheck disable=SC2016 # for the shell between
+    FAILED_TESTS=$state/$1.failed setpriv --pdeathsig TERM sh -c '
+        ended=$1/$2.ended
+        shift 2
+        began=$(date +%s)
+        # By itself, what a shell starts in the background ignores Ctrl-C.
+        env --default-signal=INT setpriv --pdeathsig TERM setsid "$@" &
+        trap "kill -s INT -- -$! 2>/dev/null || kill $!; wait $!" TERM HUP
+        status=0
+        wait $! || status=$?
+        echo $(($(date +%s) - began)) >"$ended"
+        exit "$status"' sh "$state" "$@" </dev/null &
+    echo $! >"$state/$1.process"
 }
 
-# begin NAME COMMAND...: in a session of its own, to be ended as a whole; it is also told to end when this is killed.
+# begin KEY COMMAND...: before its turn.
 begin() {
-    name=$1
-    shift
-    setpriv --pdeathsig TERM setsid "$@" </dev/null >"$beside/$name.log" 2>&1 &
-    echo $! >"$beside/$name"
+    printf 'Begun before its turn: %s, which writes to %s\n' "$1" "$logs/$1.log"
+    echo 0 >"$state/$1.shown"
+    start "$@" >"$logs/$1.log" 2>&1
 }
 
-# finish NAME: show what it says, wait for its end, and be what it was.
-finish() {
-    pid=$(cat "$beside/$1")
-    printf 'Begun before its turn:\n'
-    tail -n +1 -f --pid="$pid" "$beside/$1.log"
-    was=0
-    wait "$pid" || was=$?
-    rm "$beside/$1"
-    return "$was"
+not_shown() { tail -c "+$(($(cat "$state/$1.shown") + 1))" "$logs/$1.log"; }
+
+show() {
+    not_shown "$1" >"$state/more"
+    cat "$state/more"
+    echo $(($(cat "$state/$1.shown") + $(wc -c <"$state/more"))) >"$state/$1.shown"
+}
+
+# tier KEY NAME [COMMAND...]: wait for it; the command is for one that has not begun.
+tier() {
+    key=$1 name=$2
+    shift 2
+    printf '\n==> %s\n' "$name"
+    beside=
+    if [ -e "$state/$key.shown" ]; then
+        beside=" (beside others)"
+        # The number is looked at in case it was killed, and wrote nothing.
+        while [ ! -e "$state/$key.ended" ] && kill -0 "$(cat "$state/$key.process")" 2>/dev/null; do
+            show "$key"
+            sleep 1
+        done
+    else
+        start "$key" "$@"
+    fi
+    status=0
+    wait "$(cat "$state/$key.process")" || status=$?
+    [ -z "$beside" ] || show "$key"
+    took=$(cat "$state/$key.ended" 2>/dev/null) || took="?"
+    case $status in
+        0) summary="$summary  $(printf '%5s s  %s%s' "$took" "$name" "$beside")\n" ;;
+        77) not_run="$not_run  $name\n" ;;
+        *)
+            {
+                printf '\nerror: %s failed after %s s. Passed before it:\n%b' "$name" "$took" "${summary:-  nothing\n}"
+                sed '1s/^/Tests that failed:\n/' "$state/$key.failed"
+            } >"$state/failure"
+            exit 1
+            ;;
+    esac
 }
 
 end_all() {
-    for began_beside in "$beside"/sanity "$beside"/cluster "$beside"/aarch64; do
-        [ -e "$began_beside" ] || continue
-        pid=$(cat "$began_beside")
-        kill -- "-$pid" 2>/dev/null || :
-        wait "$pid" || :
+    outcome=$?
+    for begun in "$state"/*.shown; do
+        [ -e "$begun" ] || continue
+        key=$(basename "$begun" .shown)
+        not_shown "$key" | tail -n 40 >"$state/last"
+        [ ! -s "$state/last" ] || printf '\nNot shown yet, the last lines of %s:\n%s\n' "$logs/$key.log" "$(cat "$state/last")"
     done
-    for script in $hosts; do
-        "$script" destroy >/dev/null 2>&1 || :
+    for process in "$state"/*.process; do
+        [ ! -e "$process" ] || [ -e "${process%.process}.ended" ] || kill "$(cat "$process")" 2>/dev/null || :
     done
-    rm -rf "$beside"
+    wait
+    if [ "$outcome" != 0 ]; then
+        for script in $hosts; do
+            "$script" destroy >/dev/null 2>&1 || :
+        done
+    fi
+    # In the end, to be seen.
+    [ ! -e "$state/failure" ] || cat "$state/failure" >&2
+    rm -rf "$state"
 }
 trap end_all EXIT
+trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# Hosts can be made by root. Those of two tiers can be there at a time, unless they are told to be of one lab.
-begin_cluster() {
-    [ "$(id -u)" = 0 ] || return 0
-    # Now, as the tier beside it installs packages, too, and these do not wait for each other.
-    python tests/lab/lab.py tools || return 0
-    hosts=scripts/cluster.sh
-    begin cluster scripts/cluster.sh
-}
-
-cluster() {
-    if [ ! -e "$beside/cluster" ]; then
-        scripts/cluster.sh
-        return
-    fi
-    if [ -z "${LAB_NUMBER:-}" ]; then
-        hosts="$hosts scripts/aarch64.sh"
-        # It begins when the hosts of this tier are there: both install packages here.
-        begin aarch64 sh -c '
-            until LAB_NUMBER=100 python tests/lab/lab.py status >/dev/null; do sleep 2; done
-            exec scripts/aarch64.sh create'
-    fi
-    finish cluster || return
-    hosts=${hosts#scripts/cluster.sh}
-}
-
-aarch64() {
-    if [ ! -e "$beside/aarch64" ]; then
-        scripts/aarch64.sh
-        return
-    fi
-    finish aarch64 || return
-    hosts=
-    scripts/aarch64.sh finish
-}
-
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! command -v ccache >/dev/null; then
-    echo "==> Installing ccache: several tiers compile the same"
-    apt-get -qq update || :
-    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends ccache >/dev/null
-fi
+. scripts/ccache.sh
+processes=$(nproc)
+[ "$processes" -lt 8 ] || processes=8
 
 begin sanity python scripts/sanity.py
-tier "Lint and unit tests" scripts/check.sh
-tier "Documentation, examples, argument specs and the built collection" pytest -q -n auto tests/collection
-begin_cluster
-tier "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
-tier "ansible-test sanity" finish sanity
-# One processor is for the cluster. These wait a lot, too, so there are two at least.
-others=$(($(getconf _NPROCESSORS_ONLN) - 1))
-[ "$others" -gt 1 ] || others=2
-tier "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-$others}" tests/integration
-tier "A cluster on test hosts, from minimal systems and back" cluster
+tier check "Lint and unit tests" scripts/check.sh
+tier collection "Documentation, examples, argument specs and the built collection" pytest -q -n "$processes" tests/collection
+# Hosts can be made by root. What they need is installed now: the tier beside it installs packages, too, and these do not
+# wait for each other. Where that fails, the cluster says so in its turn.
+if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
+    begin cluster scripts/cluster.sh
+    processes=$((processes - 1))
+fi
+tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
+tier sanity "ansible-test sanity"
+# These wait a lot, too.
+[ "$processes" -gt 1 ] || processes=2
+tier integration "Integration: real llama.cpp processes and Ansible runs" pytest -q -n "${TEST_PROCESSES:-$processes}" tests/integration
+# Not with the integration tests, as both install packages; and not where both clusters are told to be of one lab.
+if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
+    begin aarch64 scripts/aarch64.sh create
+fi
+tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
 # Last, as what is wrong with a role shows sooner on hosts that are not emulated.
-tier "A cluster of aarch64 hosts" aarch64
+tier aarch64 "Hosts of an aarch64 cluster, and what is compiled for them" scripts/aarch64.sh create
+tier aarch64-cluster "A cluster of aarch64 hosts" scripts/aarch64.sh finish
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"
