@@ -35,9 +35,10 @@ start() {
     pids+=("$!")
 }
 
-processors=$(nproc)
+processes=$(nproc)
+processes=$((processes < 2 ? 2 : processes > 8 ? 8 : processes))
 # The longest first. ansible-lint uses one processor, so it runs in parts; what a part leaves out is another one's.
-start unit-tests pytest -q --no-header -n "$((processors > 2 ? processors : 2))" tests/unit
+start unit-tests pytest -q --no-header -n "$processes" tests/unit
 start lint-rest ansible-lint -q --exclude roles --exclude extensions --exclude tests
 start lint-roles ansible-lint -q roles
 start lint-tests ansible-lint -q tests extensions --exclude roles
