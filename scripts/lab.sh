@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make lab` and `make lab-down`: the test hosts, and the model that inventories/lab gives them (of random weights).
-# Arguments go to tests/lab/lab.py: up [host …] | down | status.
+# Arguments go to tests/lab/lab.py: up [host …] | down | status | tools, which installs what hosts need here.
 set -eu
 
 cd "$(dirname "$0")/.."

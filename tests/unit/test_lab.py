@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test hosts: which there are; when they are emulated, what they start with, and how packages are known by another
-architecture."""
+"""Test hosts: which there are, and what they need here; when they are emulated, what they start with, and how packages
+are known by another architecture."""
 
 from __future__ import annotations
 
@@ -26,6 +26,36 @@ def test_only_who_names_more_hosts_gets_them() -> None:
     assert [host.name for host in lab.chosen(["worker3", "worker1"])] == ["worker1", "worker3"]
     with pytest.raises(lab.LabError, match=r"no such host: worker99; there are master, worker1, .*arm-worker2[.]$"):
         lab.chosen(["worker1", "worker99"])
+
+
+def test_tools_are_installed_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What any host needs, before there is one; QEMU is for who has emulated ones."""
+    there = {"apt-get", "ip", "setpriv", "ssh-keygen"}
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(sys, "argv", ["lab.py", "tools"])
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(lab.signal, "signal", lambda *_given: None)
+    monkeypatch.setattr(lab.shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
+    monkeypatch.setattr(lab, "run", lambda *argv, **_options: ran.append(argv))
+    monkeypatch.setenv("LAB_NUMBER", "7")
+    assert lab.main() == 0
+    install = ("apt-get", "-qqy", "install", "--no-install-recommends", "mmdebstrap", "nftables", "systemd-container")
+    assert ran == [("apt-get", "-qq", "update"), install]
+    there |= {"mmdebstrap", "nft", "systemd-nspawn"}
+    assert lab.main() == 0
+    assert len(ran) == 2
+
+
+def test_tools_that_cannot_be_installed_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lab.py", "tools"])
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(lab.signal, "signal", lambda *_given: None)
+    monkeypatch.setattr(lab.shutil, "which", lambda name: None if name in ("nft", "apt-get") else f"/usr/bin/{name}")
+    assert lab.main() == 1
+    said = "lab: this machine lacks nftables, and apt-get to install them with; install them by hand.\n"
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("path", ["lab/hosts.yml", "lab/more_workers.yml", "lab_aarch64/hosts.yml"])
