@@ -40,10 +40,10 @@ def debian_program(package: str, path: str) -> Path:
 def _unpack(package: str, folder: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         return
-    # Others may have apt-get bring its lists up to date at the moment.
-    for attempt in range(4):
+    # Once more after an update, which is for root alone; others may be at one at the moment, and keep this one from it.
+    for attempt in range(4 if os.geteuid() == 0 else 1):
         time.sleep(5 * max(0, attempt - 1))
-        if attempt and os.geteuid() == 0:
+        if attempt:
             subprocess.run(["apt-get", "-qq", "update"], check=False, timeout=LIMIT_S)
         subprocess.run(
             ["apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", package],
