@@ -93,7 +93,7 @@ def emptied(entry: Path) -> None:
 
 
 def larger_than_memory(entry: Path) -> None:
-    os.truncate(entry, 1 << 50)
+    os.truncate(entry, 1 << 42)
 
 
 @pytest.mark.parametrize(
