@@ -14,7 +14,7 @@ import re
 import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Mapping
 
 UNIT_FOLDER = Path("/etc/systemd/system")
 # StateDirectory of the units. What is there outlives a process: each file says which start of its unit has written it.
@@ -27,6 +27,7 @@ METRICS_UNITS = ("llama-rpc-metrics.timer", "llama-rpc-metrics.service")
 CACHE_STATE_FOLDER = Path("/var/lib/llama_rpc_cache")
 MOST_STATUS_BYTES = 4096
 _REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
+_CACHE_USE = {"hits": int, "hit_bytes": int, "misses": int, "damaged": int}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
 _TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
 _CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
@@ -105,19 +106,29 @@ def read_release(prefix: str) -> dict[str, Any]:
 
 
 def read_repack(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
-    """Return what the worker of a unit says of weights that it has repacked; None if it says nothing, or nonsense.
+    """Return what the worker of a unit says of weights that it has repacked; None if it says nothing, or nonsense."""
+    return _read_said(port, root, "status", "repack", _REPACK)
 
-    The worker, which strangers may talk to, writes that file: it is taken for nothing but six values. What an earlier
+
+def read_cache_use(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
+    """Return what the worker of a unit says its cache was good for so far; None if it says nothing, or nonsense."""
+    return _read_said(port, root, "cache", "use", _CACHE_USE)
+
+
+def _read_said(port: int, root: Path, name: str, key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return an object of a file that the worker of a unit writes about itself.
+
+    The worker, which strangers may talk to, writes that file: it is taken for nothing but these values. What an earlier
     process has left is nothing.
     """
     start = None
     with contextlib.suppress(OSError):
         start = os.readlink(root / INVOCATIONS / f"invocation:llama-rpc-server@{port}.service")
-    said = _read_json(root / STATE_FOLDER / f"status-{port}.json")
-    repack = said.get("repack") if start is not None and said.get("invocation") == start else None
-    if not isinstance(repack, dict) or not all(_is_a(repack.get(key), kind) for key, kind in _REPACK.items()):
+    said = _read_json(root / STATE_FOLDER / f"{name}-{port}.json")
+    found = said.get(key) if start is not None and said.get("invocation") == start else None
+    if not isinstance(found, dict) or not all(_is_a(found.get(name), kind) for name, kind in kinds.items()):
         return None
-    return {key: kind(repack[key]) for key, kind in _REPACK.items()}
+    return {name: kind(found[name]) for name, kind in kinds.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Kept:
     address: str
     pid_file: Path
     keeper: subprocess.Popen[bytes] = field(repr=False)
+    log: Path = field(repr=False)
 
     @property
     def endpoint(self) -> str:
@@ -73,6 +74,11 @@ class Kept:
         return any(fields[1].endswith(f":{self.port:04X}") and fields[3] == "01" for fields in lines)
 
 
+def kept_in(cache: Path) -> dict[str, str]:
+    """As the unit says it, with what the role leaves free of a disk by default."""
+    return {"LLAMA_CACHE": str(cache), "GGML_RPC_CACHE_MIN_FREE": "10%"}
+
+
 @contextmanager
 def kept(
     release: Release,
@@ -91,9 +97,9 @@ def kept(
         keeper = subprocess.Popen(
             [*prefix, *command, *server],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1", **({"LLAMA_CACHE": str(cache)} if cache else {})},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1", **(kept_in(cache) if cache else {})},
         )  # fmt: skip
-    worker = Kept(port, address, pid_file, keeper)
+    worker = Kept(port, address, pid_file, keeper, log)
     try:
         until(worker.listens, START_LIMIT_S)
         yield worker

@@ -90,6 +90,8 @@ def host(tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     (invocations / "invocation:llama-rpc-server@50052.service").symlink_to("0123abcd")
     repack = {"enabled": True, "kernels": True, "weights": 3, "mib": 1.5, "of_weights": 4, "of_mib": 2.0}
     status.write_text(json.dumps({"invocation": "0123abcd", "repack": repack}))
+    use = {"hits": 5, "hit_bytes": 4096, "misses": 2, "damaged": 1}
+    status.with_name("cache-50052.json").write_text(json.dumps({"invocation": "0123abcd", "use": use}))
     for port, most, text in ((50052, 5000, "{}"), (50053, 0, "{} and more")):
         tidied = tmp_path / f"var/lib/llama_rpc_cache/{port}/status.json"
         tidied.parent.mkdir(parents=True)
@@ -127,6 +129,10 @@ def test_all_that_is_known_of_several_servers_is_said(host: Path, program: Modul
         f"llama_rpc_cache_damaged_total{{{first}}} 1",
         f"llama_rpc_cache_evicted_total{{{first}}} 2",
         f"llama_rpc_cache_tidied_timestamp_seconds{{{first}}} 1760000000",
+        f"llama_rpc_cache_hits_total{{{first}}} 5",
+        f"llama_rpc_cache_hit_bytes_total{{{first}}} 4096",
+        f"llama_rpc_cache_misses_total{{{first}}} 2",
+        f"llama_rpc_cache_refused_total{{{first}}} 1",
         f"llama_rpc_weights{{{first}}} 4",
         f"llama_rpc_weights_bytes{{{first}}} 2097152",
         f"llama_rpc_repacked_weights{{{first}}} 3",

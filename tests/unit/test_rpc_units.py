@@ -14,6 +14,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units impor
     Unit,
     read_account,
     read_cache,
+    read_cache_use,
     read_metrics,
     read_release,
     read_repack,
@@ -117,6 +118,18 @@ def test_what_a_worker_says_of_repacked_weights_is_read(tmp_path: Path) -> None:
     assert found is not None
     assert [type(value) for value in found.values()] == [bool, bool, int, float, int, float]
     assert read_repack(50053, tmp_path) is None
+
+
+def test_what_a_worker_says_of_the_use_of_its_cache_is_read(tmp_path: Path) -> None:
+    use = {"hits": 3, "hit_bytes": 4096, "misses": 1, "damaged": 0}
+    path = said(tmp_path, "").with_name("cache-50052.json")
+    assert read_cache_use(50052, tmp_path) is None, "stock upstream says nothing"
+    path.write_text(json.dumps({"invocation": START, "use": {**use, "more": 1}}))
+    assert read_cache_use(50052, tmp_path) == use
+    path.write_text(json.dumps({"invocation": START, "use": {**use, "misses": -1}}))
+    assert read_cache_use(50052, tmp_path) is None
+    path.write_text(json.dumps({"invocation": START[::-1], "use": use}))
+    assert read_cache_use(50052, tmp_path) is None
 
 
 @pytest.mark.parametrize("start", [None, "f" + START[1:]], ids=["no-unit-runs", "another-start"])

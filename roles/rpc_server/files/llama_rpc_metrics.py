@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Iterator, Mapping
 
 from _listeners import Port, look_at_ports
-from _rpc_units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_repack, read_tidied, read_units
+from _rpc_units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_cache_use, read_repack, read_tidied, read_units
 
 SYSTEMCTL_LIMIT_S = 10
 MIB = 1 << 20
@@ -46,6 +46,10 @@ METRICS = {
     "llama_rpc_cache_damaged_total": ("counter", "Entries removed that were not what their names say."),
     "llama_rpc_cache_evicted_total": ("counter", "Entries removed to keep to the limits."),
     "llama_rpc_cache_tidied_timestamp_seconds": ("gauge", "When the cache was last put in order."),
+    "llama_rpc_cache_hits_total": ("counter", "Tensors that a load found in the cache, so that they were not sent."),
+    "llama_rpc_cache_hit_bytes_total": ("counter", "Size of these tensors."),
+    "llama_rpc_cache_misses_total": ("counter", "Tensors that a load asked for and that the cache did not have."),
+    "llama_rpc_cache_refused_total": ("counter", "Those of the misses whose entry was not what its name says."),
     "llama_rpc_weights": ("gauge", "Weights that the server holds, of the load that is there now or of the last one."),
     "llama_rpc_weights_bytes": ("gauge", "Size of all these weights."),
     "llama_rpc_repacked_weights": ("gauge", "Those of these weights that are repacked for quicker kernels of the CPU."),
@@ -178,6 +182,12 @@ def samples(server: Server, port: Port, properties: Mapping[str, str], root: Pat
         yield "llama_rpc_cache_damaged_total", own, tidied["corrupted"]
         yield "llama_rpc_cache_evicted_total", own, tidied["evicted"]
         yield "llama_rpc_cache_tidied_timestamp_seconds", own, tidied["time"]
+    use = read_cache_use(server.port, root) if server.cache else None
+    if use:
+        yield "llama_rpc_cache_hits_total", own, use["hits"]
+        yield "llama_rpc_cache_hit_bytes_total", own, use["hit_bytes"]
+        yield "llama_rpc_cache_misses_total", own, use["misses"]
+        yield "llama_rpc_cache_refused_total", own, use["damaged"]
     repack = read_repack(server.port, root)
     if repack:
         yield "llama_rpc_weights", own, repack["of_weights"]
