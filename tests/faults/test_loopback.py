@@ -192,7 +192,7 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
 # A worker, or its host, says nothing any more
 
 
-@pytest.mark.parametrize("phase", [_progress.PROMPT, _progress.GENERATING])
+@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.PROMPT, _progress.GENERATING])
 def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
     cluster = large_cluster
     given = ENDLESS if phase == _progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
@@ -202,6 +202,7 @@ def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., No
     result, detected = run.result()
     sentence = said(result, "timed_out", cluster.struck)
     assert f"The run stood still for {STALL_S} s and was ended" in sentence
+    assert bool(result["text"]) == (phase == _progress.GENERATING)
     # What stopped it lets it go. On hosts a timer of systemd's does.
     cluster.struck.kill(signal.SIGCONT)
     saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
