@@ -234,16 +234,18 @@ def _service(
 
 
 def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
-    cache = cache or {}
-    times = [at for at in (cache.get("tidied_at"), cache.get("kept_since")) if at is not None]
-    since = time.time() - times[0] if times else 0
-    if since <= MOST_UNTIDY_S:
+    if cache is None:
         return []
-    ago = f"{since / 3600:.0f} hours ago"
-    tidied = cache["tidied_at"] is not None
-    last = f"was last put in order {ago}" if tidied else f"was never put in order, from {ago} on"
+    never = cache["tidied_at"] is None
+    at = cache["kept_since"] if never else cache["tidied_at"]
+    if at is None or time.time() - at <= MOST_UNTIDY_S:
+        return []
+    hours = f"{(time.time() - at) / 3600:.0f} hours"
+    was = (
+        f"not put in order once in the {hours} since its timer was made" if never else f"last put in order {hours} ago"
+    )
     sentence = (
-        f"The tensor cache of {host}:{port} {last}: "
+        f"The tensor cache of {host}:{port} was {was}: "
         f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."
     )
     return [sentence]

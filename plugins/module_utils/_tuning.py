@@ -333,6 +333,17 @@ def speeds_from_shifts(layers: Sequence[int], before_s: float, shifted: Sequence
     return [1 / cost for cost in costs]
 
 
+def flash_attn_needed(config: Config) -> str:
+    """Return what of a configuration needs flash attention, as a reason; empty if nothing does.
+
+    src/llama-context.cpp, llama_init_from_model: "SPLIT_MODE_TENSOR requires flash_attn to be enabled", "quantized V
+    cache requires flash_attn to be enabled".
+    """
+    if config.split_mode == "tensor":
+        return "split mode tensor needs it"
+    return "" if config.cache_type_v in FLOATING else "quantised values of the cache need it"
+
+
 class Sweep:
     """One sweep. `steps` asks for runs; the rest is what is known by then."""
 
@@ -363,7 +374,7 @@ class Sweep:
             else settings.threads_problem or "workers are not started anew unless told so",
             "split_mode": "" if self.split_modes() else "there is no other to try",
             "tensor_split": "" if settings.tensor_split else "it was not asked for",
-            "flash_attn": "" if self.flash_attn(settings.start) else "there is no other value to try",
+            "flash_attn": self.no_flash_attn(settings.start),
             "cache_type": ""
             if self.cache_types(settings.start)
             else "they change what the model says, and were not asked for",
@@ -402,9 +413,15 @@ class Sweep:
     def flash_attn(self, config: Config) -> list[str]:
         """Return what to try of flash attention; left to itself, it is on with CPU workers."""
         now = "on" if config.flash_attn == "auto" else config.flash_attn
-        # Quantised values in the cache need it, and so does split mode tensor.
-        needed = config.cache_type_v not in FLOATING or config.split_mode == "tensor"
+        needed = flash_attn_needed(config)
         return [value for value in self.settings.flash_attn if value != now and not (needed and value == "off")]
+
+    def no_flash_attn(self, config: Config) -> str:
+        """Return why there is nothing to try of flash attention; empty if there is something."""
+        if self.flash_attn(config):
+            return ""
+        needed = flash_attn_needed(config) if "off" in self.settings.flash_attn else ""
+        return needed or "there is no other value to try"
 
     def cache_types(self, config: Config) -> list[str]:
         """Return the cache types to try, for keys and values alike."""
@@ -603,8 +620,9 @@ class Sweep:
         for mode in self.split_modes():
             # The shares of layers mean nothing to the other mode, and what is a good physical batch for one need not
             # be one for the other: the two that are known decide whether it is worth a search.
-            flash = "on" if mode == "tensor" and self.best.config.flash_attn == "off" else self.best.config.flash_attn
-            config = replace(self.best.config, split_mode=mode, tensor_split=(), flash_attn=flash)
+            config = replace(self.best.config, split_mode=mode, tensor_split=())
+            if config.flash_attn == "off" and flash_attn_needed(config):
+                config = replace(config, flash_attn="on")
             sizes = tuple(sorted({self.best.config.ubatch_size, self.settings.start.ubatch_size}))
             outcome = yield from self._try(
                 replace(self._run("split_mode", f"split mode {mode}", config), ubatch_sizes=sizes)
@@ -626,19 +644,19 @@ class Sweep:
             self.notes.append(f"The physical batch was not searched anew with split mode {mode}, for want of time.")
 
     def _try_flash_attn(self) -> Generator[Run, Outcome, None]:
-        values = self.flash_attn(self.best.config)
-        if not values:
-            self.left_out["flash_attn"] = f"split mode {self.best.config.split_mode} needs it"
-        for value in values:
+        why = self.no_flash_attn(self.best.config)
+        if why:
+            self.left_out["flash_attn"] = why
+        for value in self.flash_attn(self.best.config):
             config = replace(self.best.config, flash_attn=value)
             outcome = yield from self._try(self._run("flash_attn", f"flash attention {value}", config))
             self._judge(outcome.measured if outcome else ())
 
     def _try_cache_type(self) -> Generator[Run, Outcome, None]:
         for kind in self.cache_types(self.best.config):
-            # Quantised values need flash attention.
-            flash = "on" if kind not in FLOATING else self.best.config.flash_attn
-            config = replace(self.best.config, cache_type_k=kind, cache_type_v=kind, flash_attn=flash)
+            config = replace(self.best.config, cache_type_k=kind, cache_type_v=kind)
+            if flash_attn_needed(config):
+                config = replace(config, flash_attn="on")
             outcome = yield from self._try(self._run("cache_type", f"cache type {kind}", config))
             self._judge(outcome.measured if outcome else ())
 

@@ -49,6 +49,7 @@ def come_at_once() -> None:
     Ansible leaves that to Python, which keeps some pages back where the output is a file or a pipe: in a CI job or
     behind `tee`, people would read where a task is after it has ended.
     """
+    # Whoever imports this may have put something else there, such as a StringIO, and a closed output is None.
     if wanted() and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
 

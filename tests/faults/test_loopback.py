@@ -125,18 +125,19 @@ def test_killed_during(phase: str, large_cluster: Cluster, saw: Callable[..., No
     saw(f"worker killed while {phase}", HERE, sentence, detected, cluster.recovers(BACK_S, since))
 
 
-def test_short_of_memory(release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
+def test_short_of_memory(release: Release, small: Path, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
     if os.geteuid() != 0:
         pytest.skip("control groups are made by root")
     with memory_limit(50 << 20) as limit, kept(release, tmp_path) as one, kept(
         release, tmp_path, prefix=limit
     ) as other:
-        workers = [one, other]
+        # The small model fits into it.
+        cluster = Cluster(release, small, tmp_path, [one, other])
         began, pid = time.monotonic(), other.pid
-        result = infer(release, large, workers)
+        result = infer(release, large, cluster.workers)
         detected = time.monotonic() - began
         sentence = said(result, "worker_lost", other)
-        ready = ready_after(workers, BACK_S)
+        ready = cluster.recovers(BACK_S)
         assert other.pid != pid, "the kernel has ended it, and it was started again"
         assert infer(release, large, [one])["failure"] is None
         saw("worker out of memory (limit of its control group)", HERE, sentence, detected, ready)
@@ -151,7 +152,7 @@ def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
     folder.mkdir()
     try:
         if not (folder / file).exists():
-            pytest.skip("there is no memory controller")
+            pytest.skip(f"{folder.parent} has no memory controller for the groups in it")
         (folder / file).write_text(str(size))
         yield "sh", "-c", f'echo $$ >{folder}/cgroup.procs && exec "$@"', "sh"
     finally:
@@ -191,7 +192,7 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
 # A worker, or its host, says nothing any more
 
 
-@pytest.mark.parametrize("phase", [_progress.PROMPT, _progress.GENERATING])
+@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.PROMPT, _progress.GENERATING])
 def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
     cluster = large_cluster
     given = ENDLESS if phase == _progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
@@ -201,6 +202,7 @@ def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., No
     result, detected = run.result()
     sentence = said(result, "timed_out", cluster.struck)
     assert f"The run stood still for {STALL_S} s and was ended" in sentence
+    assert bool(result["text"]) == (phase == _progress.GENERATING)
     # What stopped it lets it go. On hosts a timer of systemd's does.
     cluster.struck.kill(signal.SIGCONT)
     saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
@@ -484,22 +486,53 @@ def test_the_clock_jumps(release: Release, small: Path, tmp_path: Path, saw: Cal
         )
 
 
-@NEEDS_ROOT
-def test_the_name_service_is_gone(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
-    (tmp_path / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:30\n")
-    (tmp_path / "nsswitch.conf").write_text("hosts: dns\n")
-    names = ("resolv.conf", "nsswitch.conf")
-    script = "".join(f"mount --bind {tmp_path / name} /etc/{name}; " for name in names)
-    gone = ("unshare", "-m", "sh", "-ec", script + 'exec "$@"', "sh")
-    named = [f"worker-1.example:{cluster.spared.port}", f"worker-2.example:{cluster.struck.port}"]
+@contextmanager
+def names(cluster: Cluster, folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], Path]]:
+    """Give what starts a program with a silent name service, the names of the workers, and the file that has them."""
+    hosts = folder / "hosts"
+    hosts.write_text("127.0.0.1 worker-1.example worker-2.example\n")
+    (folder / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:30\n")
+    (folder / "nsswitch.conf").write_text("hosts: files dns\n")
+    files = ("hosts", "resolv.conf", "nsswitch.conf")
+    script = "".join(f"mount --bind {folder / name} /etc/{name}; " for name in files)
+    named = [f"worker-{number}.example:{worker.port}" for number, worker in enumerate(cluster.workers, 1)]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((SILENT, 53))
-        began = time.monotonic()
-        result = infer(cluster.release, cluster.model, cluster.workers, workers=named, prefix=gone)
-        detected = time.monotonic() - began
-    failure = result["failure"]
+        yield ("unshare", "-m", "sh", "-ec", script + 'exec "$@"', "sh"), named, hosts
+
+
+def unresolved(cluster: Cluster, named: list[str], gone: tuple[str, ...]) -> str:
+    """Return the sentence of a run whose names nobody knows."""
+    failure = infer(cluster.release, cluster.model, cluster.workers, workers=named, prefix=gone)["failure"]
     assert (failure["kind"], failure["endpoint"]) == ("worker_unreachable", named[0])
     assert "no answer from the resolver within 5 s" in failure["message"]
-    # Addresses need none.
-    assert infer(cluster.release, cluster.model, cluster.workers, prefix=gone)["failure"] is None
-    saw("name service gone", HERE, failure["message"], detected, cluster.recovers(BACK_S))
+    return str(failure["message"])
+
+
+@NEEDS_ROOT
+def test_the_name_service_is_gone(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
+    with names(cluster, tmp_path) as (gone, named, hosts):
+        hosts.write_text("")
+        began = time.monotonic()
+        sentence = unresolved(cluster, named, gone)
+        detected = time.monotonic() - began
+        # Addresses need none.
+        assert infer(cluster.release, cluster.model, cluster.workers, prefix=gone)["failure"] is None
+    saw("name service gone", HERE, sentence, detected, cluster.recovers(BACK_S))
+
+
+@NEEDS_ROOT
+def test_the_name_service_goes_during_a_run(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
+    with names(cluster, tmp_path) as (going, named, hosts):
+        given = {"ctx_size": 2048, "n_predict": 400, "extra_args": ["--ignore-eos"]}
+        expected = infer(cluster.release, cluster.model, cluster.workers, **given)["text"]
+        run = cluster.run(workers=named, prefix=going, **given)
+        run.reaches(_progress.GENERATING, cluster.struck)
+        run.strike(lambda: hosts.write_text(""))
+        assert run.phase() == _progress.GENERATING, "names were gone before it ended"
+        result, _seconds = run.result()
+        unresolved(cluster, named, going)
+    assert result["failure"] is None, result["msg"]
+    assert result["text"] == expected
+    sentence = "No harm: a run that goes on needs no names."
+    saw("name service gone while generating", HERE, sentence, None, cluster.recovers(BACK_S))

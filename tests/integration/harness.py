@@ -209,9 +209,10 @@ def running_worker(
     threads: int = 1,
     prefix: tuple[str, ...] = (),
     address: str = "127.0.0.1",
+    port: int | None = None,
 ) -> Iterator[Worker]:
     """Start one worker, give it, and end it by its own process id."""
-    port = free_port()
+    port = port or free_port()
     command = [*prefix, str(release.rpc_server), "-H", address, "-p", str(port), "-t", str(threads), *options]
     with log.open("wb") as output:
         process = subprocess.Popen(

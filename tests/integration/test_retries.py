@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import Release, Worker, play_here
+from harness import HANG_S, Release, Worker, play_here, running_worker
 from test_distributed_inference import wrapped
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -92,3 +94,50 @@ def test_no_worker_is_left_out_unless_that_is_asked(play: Play) -> None:
     assert report["inference"]["failure"]["kind"] == "worker_unreachable"
     assert "The next one is over the same workers." in done.stdout
     assert f"{lost.endpoint} refuses connections: start the RPC server" in done.stdout
+
+
+# The run would go on for long after its first words; it has ended when the worker is there again.
+LOST = r"""
+if mkdir "$here/first" 2>/dev/null; then
+  "$real" "$@" -c 4096 -n 4000 --ignore-eos >"$here/out" 2>"$here/log" &
+  while [ ! -s "$here/out" ] && kill -0 $!; do sleep 0.1; done
+  kill -9 PID
+  status=0; wait $! || status=$?
+  cat "$here/log" >&2; cat "$here/out"
+  until [ -e "$here/back" ]; do sleep 0.1; done
+  exit $status
+fi"""
+
+
+@contextmanager
+def started_again(play: Play, worker: Worker) -> Iterator[None]:
+    """Start a worker again when it has ended, as its service does."""
+
+    def again() -> None:
+        worker.process.wait(HANG_S)
+        stack.enter_context(running_worker(play.release, play.folder / "again.log", port=worker.port))
+        (play.folder / "bin" / "back").touch()
+
+    with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(again)
+        yield
+        begun.result(HANG_S)
+
+
+def test_a_run_that_lost_a_worker_is_repeated_over_all_when_it_is_back(play: Play) -> None:
+    lost = play.workers[1]
+    endpoints = [worker.endpoint for worker in play.workers]
+    with started_again(play, lost):
+        done, report = play(
+            LOST.replace("PID", str(lost.process.pid)), inference_retries=1, inference_retry_without_failed=True
+        )
+    assert done.returncode == 0, done.stdout
+    (failed,) = report["tries"]
+    assert failed["workers"] == endpoints
+    # Nobody can tell who it was, so nobody is left out.
+    assert (failed["failure"]["kind"], failed["failure"]["endpoint"]) == ("worker_lost", None)
+    assert report["left_out"] == []
+    assert [worker["endpoint"] for worker in report["workers"]] == endpoints
+    assert len(report["inference"]["text"].split()) == 8
+    assert "Attempt 1 of 2 failed: A worker broke the connection during the run and all answer again" in done.stdout
+    assert "The next one is over the same workers." in done.stdout

@@ -312,9 +312,12 @@ CACHE = {
         pytest.param(None, 1, None, "3.0 GiB", None, id="not-put-in-order-yet"),
         pytest.param(None, None, None, "3.0 GiB", None, id="nothing-keeps-it-in-order"),
         pytest.param(25, 99, 8 << 30, "3.0 of 8.0 GiB", "was last put in order 25 hours ago", id="its-timer-stopped"),
-        pytest.param(None, 99, None, "3.0 GiB", "was never put in order, from 99 hours ago on", id="it-never-ran"),
+        pytest.param(
+            None, 99, None, "3.0 GiB", "was not put in order once in the 99 hours since its timer was made",
+            id="it-never-ran",
+        ),
     ],
-)
+)  # fmt: skip
 def test_what_is_cached_is_shown(
     tidied: int | None, kept: int | None, limit: int | None, shown: str, problem: str | None
 ) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -271,6 +272,28 @@ CALLBACKS = {
 def test_lines_are_for_people(callback: str, people: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", callback)
     assert _lines.wanted() == people
+
+
+@pytest.mark.parametrize(("callback", "people"), CALLBACKS.items())
+def test_lines_come_at_once_to_people_and_the_output_of_others_is_left_alone(
+    callback: str, people: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", callback)
+    written = io.BytesIO()
+    # As Python has it for a file or a pipe.
+    output = io.TextIOWrapper(written)
+    monkeypatch.setattr(sys, "stdout", output)
+    _lines.come_at_once()
+    output.write("a line\n")
+    assert (written.getvalue() == b"a line\n") == people
+
+
+@pytest.mark.parametrize("output", [None, io.StringIO()], ids=["closed", "of-another-kind"])
+def test_any_other_output_is_no_error(output: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", "default")
+    monkeypatch.setattr(sys, "stdout", output)
+    _lines.come_at_once()
+    assert sys.stdout is output
 
 
 def test_a_single_module_prints_its_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -420,7 +420,7 @@ def test_quantised_values_keep_flash_attention() -> None:
     quantised = next(record["run"] for record in records if record["run"]["cache_type_v"] == "q8_0")
     assert quantised["flash_attn"] == "on"
     result, _records = sweep(extra_args=["-ctv", "q8_0", "-fa", "on"], tune_flash_attn=["off"])
-    assert any(text.startswith("flash attention: ") for text in result["left_out"])
+    assert "flash attention: quantised values of the cache need it" in result["left_out"]
 
 
 def test_split_mode_tensor_keeps_flash_attention() -> None:
@@ -433,6 +433,25 @@ def test_split_mode_tensor_keeps_flash_attention() -> None:
     result, records = sweep(measured, extra_args=["-fa", "off"])
     assert {record["run"]["flash_attn"] for record in records if record["run"]["split_mode"] == "tensor"} == {"on"}
     assert won(result)["inference_extra_args"][-4:] == ["--split-mode", "tensor", "--flash-attn", "on"]
+
+
+@pytest.mark.parametrize("won_meanwhile", [False, True], ids=["from-the-start", "won-meanwhile"])
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [(["on", "off"], "split mode tensor needs it"), (["on"], "there is no other value to try")],
+    ids=["off-would-be-tried", "on-alone"],
+)
+def test_why_flash_attention_is_left_out_does_not_depend_on_when(
+    values: list[str], why: str, won_meanwhile: bool
+) -> None:
+    def measured(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
+        return (130.0, 30.0) if run["split_mode"] == "tensor" else (80.0, 20.0)
+
+    # Switched off, `on` alone is something to try until split mode tensor has it.
+    now = ["-fa", "off"] if won_meanwhile else ["-fa", "on", "-sm", "tensor"]
+    result, records = sweep(measured, tune_flash_attn=values, extra_args=now)
+    assert f"flash attention: {why}" in result["left_out"]
+    assert "flash_attn" not in stages(records)
 
 
 def test_text_of_others_stays_in_its_comment() -> None:
