@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from harness import ADDRESS, CACHE, LAB, NUMBER, PORT, ROOT, UNIT, WORKERS, at_once, play, ssh, ssh_command
+from harness import ADDRESS, CACHE, LAB, NUMBER, PORT, ROOT, UNIT, WORKERS, at_once, eventually, play, ssh, ssh_command
 from round_trips import counted, round_trips
 
 # With nothing to do: what a slow host takes seconds for, each time.
@@ -272,9 +273,50 @@ def entries() -> dict[str, set[str]]:
     return at_once(lambda host: set(ssh(host, "sh", "-c", look).stdout.splitlines()), WORKERS)
 
 
+def forget_tensors() -> None:
+    at_once(lambda worker: ssh(worker, "sh", "-c", "rm -f /var/cache/llama_cpp/rpc/*"), WORKERS)
+
+
+RPC_CACHE = "/opt/llama_cpp/current/libexec/rpc-cache"
+# Before it adds anything, it waits to be let go on.
+WAITS = """#!/bin/sh
+if [ "$1" = add ]; then
+    touch /run/seeding
+    for second in $(seq 120); do [ -e /run/seed ] && break; sleep 1; done
+    [ -e /run/seed ] || { echo "it was not let go on" >&2; exit 1; }
+fi
+exec "$0.kept" "$@"
+"""
+
+
+@contextmanager
+def seeding_waits() -> Iterator[None]:
+    """Workers add no tensors to their caches before all of them are about to."""
+    put = f"cp -p {RPC_CACHE} {RPC_CACHE}.kept && cat >{RPC_CACHE}.new && chmod 755 {RPC_CACHE}.new && "
+    at_once(lambda host: ssh(host, "sh", "-c", put + f"mv {RPC_CACHE}.new {RPC_CACHE}", text_in=WAITS), WORKERS)
+    try:
+        yield
+    finally:
+        remove = f"mv {RPC_CACHE}.kept {RPC_CACHE}; rm -f /run/seeding /run/seed"
+        at_once(lambda host: ssh(host, "sh", "-c", remove), WORKERS)
+
+
+def is_seeding(worker: str) -> bool:
+    return ssh(worker, "test", "-e", "/run/seeding", check=False).returncode == 0
+
+
+def test_workers_are_seeded_side_by_side() -> None:
+    forget_tensors()
+    with ThreadPoolExecutor(1) as pool, seeding_waits():
+        run = pool.submit(play, "seed", "-e", "seed_from=controller")
+        eventually(lambda: run.done() or all(at_once(is_seeding, WORKERS).values()), 110, "both workers are at it")
+        assert not run.done(), run.result().stdout
+        at_once(lambda worker: ssh(worker, "touch", "/run/seed"), WORKERS)
+        assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.result().stdout) for worker in WORKERS)
+
+
 def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None:
-    for worker in WORKERS:
-        ssh(worker, "sh", "-c", "rm -f /var/cache/llama_cpp/rpc/*")
+    forget_tensors()
     run = play("seed", "-e", "seed_from=controller")
     assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.stdout) for worker in WORKERS), run.stdout
     assert "The tensors are those of inference_tensor_split: [" in said(run.stdout)

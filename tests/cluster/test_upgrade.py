@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An upgrade that is not good in the end: every step is taken, and every host goes back. More of it: tests/upgrade."""
+"""An upgrade whose answers are compared: every step is taken, and every host goes back if they differ. More of it:
+tests/upgrade."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from harness import ADDRESS, CACHE, PORT, WORKERS, ask, at_once, play, ssh
 
 HOSTS = ("master", *WORKERS)
@@ -18,11 +20,11 @@ def in_use() -> dict[str, str]:
     return at_once(lambda host: ssh(host, "sh", "-c", look, check=False).stdout.strip(), HOSTS)
 
 
-def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had(tmp_path: Path) -> None:
-    before = in_use()
-    # The very same programs as artifacts are other releases of the same commit, and nothing has to be compiled.
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    """The very same programs as artifacts are other releases of the same commit, and nothing has to be compiled."""
     hosts = {}
-    for host, release in before.items():
+    for host, release in in_use().items():
         record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
         hosts[host] = {
             "llama_cpp_build_strategy": "artifact",
@@ -30,15 +32,46 @@ def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had
             "llama_cpp_artifact_sha256": record["sha256"],
             "llama_cpp_commit": record["manifest"]["source"]["commit"],
         }
-    (tmp_path / "artifacts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    path = tmp_path / "artifacts.json"
+    path.write_text(json.dumps({"all": {"hosts": hosts}}))
+    return path
+
+
+def all_ready() -> None:
+    endpoints = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
+    assert ask("master", *endpoints) == dict.fromkeys(endpoints, "ready")
+
+
+def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had(artifacts: Path) -> None:
+    before = in_use()
     # A prompt that is another one each time, as if the model had another opinion.
     prompt = '{"inference_prompt": "{{ 9999999999 | random }}"}'
-    run = play("upgrade", "-i", str(tmp_path / "artifacts.json"), "-e", prompt, check=False)
+    run = play("upgrade", "-i", str(artifacts), "-e", prompt, check=False)
     said = re.sub(r"\s+", " ", run.stdout)
     assert run.returncode != 0
     assert "With the new release the prompt is continued with" in said
     for host in HOSTS:
         assert f"{host} is back at llama.cpp" in said
     assert in_use() == before
-    endpoints = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
-    assert ask("master", *endpoints) == dict.fromkeys(endpoints, "ready")
+    all_ready()
+
+
+def test_a_new_release_that_answers_the_same_is_kept_until_it_is_rolled_back(artifacts: Path) -> None:
+    before = in_use()
+    # How quick a run is depends on what else the machine does. Its text does not.
+    compared = ("-e", "upgrade_canary_text=same", "-e", "upgrade_canary_tolerance_percent=99")
+    try:
+        run = play("upgrade", "-i", str(artifacts), *compared)
+        said = re.sub(r"\s+", " ", run.stdout)
+        there = in_use()
+        for host in HOSTS:
+            assert f"{host} has llama.cpp" in said
+            # Of the same commit; no note and nothing half made is beside the link.
+            commit = before[host].split("-")[1]
+            assert re.fullmatch(rf"artifact-{commit}-\w+", there[host])
+        all_ready()
+    finally:
+        run = play("upgrade", *compared, "-e", "rollback=true", check=False)
+    assert run.returncode == 0, run.stdout
+    assert in_use() == before
+    all_ready()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -187,6 +188,50 @@ def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> N
     assert [pids(worker) for worker in lab.WORKERS] == before
     sentence = "A worker gives up a client that is gone, and takes the next."
     saw("master's host gone while generating", HERE, sentence, detected, seconds)
+
+
+def test_the_master_is_killed(expected: str, saw: Callable[..., None]) -> None:
+    """Its program is, so that the module is there to tell, as after the kernel has ended it for want of memory."""
+    before = [pids(worker) for worker in lab.WORKERS]
+    result, detected = struck(lambda: lab.ssh("master", "kill", "-KILL", master()))
+    failure = result["failure"]
+    assert (failure["kind"], failure["endpoint"]) == ("out_of_memory", None), failure
+    assert "was killed" in failure["message"]
+    saw("master killed while generating", HERE, failure["message"], detected, recovers(expected, BACK_S))
+    assert [pids(worker) for worker in lab.WORKERS] == before
+
+
+def master() -> str:
+    """Return the process that holds the second worker."""
+    there = ["dst", lab.ADDRESS["worker2"], "dport", "=", f":{lab.PORT}"]
+    (pid,) = set(re.findall(r"pid=(\d+)", lab.ssh("master", "ss", "-tnpH", "state", "established", *there).stdout))
+    return str(pid)
+
+
+def holders() -> dict[str, list[str]]:
+    """Return the other end of each worker's connections."""
+    return {worker: [line.split()[-1] for line in clients(worker).splitlines()] for worker in lab.WORKERS}
+
+
+def test_two_masters_at_once(undisturbed: dict[str, Any], expected: str, saw: Callable[..., None]) -> None:
+    seen: dict[str, Any] = {}
+
+    def strike() -> None:
+        held = holders()
+        began = time.monotonic()
+        seen.update(second=infer(), seconds=time.monotonic() - began)
+        assert holders() == held, "the first one goes on"
+
+    # As many words as take a minute, so that the second one is refused in the midst of them.
+    words = 60 * undisturbed["perf"]["eval"]["tokens_per_second"]
+    first, _lasted = struck(strike, n_predict=8 + int(words))
+    failure = seen["second"]["failure"]
+    assert failure["kind"] == "worker_busy", failure
+    assert failure["endpoint"] in ENDPOINTS
+    assert "another client most likely holds it" in failure["message"]
+    assert first["failure"] is None, first["msg"]
+    assert first["text"].startswith(expected)
+    saw("two masters at once", HERE, failure["message"], seen["seconds"], recovers(expected, BACK_S))
 
 
 def freeze(worker: str) -> None:

@@ -40,6 +40,17 @@ def test_a_fault_leaves_every_host_with_what_it_had(stage: Stage, fault: str) ->
         assert stage.starts() == 0
 
 
+def test_a_run_that_does_not_end_in_time_is_left_alone(stage: Stage) -> None:
+    stage.cue("cue-busy")
+    status, said = stage.play(*UPGRADE, "-e", "upgrade_drain_timeout=5")
+    assert status == 2, said
+    assert said.count("Nobody works with the workers (1 retries left)") == 2, "both workers are looked at again"
+    assert "A worker of worker1 is serving 192.0.2.1:4711" in said
+    assert "was not begun: every host has what it had." in said
+    assert stage.starts() == 0
+    stage.everywhere(OLD)
+
+
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -357,6 +358,59 @@ def test_what_is_added_is_whole_and_what_is_there_is_not_written_again(cache: Ca
     dry = cache.add(f"1 999 {source}\n" + wanted, "--check", "yes")
     assert [line.split()[2] for line in dry.stdout.splitlines()] == ["missing", "there", "there", "there"]
     assert len(cache.names) == 2
+
+
+def killed_amid_a_tensor(cache: Cache, wanted: str, size: int) -> Path:
+    """Let the program add these, and kill it while it writes the one of this size; return what it has left of that."""
+    command = [str(PROGRAM), "add", str(cache.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
+        assert running.stdin
+        running.stdin.write(wanted.encode())
+        running.stdin.close()
+        try:
+            end = time.monotonic() + 60
+            while not (parts := [part for part in cache.folder.glob(".part-*") if written(part) > 1 << 20]):
+                assert running.poll() is None, "it was through before it was seen"
+                assert time.monotonic() < end
+            # It is stopped first, so that nothing is renamed between the look and the end.
+            running.send_signal(signal.SIGSTOP)
+            os.waitpid(running.pid, os.WUNTRACED)
+            (part,) = parts
+            assert 0 < written(part) < size, "it was through before it was stopped"
+        finally:
+            running.kill()
+    assert running.returncode == -signal.SIGKILL
+    return part
+
+
+def written(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def test_a_tensor_that_a_killed_run_has_begun_has_no_name(cache: Cache, tmp_path: Path) -> None:
+    source = tmp_path / "model.gguf"
+    # Long enough to be met amid it; holes are read as zeros, and take no room.
+    small, large = os.urandom(4000), 256 << 20
+    source.write_bytes(small)
+    os.truncate(source, len(small) + large)
+    wanted = f"0 {len(small)} {source}\n{len(small)} {large} {source}\n"
+    left = killed_amid_a_tensor(cache, wanted, large)
+    assert cache.names == {fnv(small), left.name}, "the one that was whole, and no other name"
+
+    done = cache.add(wanted)
+    (first, second) = done.stdout.splitlines()
+    name = second.split()[0]
+    assert (first, second) == (f"{fnv(small)} {len(small)} there", f"{name} {large} added")
+    assert cache.names == {fnv(small), name, left.name}
+    assert (cache.folder / name).stat().st_size == large
+    # What is left is nothing that is served or counted. Nobody writes to it any more after an hour, and it goes.
+    for age, stays in ((0, {left.name}), (2 * 3600, set())):
+        os.utime(left, (time.time() - age,) * 2)
+        assert cache.tidy("--settle", -1)["corrupted"] == 0, "each entry is what its name says"
+        assert cache.names == {fnv(small), name} | stays
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,27 @@ def test_what_is_cut_or_damaged_is_brought_again(release_7: Release, wide: Path,
     assert {path: path.read_bytes() for path in sound} == sound
 
 
+def test_a_run_whose_program_is_killed_amid_a_tensor_is_completed_by_the_next_one(
+    release_7: Release, wide: Path, tmp_path: Path
+) -> None:
+    folder, killed = tmp_path / "rpc", tmp_path / "killed"
+    # The kernel kills it (SIGXFSZ) as soon as it has written half of a tensor, whose bytes nobody has to wait for then.
+    killed.write_text(f'#!/bin/sh\nulimit -c 0\nulimit -f {LARGE // 2 // 512}\nexec {release_7.rpc_cache} "$@"\n')
+    killed.chmod(0o755)
+    failed = seed(release_7, wide, folder, program=str(killed), changes=False)
+    assert failed["failed"]
+    assert f"got 0 of {LAYERS * EACH} tensors and no more: it ended with -25" in failed["msg"]
+    (left,) = folder.iterdir()
+    assert (left.name.startswith(".part-"), 0 < left.stat().st_size < LARGE) == (True, True)
+
+    done = seed(release_7, wide, folder)
+    assert (done["added"], done["replaced"], done["there"]) == (LAYERS * EACH, 0, 0)
+    assert done["entries"] == seed(release_7, wide, tmp_path / "whole")["entries"]
+    assert set(entries(folder)) == {*done["entries"], left.name}
+    for name in done["entries"]:
+        assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
     release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:

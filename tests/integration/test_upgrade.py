@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -
     assert status == 2, said
     assert "every host has what it had before. worker1: " in said
     stage.everywhere(OLD)
+
+
+def test_a_run_that_ends_in_time_is_waited_for(stage: Stage) -> None:
+    client = stage.cue("cue-busy-once")
+    status, said = stage.play(*UPGRADE, "-e", "upgrade_drain_timeout=30")
+    assert status == 0, said
+    assert not client.exists()
+    retries = re.findall(r"RETRYING: \[worker[12]\]: Nobody works with the workers \((\d+) retries left\)", said)
+    assert retries == ["6"], "one worker is looked at again, once"
+    assert stage.starts() == 2, "each worker is started anew once"
+    stage.everywhere(NEW)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import load
 
@@ -42,7 +44,26 @@ def test_ratios_are_of_the_same_round() -> None:
     assert "1.50 (1.50 to 1.50)" in load.report(found)
 
 
+@pytest.mark.parametrize(
+    ("cached", "sentences"),
+    [
+        (3.5, []),
+        (3.6, ["Over 1000 Mbit/s a seeded worker has the model in 0.51 of the time of one without, more than 0.5."]),
+    ],
+)
+def test_a_seeded_worker_has_a_model_in_half_the_time_over_the_shaped_link(cached: float, sentences: list[str]) -> None:
+    # Over loopback nothing is asked of it.
+    found = load.summary([{load.LOOPBACK: both(7.0, 7.0), load.SHAPED: both(14.0, cached)}], [{load.SHAPED: 950.0}])
+    assert found["missed"] == sentences
+    said = load.report(found)
+    assert (sentences or ["Met: over 1000 Mbit/s a seeded worker has the model in at most 0.5 of the time."])[0] in said
+    (row,) = [line for line in said.splitlines() if f"{load.SHAPED}: first, seeded / first" in line]
+    assert "at most 0.5" in row
+
+
 def test_loopback_alone_is_reported_without_the_links_between_hosts() -> None:
     found = load.summary([{load.LOOPBACK: both(7.0, 3.5)}], [{}])
     assert list(found["links"]) == [load.LOOPBACK]
     assert "transfer" not in load.report(found)
+    assert found["missed"] == []
+    assert "Met" not in load.report(found)
