@@ -67,6 +67,7 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
     heavy = [
         {
             "1 of one core": {"generation": 8.0 * quick},
+            "2 of one core, split mode tensor": {"generation": 9.2 * quick},
             "1 of one core, kept awake": {"generation": 10.0 * quick},
             "2 of one core, split mode tensor, kept awake": {"generation": 13.0 * quick},
         }
@@ -84,10 +85,62 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
         "four workers of one core / one: generation": [0.9, 0.9],
         "two workers on the same core / one: generation": [0.98, 0.98],
         "two workers of cores that are kept awake / one: generation": [0.98, 0.98],
+        "heavy layers, split mode tensor / one: generation": [1.15, 1.15],
         "heavy layers, split mode tensor over cores that are kept awake / one: generation": [1.3, 1.3],
     }
     one_alone = [{"1 of one core": done["1 of one core"]} for done in more]
     assert not [name for name in throughput.dividing(with_rpc, one_alone, one_alone, 4) if "/ one" in name]
+
+
+ALONE = "one worker, 4 threads (its cores) / without RPC, repacked weights"
+AWAKE = "heavy layers, split mode tensor over cores that are kept awake / one: generation"
+REACHED = {
+    f"{ALONE}: prompt ub64": 0.9,
+    f"{ALONE}: prompt ub512": 0.97,
+    f"{ALONE}: generation": 0.95,
+    "two workers of one core / one: prompt ub64": 1.6,
+    "two workers of one core / one: prompt ub128": 1.7,
+    "two workers of one core / one: prompt ub512": 1.3,
+    "two workers of one core / one: generation": 0.97,
+    "heavy layers, split mode tensor / one: generation": 1.2,
+    AWAKE: 1.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        pytest.param({}, [], id="met"),
+        pytest.param(
+            {f"{ALONE}: prompt ub512": 0.9699}, [f"{ALONE}: prompt ub512: 0.9699, less than 0.97."], id="one-prompt"
+        ),
+        pytest.param({f"{ALONE}: generation": 0.9}, [f"{ALONE}: generation: 0.9000, less than 0.95."], id="one-gen"),
+        pytest.param(
+            {"two workers of one core / one: prompt ub128": 1.65},
+            ["two workers of one core / one: prompt: 1.6500, less than 1.7."],
+            id="two-prompt",
+        ),
+        pytest.param(
+            {
+                "two workers of one core / one: generation": 0.96,
+                "heavy layers, split mode tensor / one: generation": 1.14,
+            },
+            [
+                "two workers of one core / one: generation: 0.9600, less than 0.97.",
+                f"heavy layers, split mode tensor / one: generation: 1.1400, less than 1.2 ({AWAKE}: 1.1000).",
+            ],
+            id="generation-on-cores-as-they-are",
+        ),
+    ],
+)
+def test_a_target_of_throughput_that_is_missed_is_named(change: dict[str, float], missed: list[str]) -> None:
+    found = {name: {"median": median} for name, median in {**REACHED, **change}.items()}
+    targets = throughput.targets(4)
+    assert [sentence for target in targets if (sentence := target.missed(found))] == missed
+    said = throughput.standing(found, 4)
+    assert (len(re.findall(r" missed$", said, re.MULTILINE)), said.count("not run")) == (len(missed), 0)
+    alone = {name: figures for name, figures in found.items() if name.startswith(ALONE)}
+    assert throughput.standing(alone, 4).count("not run") == 3
 
 
 def test_what_there_are_too_few_cores_for_is_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,8 +187,8 @@ def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.Monkey
     heavy = throughput.heavy_layers(tmp_path, (32, 4), 1)
     assert dict(zip(heavy[0], seen.values())) == {
         "1 of one core": ([[1]], [], "layer", False),
-        "2 of one core": ([[1], [3]], [], "layer", False),
         "2 of one core, split mode tensor": ([[1], [3]], [], "tensor", False),
+        "2 of one core": ([[1], [3]], [], "layer", False),
         "1 of one core, kept awake": ([[1]], [], "layer", True),
         "2 of one core, split mode tensor, kept awake": ([[1], [3]], [], "tensor", True),
     }
