@@ -212,6 +212,24 @@ def test_ours_is_compared_to_upstream_of_the_same_case() -> None:
     }
 
 
+def test_one_worker_of_either_kind_is_compared_to_local_inference() -> None:
+    rounds = [
+        {
+            "without RPC, upstream's": {"prompt ub512": 190.0 * quick, "generation": 78.0 * quick},
+            "without RPC, ours": {"prompt ub512": 200.0 * quick, "generation": 80.0 * quick},
+            "one worker, upstream's": {"prompt ub512": 100.0 * quick, "generation": 40.0 * quick},
+            "one worker, ours": {"prompt ub512": 198.0 * quick, "generation": 78.0 * quick},
+        }
+        for quick in (1.0, 0.5)
+    ]
+    assert {name: ratio["values"] for name, ratio in upstream.short_of_local(rounds).items()} == {
+        "one worker, upstream's / without RPC, ours: prompt ub512": [0.5, 0.5],
+        "one worker, upstream's / without RPC, ours: generation": [0.5, 0.5],
+        "one worker, ours / without RPC, ours: prompt ub512": [0.99, 0.99],
+        "one worker, ours / without RPC, ours: generation": [0.975, 0.975],
+    }
+
+
 def test_an_attempt_that_lost_its_figures_is_made_again() -> None:
     results = iter([None, {"seconds": 2.0}, None, None])
     assert loopback.repeated(lambda: next(results), 2) == {"seconds": 2.0}
