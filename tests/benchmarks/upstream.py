@@ -5,7 +5,8 @@ Upstream's workers and master against ours: none, as local inference is where bo
 with a thread for each core; two workers of one core each; two that divide each matrix (split mode tensor) of a model
 with heavy layers, where the part that is the workers' and the part that is the master's are shown apart. How far either
 worker is from local inference is shown apart as well. Then the time to load a model that is in the workers' caches,
-which is the master's, over one worker and over two. Each round measures all of them once, beginning with another one, and ratios are of figures of the same
+which is the master's, over one worker and over two; of upstream's master also with each of its options that has to do
+with loading. Each round measures all of them once, beginning with another one, and ratios are of figures of the same
 round. Needs the release that `make test` builds, and builds upstream's, once, which takes a minute or two.
 """
 
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 LOCAL, WHOLE, LAYERS, DIVIDED = "without RPC", "one worker", "two workers of one core", "split mode tensor"
 UPSTREAM, OURS, MIXED = "upstream's", "ours", "our workers, upstream's master"
 
+# Stock options of a load, beside the default of a mapped file. (Modes with mlock keep in memory what the master has
+# itself, --lazy-mode is about what is not sent, and --check-tensors only adds to it.)
+STOCK_OPTIONS = ("--load-mode none", "--load-mode dio", "--no-warmup")
+
 
 def upstream() -> Build:
     say("building upstream's programs of the same source, if they are not in the cache")
@@ -80,10 +85,10 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
     return in_rounds(cases, repetitions, "speed")
 
 
-def loaded(path: Path, endpoints: list[str], bin_dir: Path) -> float:
+def loaded(path: Path, endpoints: list[str], bin_dir: Path, options: str = "") -> float:
     """Load the model once, and return the seconds that were not spent on its two tokens."""
     # Upstream's master may lose its last lines.
-    return repeated(lambda: load.run(path, endpoints, bin_dir), load.ATTEMPTS).seconds
+    return repeated(lambda: load.run(path, endpoints, bin_dir, (), options.split()), load.ATTEMPTS).seconds
 
 
 def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, Rates]]:
@@ -96,9 +101,11 @@ def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, 
             found = stack.enter_context(workers(*((1, [core]) for core in CORES[: setup.count]), cached=True))
             endpoints = [worker.endpoint for worker in found]
             loaded(path, endpoints, release().bin)
-            for whose, bin_dir in ((UPSTREAM, theirs.bin), (OURS, release().bin)):
-                cases[f"{setup}, {whose}"] = lambda endpoints=endpoints, bin_dir=bin_dir: {
-                    "seconds": loaded(path, endpoints, bin_dir)
+            masters = {UPSTREAM: (theirs.bin, ""), OURS: (release().bin, "")}
+            masters |= {f"{UPSTREAM}, {options}": (theirs.bin, options) for options in STOCK_OPTIONS}
+            for master, (bin_dir, options) in masters.items():
+                cases[f"{setup}, {master}"] = lambda endpoints=endpoints, bin_dir=bin_dir, options=options: {
+                    "seconds": loaded(path, endpoints, bin_dir, options)
                 }
         return in_rounds(cases, repetitions, "load from the cache")
 
@@ -133,10 +140,8 @@ def main() -> int:
     for rounds, unit, of_two in ((speed, UNIT, (LAYERS, DIVIDED)), (loads, "seconds", (str(TWO),))):
         not_run = dict.fromkeys(of_two, obstacle(2)) if obstacle(2) else {}
         print(f"\n{report(compared(rounds, unit, reference), unit, UPSTREAM, not_run)}")
-    print(
-        "\n"
-        + table(["tokens/s of", "ratio, median (range)"], [[name, shown(found, 3)] for name, found in short.items()])
-    )
+    rows = [[name, shown(figures, 3)] for name, figures in short.items()]
+    print("\n" + table(["tokens/s of", "ratio, median (range)"], rows))
     print(f"\nLoads are of {heavy.name} from the workers' caches.\nAll values: {kept}")
     return 0
 
