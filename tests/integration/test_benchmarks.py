@@ -79,6 +79,25 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("release_7")
+def test_what_split_mode_tensor_sends_and_where_its_time_goes(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two workers of one core each")
+    said, found = smoke("tensor_trace", tmp_path)
+    per_token = found["per_token"]
+    # Two sums in each of four layers, and the result.
+    assert per_token["partial results asked of a worker"] == 8
+    assert per_token["messages to a worker: GRAPH_COMPUTE"] == 9
+    assert "messages to a worker: GRAPH_RECOMPUTE" not in per_token
+    assert 0 < per_token["bytes to a worker: graphs"] < per_token["bytes to a worker"]
+    assert per_token["bytes from a worker"] > 4 * 512 * 8
+    for parts in found["times"].values():
+        shares = [parts[name]["ms"]["median"] for name in ("both run", "one runs", "none")]
+        assert sum(shares) == pytest.approx(parts["a token"]["ms"]["median"], abs=0.05)
+    assert {*found["times"], *found["not_run"]} == {"cores as they are", "cores kept awake"}
+    assert "partial results asked of a worker" in said
+
+
+@pytest.mark.usefixtures("release_7")
 def test_how_long_verification_takes(tmp_path: Path) -> None:
     said, found = smoke("verification", tmp_path)
     assert "Endpoints are stand-ins on loopback" in said

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import loopback
 import measure
+import tensor_trace
 import throughput
 import upstream
 import verification
+from rpc_session import Command
 from verification import Size
 
 
@@ -227,6 +230,33 @@ def test_one_worker_of_either_kind_is_compared_to_local_inference() -> None:
         "one worker, upstream's / without RPC, ours: generation": [0.5, 0.5],
         "one worker, ours / without RPC, ours: prompt ub512": [0.99, 0.99],
         "one worker, ours / without RPC, ours: generation": [0.975, 0.975],
+    }
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_messages_of_split_mode_tensor_are_counted_wherever_they_are_cut(piece: int) -> None:
+    def message(command: Command, payload: bytes) -> bytes:
+        return struct.pack("<BQ", command, len(payload)) + payload
+
+    sent = message(Command.HELLO, bytes(24)) + message(Command.GRAPH_COMPUTE, bytes(1000))
+    sent += message(Command.GET_TENSOR, bytes(300) + struct.pack("<QQ", 0, 2048))
+    sent += message(Command.SET_TENSOR, bytes(2048))
+    sent += message(Command.GET_TENSOR, bytes(300) + struct.pack("<QQ", 0, 1800))
+    sent += message(Command.GRAPH_RECOMPUTE, bytes(4))
+    counts = tensor_trace.Counts(2048)
+    for start in range(0, len(sent), piece):
+        counts.asked(sent[start : start + piece])
+    counts.answered(bytes(2048))
+    assert counts.found == {
+        "bytes to a worker": len(sent),
+        "bytes from a worker": 2048,
+        "bytes to a worker: graphs": 9 + 1000 + 9 + 4,
+        "messages to a worker: HELLO": 1,
+        "messages to a worker: GRAPH_COMPUTE": 1,
+        "messages to a worker: GET_TENSOR": 2,
+        "messages to a worker: SET_TENSOR": 1,
+        "messages to a worker: GRAPH_RECOMPUTE": 1,
+        "partial results asked of a worker": 1,
     }
 
 
