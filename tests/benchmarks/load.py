@@ -44,7 +44,7 @@ from measure import (
 from harness import run_module, running_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from harness import Worker
@@ -183,7 +183,9 @@ def transfer(master: Side, worker: Side) -> float:
 # --- loads ----------------------------------------------------------------------------------------------------------
 
 
-def run(path: Path, endpoints: list[str], bin_dir: Path, prefix: tuple[str, ...] = ()) -> Run | None:
+def run(
+    path: Path, endpoints: list[str], bin_dir: Path, prefix: tuple[str, ...] = (), extra_args: Sequence[str] = ()
+) -> Run | None:
     """Load a model once; None if the run lost its last lines, and so was repeated, as its time is that of both."""
     options = {
         "model": str(path),
@@ -194,6 +196,7 @@ def run(path: Path, endpoints: list[str], bin_dir: Path, prefix: tuple[str, ...]
         "threads": 1,
         "bin_dir": str(bin_dir),
         "timeout": RUN_LIMIT_S,
+        "extra_args": list(extra_args),
     }
     found = task("distributed_inference", options, prefix=prefix)
     if found["attempts"] != 1:

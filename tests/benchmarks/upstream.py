@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the collection's patches are worth: its release against upstream's build of the same source, on this machine.
 
-Upstream's workers and master against ours: one worker with a thread for each core; two workers of one core each that
-divide each matrix (split mode tensor) of a model with heavy layers, where the part that is the workers' and the part
-that is the master's are shown apart; and the time to load a model that is in the workers' caches, which is the
-master's, over one worker and over two. Each round measures all of them once, in another order, and ratios are of
-figures of the same round. Needs the release that `make test` builds, and builds upstream's, once, which takes a minute
-or two.
+Upstream's workers and master against ours: none, as local inference is where both have the same kernels; one worker
+with a thread for each core; two workers of one core each; two that divide each matrix (split mode tensor) of a model
+with heavy layers, where the part that is the workers' and the part that is the master's are shown apart. How far either
+worker is from local inference is shown apart as well. Then the time to load a model that is in the workers' caches,
+which is the master's, over one worker and over two; of upstream's master also with each of its options that has to do
+with loading. Each round measures all of them once, beginning with another one, and ratios are of figures of the same
+round. Needs the release that `make test` builds, and builds upstream's, once, which takes a minute or two.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from loopback import (
     CORES,
@@ -24,25 +25,30 @@ from loopback import (
     keep,
     model,
     obstacle,
+    ratio,
     release,
     repeated,
     report,
     workers,
 )
-from measure import ROOT, asked, run_to_end, say
+from measure import ROOT, asked, run_to_end, say, shown, table
 
 # Paths that loopback has not added.
 sys.path.append(str(ROOT / "tests/performance"))
 # isort: split
 import load
 from builds import Build, build
-from throughput import ONE, SHAPE, SMOKE_SHAPE, TWO, UNIT, over_workers
+from throughput import ONE, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-WHOLE, DIVIDED = "one worker", "split mode tensor"
+LOCAL, WHOLE, LAYERS, DIVIDED = "without RPC", "one worker", "two workers of one core", "split mode tensor"
 UPSTREAM, OURS, MIXED = "upstream's", "ours", "our workers, upstream's master"
+
+# Stock options of a load, beside the default of a mapped file. (Modes with mlock keep in memory what the master has
+# itself, --lazy-mode is about what is not sent, and --check-tensors only adds to it.)
+STOCK_OPTIONS = ("--load-mode none", "--load-mode dio", "--no-warmup")
 
 
 def upstream() -> Build:
@@ -51,9 +57,12 @@ def upstream() -> Build:
 
 
 def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repetitions: int) -> list[dict[str, Rates]]:
-    def one(build: Build | None) -> Case:
+    def alone(build: Build | None) -> Case:
+        return lambda: local(path, shape, UBATCHES[-1:], bin_dir=build.bin if build else None)
+
+    def layers(build: Build | None, of_each: list[tuple[int, list[int]]], ubatch: int) -> Case:
         bin_dir = build.bin if build else None
-        return lambda: over_workers(path, shape, [(len(CORES), CORES)], [512], worker_build=build, bin_dir=bin_dir)
+        return lambda: over_workers(path, shape, of_each, [ubatch], worker_build=build, bin_dir=bin_dir)
 
     def tensor(worker_build: Build | None, bin_dir: Path | None) -> Case:
         of_each = [(1, [core]) for core in CORES[:2]]
@@ -61,8 +70,13 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
             wide, shape, of_each, [], split_mode="tensor", worker_build=worker_build, bin_dir=bin_dir
         )
 
-    cases = {f"{WHOLE}, {UPSTREAM}": one(theirs), f"{WHOLE}, {OURS}": one(None)}
+    both = {UPSTREAM: theirs, OURS: None}
+    cases = {f"{LOCAL}, {whose}": alone(build) for whose, build in both.items()}
+    cases |= {f"{WHOLE}, {whose}": layers(build, [(len(CORES), CORES)], UBATCHES[-1]) for whose, build in both.items()}
     if not obstacle(2):
+        # With a physical batch that lets two workers compute at the same time.
+        two = [(1, [core]) for core in CORES[:2]]
+        cases |= {f"{LAYERS}, {whose}": layers(build, two, UBATCHES[1]) for whose, build in both.items()}
         cases |= {
             f"{DIVIDED}, {UPSTREAM}": tensor(theirs, theirs.bin),
             f"{DIVIDED}, {MIXED}": tensor(None, theirs.bin),
@@ -71,10 +85,10 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
     return in_rounds(cases, repetitions, "speed")
 
 
-def loaded(path: Path, endpoints: list[str], bin_dir: Path) -> float:
+def loaded(path: Path, endpoints: list[str], bin_dir: Path, options: str = "") -> float:
     """Load the model once, and return the seconds that were not spent on its two tokens."""
     # Upstream's master may lose its last lines.
-    return repeated(lambda: load.run(path, endpoints, bin_dir), load.ATTEMPTS).seconds
+    return repeated(lambda: load.run(path, endpoints, bin_dir, (), options.split()), load.ATTEMPTS).seconds
 
 
 def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, Rates]]:
@@ -87,9 +101,11 @@ def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, 
             found = stack.enter_context(workers(*((1, [core]) for core in CORES[: setup.count]), cached=True))
             endpoints = [worker.endpoint for worker in found]
             loaded(path, endpoints, release().bin)
-            for whose, bin_dir in ((UPSTREAM, theirs.bin), (OURS, release().bin)):
-                cases[f"{setup}, {whose}"] = lambda endpoints=endpoints, bin_dir=bin_dir: {
-                    "seconds": loaded(path, endpoints, bin_dir)
+            masters = {UPSTREAM: (theirs.bin, ""), OURS: (release().bin, "")}
+            masters |= {f"{UPSTREAM}, {options}": (theirs.bin, options) for options in STOCK_OPTIONS}
+            for master, (bin_dir, options) in masters.items():
+                cases[f"{setup}, {master}"] = lambda endpoints=endpoints, bin_dir=bin_dir, options=options: {
+                    "seconds": loaded(path, endpoints, bin_dir, options)
                 }
         return in_rounds(cases, repetitions, "load from the cache")
 
@@ -97,6 +113,16 @@ def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, 
 def reference(case: str) -> str:
     """Return the case of upstream's programs that another is compared to."""
     return f"{case.partition(', ')[0]}, {UPSTREAM}"
+
+
+def short_of_local(rounds: list[dict[str, Rates]]) -> dict[str, dict[str, Any]]:
+    """Return what one worker of either kind reaches of what the same cores do without RPC."""
+    here = f"{LOCAL}, {OURS}"
+    return {
+        f"{WHOLE}, {whose} / {here}: {test}": ratio(rounds, f"{WHOLE}, {whose}", here, test)
+        for whose in (UPSTREAM, OURS)
+        for test in rounds[0][here]
+    }
 
 
 def main() -> int:
@@ -107,11 +133,15 @@ def main() -> int:
     speed = speeds(small, wide, theirs, shape, args.repetitions)
     loads = cached_loads(heavy, theirs, args.repetitions)
     models = [small.name, wide.name, heavy.name]
-    kept = keep("upstream", args, {"shape": shape, "models": models, "speed": speed, "load": loads})
+    short = short_of_local(speed)
+    results = {"shape": shape, "models": models, "speed": speed, "of_local": short, "load": loads}
+    kept = keep("upstream", args, results)
     print(f"{shape[0]} tokens read, {shape[1]} generated, on {len(CORES)} cores")
-    for rounds, unit, two in ((speed, UNIT, DIVIDED), (loads, "seconds", str(TWO))):
-        not_run = {two: obstacle(2)} if obstacle(2) else {}
+    for rounds, unit, of_two in ((speed, UNIT, (LAYERS, DIVIDED)), (loads, "seconds", (str(TWO),))):
+        not_run = dict.fromkeys(of_two, obstacle(2)) if obstacle(2) else {}
         print(f"\n{report(compared(rounds, unit, reference), unit, UPSTREAM, not_run)}")
+    rows = [[name, shown(figures, 3)] for name, figures in short.items()]
+    print("\n" + table(["tokens/s of", "ratio, median (range)"], rows))
     print(f"\nLoads are of {heavy.name} from the workers' caches.\nAll values: {kept}")
     return 0
 

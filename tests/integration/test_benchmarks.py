@@ -50,13 +50,15 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     assert "What more workers bring" in said
     cases = found["one_worker"]["cases"]
     assert len(cases) == 6
-    for tests in cases.values():
-        assert set(tests) == {"prompt", "generation"}
+    by_batch = {found["one_worker"]["reference"], "without RPC, repacked weights"}
+    for name, tests in cases.items():
+        wanted = ["prompt ub64", "prompt ub512", "generation"]
+        assert list(tests) == (wanted if name in by_batch else wanted[1:])
         assert all(figures["tokens_per_second"]["median"] > 0 for figures in tests.values())
-    assert set(cases[found["one_worker"]["reference"]]["prompt"]["ratio"]["values"]) == {1.0}
+    assert set(cases[found["one_worker"]["reference"]]["prompt ub64"]["ratio"]["values"]) == {1.0}
     of_one_core = found["workers_of_one_core"]["cases"]
     assert next(iter(of_one_core)) == found["workers_of_one_core"]["reference"] == "1 of one core"
-    assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub128", "generation"]
+    assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub512", "generation"]
     assert list(of_one_core["2 on the same core"]) == ["generation"]
     assert all(list(tests) == ["generation"] for tests in found["heavy_layers"]["cases"].values())
     # What this machine has no cores for, or this account no right to, is said to be so.
@@ -69,6 +71,30 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
         assert all(f"not run: {why}" in said for why in not_run.values())
     assert "What dividing a model costs" in said
     assert all(ratio["median"] > 0 for ratio in found["dividing"].values())
+    # Targets are looked at, but are none of a model as small as this.
+    assert all(sentence in said for sentence in found["missed"])
+    measured = 2 if of_one_core.keys().isdisjoint({"2 of one core"}) else 5
+    rows = [line for line in said.partition("\nTargets\n")[2].splitlines() if line.endswith(("met", "missed"))]
+    assert len(rows) == measured
+
+
+@pytest.mark.usefixtures("release_7")
+def test_what_split_mode_tensor_sends_and_where_its_time_goes(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two workers of one core each")
+    said, found = smoke("tensor_trace", tmp_path)
+    per_token = found["per_token"]
+    # Two sums in each of four layers, and the result.
+    assert per_token["partial results asked of a worker"] == 8
+    assert per_token["messages to a worker: GRAPH_COMPUTE"] == 9
+    assert "messages to a worker: GRAPH_RECOMPUTE" not in per_token
+    assert 0 < per_token["bytes to a worker: graphs"] < per_token["bytes to a worker"]
+    assert per_token["bytes from a worker"] > 4 * 512 * 8
+    for parts in found["times"].values():
+        shares = [parts[name]["ms"]["median"] for name in ("both run", "one runs", "none")]
+        assert sum(shares) == pytest.approx(parts["a token"]["ms"]["median"], abs=0.05)
+    assert {*found["times"], *found["not_run"]} == {"cores as they are", "cores kept awake"}
+    assert "partial results asked of a worker" in said
 
 
 @pytest.mark.usefixtures("release_7")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import sys
 from pathlib import Path
 
@@ -12,9 +13,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 import loopback
 import measure
+import tensor_trace
 import throughput
 import upstream
 import verification
+from rpc_session import Command
 from verification import Size
 
 
@@ -67,6 +70,7 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
     heavy = [
         {
             "1 of one core": {"generation": 8.0 * quick},
+            "2 of one core, split mode tensor": {"generation": 9.2 * quick},
             "1 of one core, kept awake": {"generation": 10.0 * quick},
             "2 of one core, split mode tensor, kept awake": {"generation": 13.0 * quick},
         }
@@ -84,10 +88,62 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
         "four workers of one core / one: generation": [0.9, 0.9],
         "two workers on the same core / one: generation": [0.98, 0.98],
         "two workers of cores that are kept awake / one: generation": [0.98, 0.98],
+        "heavy layers, split mode tensor / one: generation": [1.15, 1.15],
         "heavy layers, split mode tensor over cores that are kept awake / one: generation": [1.3, 1.3],
     }
     one_alone = [{"1 of one core": done["1 of one core"]} for done in more]
     assert not [name for name in throughput.dividing(with_rpc, one_alone, one_alone, 4) if "/ one" in name]
+
+
+ALONE = "one worker, 4 threads (its cores) / without RPC, repacked weights"
+AWAKE = "heavy layers, split mode tensor over cores that are kept awake / one: generation"
+REACHED = {
+    f"{ALONE}: prompt ub64": 0.9,
+    f"{ALONE}: prompt ub512": 0.97,
+    f"{ALONE}: generation": 0.95,
+    "two workers of one core / one: prompt ub64": 1.6,
+    "two workers of one core / one: prompt ub128": 1.7,
+    "two workers of one core / one: prompt ub512": 1.3,
+    "two workers of one core / one: generation": 0.97,
+    "heavy layers, split mode tensor / one: generation": 1.2,
+    AWAKE: 1.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "missed"),
+    [
+        pytest.param({}, [], id="met"),
+        pytest.param(
+            {f"{ALONE}: prompt ub512": 0.9699}, [f"{ALONE}: prompt ub512: 0.9699, less than 0.97."], id="one-prompt"
+        ),
+        pytest.param({f"{ALONE}: generation": 0.9}, [f"{ALONE}: generation: 0.9000, less than 0.95."], id="one-gen"),
+        pytest.param(
+            {"two workers of one core / one: prompt ub128": 1.65},
+            ["two workers of one core / one: prompt: 1.6500, less than 1.7."],
+            id="two-prompt",
+        ),
+        pytest.param(
+            {
+                "two workers of one core / one: generation": 0.96,
+                "heavy layers, split mode tensor / one: generation": 1.14,
+            },
+            [
+                "two workers of one core / one: generation: 0.9600, less than 0.97.",
+                f"heavy layers, split mode tensor / one: generation: 1.1400, less than 1.2 ({AWAKE}: 1.1000).",
+            ],
+            id="generation-on-cores-as-they-are",
+        ),
+    ],
+)
+def test_a_target_of_throughput_that_is_missed_is_named(change: dict[str, float], missed: list[str]) -> None:
+    found = {name: {"median": median} for name, median in {**REACHED, **change}.items()}
+    targets = throughput.targets(4)
+    assert [sentence for target in targets if (sentence := target.missed(found))] == missed
+    said = throughput.standing(found, 4)
+    assert (len(re.findall(r" missed$", said, re.MULTILINE)), said.count("not run")) == (len(missed), 0)
+    alone = {name: figures for name, figures in found.items() if name.startswith(ALONE)}
+    assert throughput.standing(alone, 4).count("not run") == 3
 
 
 def test_what_there_are_too_few_cores_for_is_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,8 +190,8 @@ def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.Monkey
     heavy = throughput.heavy_layers(tmp_path, (32, 4), 1)
     assert dict(zip(heavy[0], seen.values())) == {
         "1 of one core": ([[1]], [], "layer", False),
-        "2 of one core": ([[1], [3]], [], "layer", False),
         "2 of one core, split mode tensor": ([[1], [3]], [], "tensor", False),
+        "2 of one core": ([[1], [3]], [], "layer", False),
         "1 of one core, kept awake": ([[1]], [], "layer", True),
         "2 of one core, split mode tensor, kept awake": ([[1], [3]], [], "tensor", True),
     }
@@ -156,6 +212,51 @@ def test_ours_is_compared_to_upstream_of_the_same_case() -> None:
         "one worker, ours": 1.5,
         "split mode tensor, upstream's": 1.0,
         "split mode tensor, our workers, upstream's master": 1.2,
+    }
+
+
+def test_one_worker_of_either_kind_is_compared_to_local_inference() -> None:
+    rounds = [
+        {
+            "without RPC, upstream's": {"prompt ub512": 190.0 * quick, "generation": 78.0 * quick},
+            "without RPC, ours": {"prompt ub512": 200.0 * quick, "generation": 80.0 * quick},
+            "one worker, upstream's": {"prompt ub512": 100.0 * quick, "generation": 40.0 * quick},
+            "one worker, ours": {"prompt ub512": 198.0 * quick, "generation": 78.0 * quick},
+        }
+        for quick in (1.0, 0.5)
+    ]
+    assert {name: ratio["values"] for name, ratio in upstream.short_of_local(rounds).items()} == {
+        "one worker, upstream's / without RPC, ours: prompt ub512": [0.5, 0.5],
+        "one worker, upstream's / without RPC, ours: generation": [0.5, 0.5],
+        "one worker, ours / without RPC, ours: prompt ub512": [0.99, 0.99],
+        "one worker, ours / without RPC, ours: generation": [0.975, 0.975],
+    }
+
+
+@pytest.mark.parametrize("piece", [1, 7, 4096])
+def test_messages_of_split_mode_tensor_are_counted_wherever_they_are_cut(piece: int) -> None:
+    def message(command: Command, payload: bytes) -> bytes:
+        return struct.pack("<BQ", command, len(payload)) + payload
+
+    sent = message(Command.HELLO, bytes(24)) + message(Command.GRAPH_COMPUTE, bytes(1000))
+    sent += message(Command.GET_TENSOR, bytes(300) + struct.pack("<QQ", 0, 2048))
+    sent += message(Command.SET_TENSOR, bytes(2048))
+    sent += message(Command.GET_TENSOR, bytes(300) + struct.pack("<QQ", 0, 1800))
+    sent += message(Command.GRAPH_RECOMPUTE, bytes(4))
+    counts = tensor_trace.Counts(2048)
+    for start in range(0, len(sent), piece):
+        counts.asked(sent[start : start + piece])
+    counts.answered(bytes(2048))
+    assert counts.found == {
+        "bytes to a worker": len(sent),
+        "bytes from a worker": 2048,
+        "bytes to a worker: graphs": 9 + 1000 + 9 + 4,
+        "messages to a worker: HELLO": 1,
+        "messages to a worker: GRAPH_COMPUTE": 1,
+        "messages to a worker: GET_TENSOR": 2,
+        "messages to a worker: SET_TENSOR": 1,
+        "messages to a worker: GRAPH_RECOMPUTE": 1,
+        "partial results asked of a worker": 1,
     }
 
 
