@@ -296,8 +296,7 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
     limit.start()
     printed = []
     try:
-        assert process.stdout
-        for line in process.stdout:
+        for line in process.stdout or ():
             printed.append(line)
             if f"TASK [{task}]" in line:
                 nth -= 1
@@ -308,6 +307,8 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
         process.wait()
     finally:
         limit.cancel()
+        if process.stdout:
+            process.stdout.close()
     assert nth <= 0, "".join(printed)
     return re.sub(r"\s+", " ", "".join(printed))
 
