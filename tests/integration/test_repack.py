@@ -21,9 +21,10 @@ import jinja2
 import numpy as np
 import pytest
 from ansible.plugins.filter.core import to_bool
-from harness import HANG_S, ROOT, AnyRelease, Release, Worker, running_worker
+from harness import HANG_S, ROOT, AnyRelease, Release, Worker, over, running_worker
 from logits import Logits, compare
 from quantised_models import TYPES, random_blocks, write_quantised
+from random_model import write_model
 from rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError, view
 from served_logits import served
 
@@ -595,3 +596,50 @@ def test_a_client_that_is_killed_leaves_nothing_behind(release_7: Release, model
                 worker = None
                 continue
             same(wanted[name], served(release_7, *models[name], [worker.port]))
+
+
+def write_adapter(path: Path, width: int, layers: int, rank: int = 4) -> None:
+    """Write a LoRA adapter of random weights for the queries and the feed-forward output of a model of random_model."""
+    rng = np.random.default_rng(3)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(rank))
+    for layer in range(layers):
+        for name, columns in ("attn_q", width), ("ffn_down", width * 11 // 4 // 32 * 32):
+            down = rng.standard_normal((rank, columns), dtype=np.float32) / np.sqrt(columns)
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", down.astype(np.float32))
+            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", rng.standard_normal((width, rank), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release, tmp_path: Path) -> None:
+    """Products with an adapter are of floats, beside those with the repacked weights that it belongs to."""
+    width, layers = 512, 4
+    eight, model, adapter = (tmp_path / name for name in ("eight.gguf", "four.gguf", "adapter.gguf"))
+    write_model(eight, layers, width, context=512, seed=1)
+    quantise = [release_7.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
+    subprocess.run(quantise, capture_output=True, check=True, timeout=HANG_S)
+    write_adapter(adapter, width, layers)
+
+    def said(ports: list[int], *options: str | Path) -> str:
+        command: list[str | Path] = [release_7.bin / "llama-completion", "-m", model, *over(ports), *options]
+        command += ["-fit", "off", "-c", "512", "-n", "32", "--ignore-eos", "-no-cnv", "--no-display-prompt"]
+        done = subprocess.run(
+            [*command, "--temp", "0", "-t", "2", "-p", "the river of stone"], stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=True, timeout=HANG_S,
+        )  # fmt: skip
+        return done.stdout
+
+    here, adapted = said([]), said([], "--lora", adapter)
+    assert len(adapted.split()) >= 32
+    assert adapted != here
+    with watched(release_7, tmp_path / "1", threads=2) as first, watched(release_7, tmp_path / "2") as second:
+        for ports in [first.port], [first.port, second.port]:
+            assert said(ports) == here
+            assert said(ports, "--lora", adapter) == adapted
+        for worker in first, second:
+            assert (worker.repack["weights"] > 0) is (Type.Q4_0 in worker.kernels)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import pytest
 from harness import HANG_S, free_port, run_module
-from test_repack import until
+from test_repack import until, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,6 +71,19 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tmp_path_factory.mktemp("model") / "large.gguf"
     script = ROOT / "playbooks/files/random_model.py"
     subprocess.run([sys.executable, script, model, "--layers", "3", "--width", "1920"], check=True, timeout=120)
+    return model
+
+
+@pytest.fixture(scope="module")
+def four_bits(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with as many large weights, of a type that workers repack on every kind of CPU."""
+    folder = tmp_path_factory.mktemp("four_bits")
+    eight, model = folder / "eight.gguf", folder / "four.gguf"
+    script = ROOT / "playbooks/files/random_model.py"
+    subprocess.run([sys.executable, script, eight, "--layers", "3", "--width", "2688"], check=True, timeout=120)
+    quantise = [release_7.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
+    subprocess.run(quantise, capture_output=True, check=True, timeout=120)
+    eight.unlink()
     return model
 
 
@@ -157,29 +170,36 @@ def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
-    release_7: Release, start_worker: StartWorker, large_model: Path, how: signal.Signals
+    release_7: Release, four_bits: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """Both are being sent weights at that moment, by threads of their own."""
-    workers = [start_worker(release_7) for _number in range(2)]
-    endpoints = [worker.endpoint for worker in workers]
-    expected = text(release_7, large_model, endpoints)
+    """Both are being sent weights at that moment, by threads of their own, and repack them."""
+    large = [tensor for tensor in gguf.GGUFReader(four_bits).tensors if tensor.n_bytes > LARGE]
+    assert [tensor.tensor_type for tensor in large] == [gguf.GGMLQuantizationType.Q4_0] * 9
     most, go_on = 20 << 20, threading.Event()
-    with ExitStack() as stack:
-        through = [stack.enter_context(counted(worker, most, go_on)) for worker in workers]
-        stack.callback(go_on.set)
-        rpc = ",".join(endpoint for endpoint, _sent in through)
-        # What is started from a shell's background ignores SIGINT.
-        command = ["env", "--default-signal=INT", str(release_7.bin / "llama-completion"), "-m", str(large_model)]
-        master = subprocess.Popen(
-            [*command, "--rpc", rpc, "-ngl", "99", "-no-cnv", "-p", "the"], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )  # fmt: skip
-        stack.callback(master.kill)
-        until(lambda: all(sent[0] > most for _endpoint, sent in through) or master.poll() is not None)
-        master.send_signal(how)
-        assert master.wait(HANG_S) == -how
-    assert all(worker.alive for worker in workers)
-    assert text(release_7, large_model, endpoints) == expected
+    with watched(release_7, tmp_path / "1") as first, watched(release_7, tmp_path / "2") as second:
+        workers = [first.worker, second.worker]
+        endpoints = [worker.endpoint for worker in workers]
+        expected = text(release_7, four_bits, endpoints)
+        repacked = [worker.repack["weights"] for worker in (first, second)]
+        kernels = [gguf.GGMLQuantizationType.Q4_0 in worker.kernels for worker in (first, second)]
+        assert [weights > 0 for weights in repacked] == kernels
+        with ExitStack() as stack:
+            through = [stack.enter_context(counted(worker, most, go_on)) for worker in workers]
+            stack.callback(go_on.set)
+            rpc = ",".join(endpoint for endpoint, _sent in through)
+            # What is started from a shell's background ignores SIGINT.
+            command = ["env", "--default-signal=INT", str(release_7.bin / "llama-completion"), "-m", str(four_bits)]
+            master = subprocess.Popen(
+                [*command, "--rpc", rpc, "-ngl", "99", "-no-cnv", "-p", "the"], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+            )  # fmt: skip
+            stack.callback(master.kill)
+            until(lambda: all(sent[0] > most for _endpoint, sent in through) or master.poll() is not None)
+            master.send_signal(how)
+            assert master.wait(HANG_S) == -how
+        assert all(worker.alive for worker in workers)
+        assert text(release_7, four_bits, endpoints) == expected
+        assert [worker.repack["weights"] for worker in (first, second)] == repacked
 
 
 def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from builds import Build
+from logits import compare
 from quantised_models import Type, write_quantised
 from results import results
-from test_logits import SHAPES
-from test_repack import Watched, watched
+from test_logits import OTHER_KERNELS, SHAPES
+from test_repack import Watched, same, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logits import Logits
+    from logits import Comparison, Logits
 
 pytestmark = pytest.mark.llama
 
 TENSOR = ("-sm", "tensor", "-fa", "on")
+# By how much more than the rounding that is measured beside it. Seen: 1.1 at most.
+NOISE = 2
 
 
 def exactly(first: Logits, second: Logits) -> None:
@@ -69,6 +72,44 @@ def test_slices_of_weights_are_repacked(stock: Build, patched: Build, tmp_path: 
         for worker in workers:
             # All but a slice of the vocabulary, whose rows are no multiple of eight.
             assert worker.repack["weights"] >= worker.repack["of_weights"] - 1 > 1
+
+
+@pytest.mark.parametrize("shape", ["dense", "experts"])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_K], ids=lambda kind: kind.name)
+def test_repacked_slices_compute_what_plain_ones_and_local_inference_do(
+    patched: Build, tmp_path: Path, kind: Type, shape: str
+) -> None:
+    """What rounding may make of it is measured with the same model, where slices are not repacked or not there.
+
+    Split mode tensor adds two sums where others add one: seen of plain weights. Repacked weights have other kernels:
+    seen in split mode layer. Both together do not add up to twice either one.
+    """
+    model, _tokens = write_quantised(tmp_path / "model", (kind,), layers=4, width=1024, **SHAPES[shape])
+
+    def computed(*environment: str) -> tuple[Logits, Logits]:
+        with ExitStack() as stack:
+            folder = tmp_path / "-".join(("workers", *environment))
+            found = [stack.enter_context(watched(patched, folder / str(number), *environment)) for number in range(2)]
+            ports = [worker.port for worker in found]
+            divided = results(patched, model, ports, options=TENSOR)
+            for worker in found:
+                assert (worker.repack["weights"] > 0) is (kind in worker.kernels and not environment)
+            return divided, results(patched, model, ports)
+
+    def within(noise: Comparison, first: Logits, second: Logits) -> None:
+        found = compare(first, second, OTHER_KERNELS)
+        assert noise.typical < OTHER_KERNELS
+        assert found.typical <= NOISE * noise.typical, str(found)
+        assert found.relative.max() <= NOISE * noise.relative.max(), str(found)
+
+    (repacked, by_layers), (plain, plain_by_layers) = computed(), computed("GGML_RPC_REPACK=0")
+    here = results(patched, model)
+    same(here, by_layers)
+    sums = compare(plain_by_layers, plain, OTHER_KERNELS)
+    kernels = compare(by_layers, plain_by_layers, OTHER_KERNELS)
+    within(kernels, plain, repacked)
+    within(sums, by_layers, repacked)
+    within(sums, here, repacked)
 
 
 @pytest.mark.parametrize("options", [(), ("-lm", "none"), TENSOR], ids=["mapped", "read", "tensor"])
