@@ -370,6 +370,8 @@ def test_a_run_that_follows_at_once_does_not_meet_what_the_killed_one_still_does
     task, nth, wanted = AT_ONCE[moment]
     for host in HOSTS:
         forget(host)
+        # As many as are kept, so that with the new one something has to go.
+        ssh(host, "sh", "-c", "cd /opt/llama_cpp/releases; mkdir -p 0.0.1-0 0.0.2-0; touch -d 2001-01-01 0.0.[12]-0")
     during(versions, task, kill, nth=nth)
     upgrade(wanted)
     everywhere(wanted or OLD)
