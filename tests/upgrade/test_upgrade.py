@@ -417,7 +417,9 @@ def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one
 def silence(host: str) -> Iterator[Callable[[object], None]]:
     """What makes a host fall silent for this machine: nothing that is sent there is answered, or refused."""
     table = f"llama_fault{NUMBER}"
-    rules = f"table ip {table} {{ chain out {{ type filter hook output priority 0; ip daddr {ADDRESS[host]} drop; }} }}"
+    # On one line, not all versions of nft take it.
+    chain = f"chain out {{\n type filter hook output priority 0\n ip daddr {ADDRESS[host]} drop\n }}"
+    rules = f"table ip {table} {{\n {chain}\n}}"
 
     def fall(_process: object) -> None:
         subprocess.run(["nft", "-f", "-"], input=rules, text=True, check=True)
