@@ -35,7 +35,8 @@ start() {
     pids+=("$!")
 }
 
-processes=$(nproc)
+# Half of what a unit test takes it waits for something.
+processes=$(($(nproc) * 3 / 2))
 processes=$((processes < 2 ? 2 : processes > 8 ? 8 : processes))
 # The longest first. ansible-lint uses one processor, so it runs in parts; what a part leaves out is another one's.
 start unit-tests pytest -q --no-header -n "$processes" tests/unit
