@@ -173,18 +173,23 @@ def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[
 
 @contextmanager
 def workers(
-    *of_each: tuple[int, Sequence[int]], cached: bool = False, repack: bool = True, build: AnyRelease | None = None
+    *of_each: tuple[int, Sequence[int]],
+    cached: bool = False,
+    repack: bool = True,
+    spin: bool = True,
+    build: AnyRelease | None = None,
 ) -> Iterator[list[Worker]]:
     """Run one worker for each pair of threads and cores, of the default release if no other is given.
 
-    If asked, each keeps the weights it was sent in a cache, or leaves them as upstream's does.
+    If asked, each keeps the weights it was sent in a cache, leaves them as they come, or sleeps between requests: the
+    last two as upstream's does.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = []
         for number, (threads, cores) in enumerate(of_each):
             cache = folder / f"cache{number}"
-            bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}")
+            bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}", f"GGML_RPC_SPIN={int(spin)}")
             bound += ("taskset", "-c", ",".join(map(str, cores)))
             options = ("-c",) if cached else ()
             worker = running_worker(

@@ -4,9 +4,10 @@
 What is sent is counted by a relay between the master and each worker, which knows the messages of the protocol: those
 of a longer run less those of a shorter one, by the tokens that the one has more. It holds messages up, so the time of a
 token is that of a run without it. In that run it is looked again and again which workers run on their cores just then:
-the share of such looks is the share of the time. Bytes of graphs are what would be saved if a worker kept more than its
-last graph and could be told which one to run: what is counted is that of one worker, and the other's is the same. Needs
-the release that `make test` builds.
+the share of such looks is the share of the time. There workers sleep between requests, so that who runs computes; with
+them awake, as they are by default, a token takes less (throughput.py). Bytes of graphs are what would be saved if a
+worker kept more than its last graph and could be told which one to run: what is counted is that of one worker, and the
+other's is the same. Needs the release that `make test` builds.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def looks(process: subprocess.Popen[str], running: Sequence[Running]) -> tuple[s
 
 def of_a_token(path: Path, tokens: int) -> Rates:
     """Return the milliseconds of a token, of which both workers run, one does, or none."""
-    with workers(*((1, [core]) for core in CORES[:2])) as found:
+    with workers(*((1, [core]) for core in CORES[:2]), spin=False) as found:
         command = bench(path, [worker.endpoint for worker in found], tokens)
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -5,10 +5,11 @@ First one worker with a thread for each core, against the same cores without RPC
 former by physical batch), against one that leaves weights as they come (as upstream's does), and against workers with
 upstream's default of half the threads and with four times as many as cores. Then one, two and four workers of one core
 each, by physical batch, with layers divided as module split_plan divides them among workers with equal memory. While
-two generate they rest in turn, and cores that rest are slower for it on some machines: what of it is the second
-worker's is shown by two on the same core, which never rests, and by cores that the kernel keeps awake (which needs
-root). Last, of a model with heavy layers, two workers that divide each matrix (split mode tensor) instead of layers,
-also on cores that are kept awake. Each round measures all of them once, beginning with another one, and ratios are of
+two generate they wait in turn, and cores that rest are slower for it on some machines: so workers of the default
+release stay awake for a while, which is compared to not doing it. What the second worker costs by itself is shown by
+two on the same core, which never rests, and by cores that the kernel keeps awake (which needs root). Last, of a model
+with heavy layers, two workers that divide each matrix (split mode tensor) instead of layers, also on cores that are
+kept awake. Each round measures all of them once, beginning with another one, and ratios are of
 figures of the same round. What there are too few cores for, or no right to, is in the tables as not run. The status is
 1 where a median misses its target. Needs the release that `make test` builds.
 
@@ -110,12 +111,13 @@ def over_workers(
     ubatches: list[int],
     *,
     repack: bool = True,
+    spin: bool = True,
     split_mode: str = "layer",
     worker_build: AnyRelease | None = None,
     bin_dir: Path | None = None,
 ) -> Rates:
     """Measure over workers of so many threads and such cores, all of the default release if no other is given."""
-    with workers(*of_each, repack=repack, build=worker_build) as found:
+    with workers(*of_each, repack=repack, spin=spin, build=worker_build) as found:
         endpoints = ",".join(worker.endpoint for worker in found)
         # Each by its name, and a share for each: llama-bench does not go on without one.
         names = "/".join(f"RPC{number}" for number in range(len(found)))
@@ -155,11 +157,13 @@ class Setup(NamedTuple):
     split_mode: str = "layer"
     same_core: bool = False
     awake: bool = False
+    spin: bool = True
 
     def __str__(self) -> str:
         mode = "" if self.split_mode == "layer" else f", split mode {self.split_mode}"
         where = "on the same core" if self.same_core else "of one core"
-        return f"{self.count} {where}{mode}{', kept awake' if self.awake else ''}"
+        how = ", kept awake" if self.awake else "" if self.spin else ", GGML_RPC_SPIN=0"
+        return f"{self.count} {where}{mode}{how}"
 
     @property
     def obstacle(self) -> str:
@@ -170,7 +174,8 @@ class Setup(NamedTuple):
 
         def measure() -> Rates:
             with cores_awake() if self.awake else nullcontext():
-                return over_workers(path, shape, [(1, [core]) for core in cores], ubatches, split_mode=self.split_mode)
+                of_each = [(1, [core]) for core in cores]
+                return over_workers(path, shape, of_each, ubatches, spin=self.spin, split_mode=self.split_mode)
 
         return measure
 
@@ -181,9 +186,10 @@ ONE, TWO, FOUR = Setup(1), Setup(2), Setup(4)
 SAME_CORE = Setup(2, same_core=True)
 ONE_AWAKE, TWO_AWAKE = Setup(1, awake=True), Setup(2, awake=True)
 TENSOR, TENSOR_AWAKE = Setup(2, "tensor"), Setup(2, "tensor", awake=True)
-MORE_WORKERS = (ONE, TWO, FOUR, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
+TWO_SLEEPING, TENSOR_SLEEPING = Setup(2, spin=False), Setup(2, "tensor", spin=False)
+MORE_WORKERS = (ONE, TWO, TWO_SLEEPING, FOUR, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
 # Each beside what it is compared to: the pace of a machine changes.
-HEAVY_LAYERS = (ONE, TENSOR, TWO, ONE_AWAKE, TENSOR_AWAKE)
+HEAVY_LAYERS = (ONE, TENSOR, TENSOR_SLEEPING, TWO, ONE_AWAKE, TENSOR_AWAKE)
 
 
 def more_workers(path: Path, shape: tuple[int, int], repetitions: int, ubatches: list[int]) -> list[dict[str, Rates]]:
@@ -217,10 +223,12 @@ def dividing(
     }
     for what, rounds, setup, reference in (
         ("two workers of one core", more, TWO, ONE),
+        ("two workers that sleep between requests", more, TWO_SLEEPING, ONE),
         ("four workers of one core", more, FOUR, ONE),
         ("two workers on the same core", more, SAME_CORE, ONE),
         ("two workers of cores that are kept awake", more, TWO_AWAKE, ONE_AWAKE),
         (DIVIDED, heavy, TENSOR, ONE),
+        (f"{DIVIDED} over workers that sleep between requests", heavy, TENSOR_SLEEPING, ONE),
         (DIVIDED_AWAKE, heavy, TENSOR_AWAKE, ONE_AWAKE),
     ):
         for test in rounds[0].get(str(setup), {}):

@@ -15,6 +15,7 @@ from harness import CACHE, HANG_S, ROOT
 
 pytestmark = pytest.mark.llama
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
+MODES = ("", ", kept awake", ", GGML_RPC_SPIN=0")
 
 
 def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
@@ -63,8 +64,11 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     assert all(list(tests) == ["generation"] for tests in found["heavy_layers"]["cases"].values())
     # What this machine has no cores for, or this account no right to, is said to be so.
     for part, names in (
-        ("workers_of_one_core", {*ONE_CORE, "4 of one core", "2 on the same core", "2 of one core, kept awake"}),
-        ("heavy_layers", {*ONE_CORE, *(f"2 of one core, split mode tensor{also}" for also in ("", ", kept awake"))}),
+        (
+            "workers_of_one_core",
+            {*ONE_CORE, "4 of one core", "2 on the same core", *(f"2 of one core{also}" for also in MODES)},
+        ),
+        ("heavy_layers", {*ONE_CORE, *(f"2 of one core, split mode tensor{also}" for also in MODES)}),
     ):
         not_run = found[part]["not_run"]
         assert {*found[part]["cases"], *not_run} == names

@@ -522,9 +522,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def settings(**variables: object) -> list[str]:
     """Return what the unit of role `rpc_server` sets in the environment of its process, but for places."""
     text = (ROOT / "roles/rpc_server/templates/llama-rpc-server.service.j2").read_text()
+    chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
     environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters["bool"] = to_bool
-    unit = environment.from_string(text).render(rpc_server_cache=False, __rpc_server_systemd=257, **variables)
+    unit = environment.from_string(text).render(__rpc_server_systemd=257, **chosen)
     found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
     return [setting for setting in found if "=/" not in setting]
 
@@ -553,7 +554,7 @@ def test_workers_say_what_local_inference_says(release_7: Release, models: Model
             assert 0 < alone["weights"] <= alone["of_weights"]
             assert 0 < alone["mib"] <= alone["of_mib"]
             assert (alone["weights"] == alone["of_weights"]) is (name == "tied")
-    assert set(settings(rpc_server_repack=False)) - set(settings(rpc_server_repack=True)) == {"GGML_RPC_REPACK=0"}
+    assert set(settings(rpc_server_repack=False)) - set(settings()) == {"GGML_RPC_REPACK=0"}
     with watched(release_7, tmp_path / "3", *settings(rpc_server_repack=False)) as plain:
         found = compare(here, said(plain), 0.05)
         assert (plain.repack["enabled"], plain.repack["weights"], plain.repack["mib"]) == (False, 0, 0)

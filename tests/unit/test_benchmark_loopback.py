@@ -60,6 +60,7 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
         {
             "1 of one core": {"prompt ub64": 60.0 * quick, "generation": 20.0 * quick},
             "2 of one core": {"prompt ub64": 90.0 * quick, "generation": 19.0 * quick},
+            "2 of one core, GGML_RPC_SPIN=0": {"generation": 17.0 * quick},
             "4 of one core": {"prompt ub64": 150.0 * quick, "generation": 18.0 * quick},
             "2 on the same core": {"generation": 19.6 * quick},
             "1 of one core, kept awake": {"generation": 25.0 * quick},
@@ -71,6 +72,7 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
         {
             "1 of one core": {"generation": 8.0 * quick},
             "2 of one core, split mode tensor": {"generation": 9.2 * quick},
+            "2 of one core, split mode tensor, GGML_RPC_SPIN=0": {"generation": 8.4 * quick},
             "1 of one core, kept awake": {"generation": 10.0 * quick},
             "2 of one core, split mode tensor, kept awake": {"generation": 13.0 * quick},
         }
@@ -84,11 +86,13 @@ def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one(
         "one worker, 4 threads (its cores) / without RPC, --repack 0: generation": [0.8, 0.8],
         "two workers of one core / one: prompt ub64": [1.5, 1.5],
         "two workers of one core / one: generation": [0.95, 0.95],
+        "two workers that sleep between requests / one: generation": [0.85, 0.85],
         "four workers of one core / one: prompt ub64": [2.5, 2.5],
         "four workers of one core / one: generation": [0.9, 0.9],
         "two workers on the same core / one: generation": [0.98, 0.98],
         "two workers of cores that are kept awake / one: generation": [0.98, 0.98],
         "heavy layers, split mode tensor / one: generation": [1.15, 1.15],
+        "heavy layers, split mode tensor over workers that sleep between requests / one: generation": [1.05, 1.05],
         "heavy layers, split mode tensor over cores that are kept awake / one: generation": [1.3, 1.3],
     }
     one_alone = [{"1 of one core": done["1 of one core"]} for done in more]
@@ -168,8 +172,8 @@ def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.Monkey
     awake.touch()
     seen = {}
 
-    def over_workers(_path, _shape, of_each, ubatches, split_mode):
-        seen[len(seen)] = ([cores for _threads, cores in of_each], ubatches, split_mode, bool(awake.read_bytes()))
+    def over_workers(_path, _shape, of_each, ubatches, spin, split_mode):
+        seen[len(seen)] = ([cores for _threads, cores in of_each], ubatches, split_mode, bool(awake.read_bytes()), spin)
         awake.write_bytes(b"")
         return {"generation": 1.0}
 
@@ -179,21 +183,23 @@ def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(throughput, "over_workers", over_workers)
     more = throughput.more_workers(tmp_path, (32, 4), 1, [64, 128])
     assert dict(zip(more[0], seen.values())) == {
-        "1 of one core": ([[1]], [64, 128], "layer", False),
-        "2 of one core": ([[1], [3]], [64, 128], "layer", False),
-        "4 of one core": ([[1], [3], [5], [7]], [64, 128], "layer", False),
-        "2 on the same core": ([[1], [1]], [], "layer", False),
-        "1 of one core, kept awake": ([[1]], [], "layer", True),
-        "2 of one core, kept awake": ([[1], [3]], [], "layer", True),
+        "1 of one core": ([[1]], [64, 128], "layer", False, True),
+        "2 of one core": ([[1], [3]], [64, 128], "layer", False, True),
+        "2 of one core, GGML_RPC_SPIN=0": ([[1], [3]], [], "layer", False, False),
+        "4 of one core": ([[1], [3], [5], [7]], [64, 128], "layer", False, True),
+        "2 on the same core": ([[1], [1]], [], "layer", False, True),
+        "1 of one core, kept awake": ([[1]], [], "layer", True, True),
+        "2 of one core, kept awake": ([[1], [3]], [], "layer", True, True),
     }
     seen.clear()
     heavy = throughput.heavy_layers(tmp_path, (32, 4), 1)
     assert dict(zip(heavy[0], seen.values())) == {
-        "1 of one core": ([[1]], [], "layer", False),
-        "2 of one core, split mode tensor": ([[1], [3]], [], "tensor", False),
-        "2 of one core": ([[1], [3]], [], "layer", False),
-        "1 of one core, kept awake": ([[1]], [], "layer", True),
-        "2 of one core, split mode tensor, kept awake": ([[1], [3]], [], "tensor", True),
+        "1 of one core": ([[1]], [], "layer", False, True),
+        "2 of one core, split mode tensor": ([[1], [3]], [], "tensor", False, True),
+        "2 of one core, split mode tensor, GGML_RPC_SPIN=0": ([[1], [3]], [], "tensor", False, False),
+        "2 of one core": ([[1], [3]], [], "layer", False, True),
+        "1 of one core, kept awake": ([[1]], [], "layer", True, True),
+        "2 of one core, split mode tensor, kept awake": ([[1], [3]], [], "tensor", True, True),
     }
 
 

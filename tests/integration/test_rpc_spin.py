@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""With the patch rpc-spin a worker stays awake between the requests of a client, and takes little from others.
+
+What it computes is counted, not how long something takes: on a busy machine a worker sleeps sooner, and that is right.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import time
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from rpc_session import Arena, Session, Type
+from test_repack import Watched, settings, watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from harness import Release
+
+pytestmark = [
+    pytest.mark.llama,
+    pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset, to say where a worker computes"),
+]
+
+REQUESTS = 40
+# A worker stays awake for 20 ms. What a request takes by itself is less than a tenth of that.
+AWAKE_S, BRIEF_S = 0.020, 0.002
+
+
+def processor_time(worker: Watched) -> float:
+    """Return the seconds that its threads have computed so far (clock_getcpuclockid(3))."""
+    return time.clock_gettime(~worker.worker.process.pid << 3 | 2)
+
+
+def awake(worker: Watched) -> list[float]:
+    """Return the seconds that it computes after each of some requests of a client that then waits."""
+    with closing(Session(worker.port)) as session:
+        tensor = Arena(session, 1 << 10).place(Type.F32, 16)
+        found = []
+        for _request in range(REQUESTS):
+            before = processor_time(worker)
+            session.get(tensor)
+            time.sleep(5 * AWAKE_S)
+            found.append(processor_time(worker) - before)
+    return found
+
+
+CORE = str(min(os.sched_getaffinity(0)))
+ON_ONE_CORE = ("taskset", "-c", CORE)
+
+
+@contextmanager
+def somebody_computes() -> Iterator[None]:
+    """On the worker's core, and without an end."""
+    process = subprocess.Popen([*ON_ONE_CORE, "sh", "-c", "while :; do :; done"], stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, tmp_path: Path) -> None:
+    with watched(release_7, tmp_path) as worker:
+        found = awake(worker)
+    assert max(found) > AWAKE_S / 4, found
+    assert statistics.median(found) < 2 * AWAKE_S, found
+
+
+def test_it_leaves_its_core_to_who_computes_there(release_7: Release, tmp_path: Path) -> None:
+    with watched(release_7, tmp_path, under=ON_ONE_CORE) as worker, somebody_computes():
+        found = awake(worker)
+    # The kernel lets who has slept have a time slice of some milliseconds first.
+    assert statistics.median(found) < AWAKE_S / 2, found
+
+
+def test_it_sleeps_at_once_if_the_unit_says_so(release_7: Release, tmp_path: Path) -> None:
+    assert set(settings(rpc_server_spin=False)) - set(settings()) == {"GGML_RPC_SPIN=0"}
+    with watched(release_7, tmp_path, *settings(rpc_server_spin=False)) as worker:
+        found = awake(worker)
+    assert statistics.median(found) < BRIEF_S, found
+
+
+def test_a_client_that_goes_is_noticed_while_the_worker_is_awake(release_7: Release, tmp_path: Path) -> None:
+    with watched(release_7, tmp_path) as worker:
+        for _client in range(REQUESTS):
+            with closing(Session(worker.port)) as session:
+                session.get(Arena(session, 1 << 10).place(Type.F32, 16))
+        assert worker.worker.alive
+        assert worker.log.count("connection closed") >= REQUESTS - 1
