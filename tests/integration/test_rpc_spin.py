@@ -70,7 +70,8 @@ def somebody_computes() -> Iterator[None]:
 def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path) as worker:
         found = awake(worker)
-    assert max(found) > AWAKE_S / 4, found
+    # Where other tests compute, no more than a time slice.
+    assert max(found) > BRIEF_S, found
     assert statistics.median(found) < 2 * AWAKE_S, found
 
 
