@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
     from harness import Release
 
-pytestmark = [
-    pytest.mark.llama,
-    pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset, to say where a worker computes"),
-]
+pytestmark = pytest.mark.llama
 
 REQUESTS = 40
 # A worker stays awake for 20 ms. What a request takes by itself is less than a tenth of that.
@@ -75,6 +72,7 @@ def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, t
     assert statistics.median(found) < 2 * AWAKE_S, found
 
 
+@pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset, to say where a worker computes")
 def test_it_leaves_its_core_to_who_computes_there(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path, under=ON_ONE_CORE) as worker, somebody_computes():
         found = awake(worker)
@@ -89,7 +87,7 @@ def test_it_sleeps_at_once_if_the_unit_says_so(release_7: Release, tmp_path: Pat
     assert statistics.median(found) < BRIEF_S, found
 
 
-def test_a_client_that_goes_is_noticed_while_the_worker_is_awake(release_7: Release, tmp_path: Path) -> None:
+def test_a_client_that_goes_while_the_worker_is_awake_ends_nothing(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path) as worker:
         for _client in range(REQUESTS):
             with closing(Session(worker.port)) as session:
