@@ -31,12 +31,12 @@ FEATURES = {"arm-worker1": {"asimddp", "asimdhp"}, "arm-worker2": {"i8mm", "sve"
 USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker2": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
 # What only the second class's programs may be compiled for.
 ONLY_SECOND = {"MATMUL_INT8", "SVE"}
-# Types of fewer bits, for which both classes have kernels, and how weights are interleaved for these. (All types, and
-# other lengths of vectors: tests/performance/test_aarch64.py.)
-FEW_BITS = (Type.Q4_0, Type.Q4_K, Type.IQ4_NL)
+# Types for which both classes have kernels, and how weights are interleaved for these. (Other lengths of vectors, and
+# what else happens to weights: tests/performance/test_aarch64.py.)
+QUANTISED = (Type.Q4_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
 INTERLEAVED = {
-    "arm-worker1": {"q4_0_4x4", "q4_K_8x4", "iq4_nl_4x4"},
-    "arm-worker2": {"q4_0_4x8", "q4_K_8x8", "iq4_nl_4x4"},
+    "arm-worker1": {"q4_0_4x4", "q4_K_8x4", "q5_K_8x4", "q6_K_8x4", "q8_0_4x4", "iq4_nl_4x4", "mxfp4_4x4"},
+    "arm-worker2": {"q4_0_4x8", "q4_K_8x8", "q5_K_8x8", "q6_K_8x8", "q8_0_4x8", "iq4_nl_4x4", "mxfp4_4x4"},
 }
 # Who computes by itself what the worker does: a host of its class, or its own.
 ALIKE = {"arm-worker1": MASTER, "arm-worker2": "arm-worker2"}
@@ -239,7 +239,7 @@ def test_a_worker_says_how_it_interleaves_weights(worker: str, show: Show) -> No
     log = hosts.said(worker, "journalctl", "--boot", f"--unit={hosts.UNIT}", "--output=cat")
     line = next(line.strip() for line in reversed(log.splitlines()) if line.strip().startswith("repack "))
     show(f"{worker}: {line}")
-    types = "|".join(kind.name for kind in FEW_BITS)
+    types = "|".join(kind.name for kind in QUANTISED)
     assert set(re.findall(rf"\b(?i:{types})_\w+", line)) == INTERLEAVED[worker]
 
 
@@ -248,15 +248,15 @@ def test_repacked_weights_compute_what_local_inference_does(
     experts: int, reference: str, tmp_path: Path, show: Show
 ) -> None:
     """Each class computes what a host of it does by itself, and says what it has repacked."""
-    model = hosts.Model("/srv/few-bits.gguf")
-    path, _tokens = write_quantised(tmp_path / "model", FEW_BITS, layers=len(FEW_BITS), experts=experts)
+    model = hosts.Model("/srv/quantised.gguf")
+    path, _tokens = write_quantised(tmp_path / "model", QUANTISED, layers=len(QUANTISED), experts=experts)
     for host in sorted(set(ALIKE.values())):
         hosts.send(host, path.read_bytes(), model.path)
     for worker, alike in ALIKE.items():
         here = hosts.logits(alike, model, PROMPT + reference)
         found = compare(here, hosts.logits(MASTER, model, PROMPT + reference, (worker,)), SUMS)
         show(
-            f"weights of few bits, {'experts' if experts else 'dense'}, {alike} by itself | {worker}:\n  "
+            f"quantised weights, {'experts' if experts else 'dense'}, {alike} by itself | {worker}:\n  "
             + str(found).replace("\n", "\n  ")
         )
         assert found.is_rounding
@@ -264,8 +264,8 @@ def test_repacked_weights_compute_what_local_inference_does(
         repacked = json.loads(hosts.said(worker, "cat", f"/var/lib/llama_cpp/status-{hosts.PORT}.json"))["repack"]
         show(f"  of which {worker} has repacked {repacked['weights']} of {repacked['of_weights']} weights")
         # Seven a layer; the vocabulary's has no whole groups of rows, and what chooses experts is of floats.
-        assert repacked["weights"] == 7 * len(FEW_BITS)
-        assert repacked["of_weights"] == 7 * len(FEW_BITS) + 1 + (len(FEW_BITS) if experts else 0)
+        assert repacked["weights"] == 7 * len(QUANTISED)
+        assert repacked["of_weights"] == 7 * len(QUANTISED) + 1 + (len(QUANTISED) if experts else 0)
 
 
 # --- Who gets in ------------------------------------------------------------------------------------------------------

@@ -446,18 +446,23 @@ def test_a_weight_is_right_on_several_devices(release_7: Release, kernel: Type, 
         assert worker.repack["weights"] == worker.repack["of_weights"] == 2
 
 
-def test_a_weight_from_the_cache_is_as_one_that_was_sent(repacking: Watched, kernel: Type) -> None:
-    with closing(Session(repacking.port)) as session:
-        m = Multiplication(session, kernel)
+def is_had_from_the_cache(worker: Watched, kind: Type) -> None:
+    """A weight is kept, and another client has it without sending it."""
+    with closing(Session(worker.port)) as session:
+        m = Multiplication(session, kind)
         assert not session.set_by_hash(m.weight, m.stored[::-1])
         session.set(m.weight, m.stored, keep=True)
         m.check_all()
-    with closing(Session(repacking.port)) as session:
-        m = Multiplication(session, kernel)
-        m.session.set(m.weight, m.random(ROWS))
+    with closing(Session(worker.port)) as session:
+        m = Multiplication(session, kind)
+        session.set(m.weight, m.random(ROWS))
         assert session.set_by_hash(m.weight, m.stored)
         m.check_all()
-        assert repacking.repack["weights"] == 1
+        assert worker.repack["weights"] == (kind in worker.kernels)
+
+
+def test_a_weight_from_the_cache_is_as_one_that_was_sent(repacking: Watched, kernel: Type) -> None:
+    is_had_from_the_cache(repacking, kernel)
 
 
 def test_what_a_worker_repacked_stays_to_be_read(repacking: Watched, kernel: Type) -> None:

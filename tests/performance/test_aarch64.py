@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,19 @@ from logits import Logits, compare
 from quantised_models import TYPES, Type, write_quantised
 from results import TEXT, results
 from rpc_session import Op, Session
-from test_repack import BATCH, COLUMNS, Multiplication, same, watched
+from test_repack import (
+    BATCH,
+    COLUMNS,
+    HAPPENINGS,
+    Multiplication,
+    experts,
+    experts_as_a_batch,
+    experts_named_more_than_once,
+    is_had_from_the_cache,
+    killed_in_a_run,
+    same,
+    watched,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,6 +164,41 @@ def test_each_type_is_multiplied_and_had_back(level: Level, emulated: Build, tmp
                 m.check(product)
                 assert worker.repack["weights"] == any(rows % group == 0 for group in groups)
                 assert worker.repack["of_weights"] == 1
+
+
+def test_a_weight_is_right_whatever_happens_to_it(level: Level, emulated: Build, tmp_path: Path) -> None:
+    with watched(emulated, tmp_path, under=level.under, options=("-c",)) as worker:
+        for kind in TYPES:
+            for happening in HAPPENINGS:
+                with closing(Session(worker.port)) as session:
+                    m = Multiplication(session, kind)
+                    m.check()
+                    assert worker.repack["weights"] == (kind in KERNELS)
+                    happening(m)
+                    m.check_all()
+            is_had_from_the_cache(worker, kind)
+            with closing(Session(worker.port)) as session:
+                experts_as_a_batch(experts(session, kind))
+                experts_named_more_than_once(session, kind, BATCH)
+        assert worker.worker.alive
+
+
+def test_models_that_come_and_go_on_several_workers_are_right(
+    level: Level, emulated: Build, stock: Build, model: Path, tmp_path: Path
+) -> None:
+    """On one to three; also after a client that was killed, and after another model."""
+    tied = write_quantised(tmp_path / "tied.gguf", (Type.Q4_0,), tied=True)[0]
+    wanted = {path: said(emulated, path, under=level.under) for path in (model, tied)}
+    with ExitStack() as stack:
+        workers = [stack.enter_context(watched(emulated, tmp_path / str(n), under=level.under)) for n in range(3)]
+        for path, many in (model, 3), (tied, 2), (model, 2):
+            same(wanted[path], said(stock, path, *(worker.port for worker in workers[:many])))
+        for path in tied, model:
+            killed_in_a_run(stock, path, workers[-1])
+            # Upstream's has no other answer to a client that is gone while it is written to.
+            if not workers[-1].worker.alive:
+                workers.append(stack.enter_context(watched(emulated, tmp_path / path.stem, under=level.under)))
+            same(wanted[model], said(stock, model, workers[-1].port))
 
 
 def test_a_worker_without_kernels_says_so_and_is_as_upstreams(stock: Build, model: Path, tmp_path: Path) -> None:

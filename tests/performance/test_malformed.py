@@ -23,6 +23,7 @@ from test_repack import (
     experts,
     experts_as_a_batch,
     experts_named_more_than_once,
+    is_had_from_the_cache,
     watched,
 )
 
@@ -67,7 +68,7 @@ def test_a_session_is_recorded_and_played(sanitized: tuple[Build, Build], record
 
 
 def test_the_sanitizers_are_silent_whatever_happens_to_a_weight(sanitized: tuple[Build, Build], tmp_path: Path) -> None:
-    with watched(sanitized[1], tmp_path) as worker:
+    with watched(sanitized[1], tmp_path, options=("-c",)) as worker:
         for kind in TYPES:
             for happening in HAPPENINGS:
                 with closing(Session(worker.port)) as session:
@@ -75,6 +76,7 @@ def test_the_sanitizers_are_silent_whatever_happens_to_a_weight(sanitized: tuple
                     m.check()
                     happening(m)
                     m.check_all()
+            is_had_from_the_cache(worker, kind)
             with closing(Session(worker.port)) as session:
                 experts_as_a_batch(experts(session, kind))
                 experts_named_more_than_once(session, kind, BATCH)

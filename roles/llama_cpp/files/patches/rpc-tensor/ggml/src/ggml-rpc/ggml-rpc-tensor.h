@@ -73,14 +73,19 @@ static bool ggml_backend_rpc_comm_allreduce_tensor(void * handle, struct ggml_te
             return false;
         }
     }
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = n; i-- > 0; ) {
         comm.parts[i].assign(n_values, 0.0f);
         if (tensors[i]->flags & GGML_TENSOR_FLAG_COMPUTE) { // one without is a slice of size zero: nothing has been computed
             auto request = std::make_shared<rpc_msg_get_tensor_req>();
             request->tensor = serialize_tensor(tensors[i]);
             request->offset = 0;
             request->size   = n_values*sizeof(float);
-            comm.backends[i]->dispatcher->send_async(RPC_CMD_GET_TENSOR, request, sizeof(*request), comm.parts[i].data(), request->size);
+            auto & dispatcher = comm.backends[i]->dispatcher;
+            if (i == 0) { // the last one that is asked: there is nothing to do but wait for it
+                dispatcher->send(RPC_CMD_GET_TENSOR, request, sizeof(*request), comm.parts[i].data(), request->size);
+            } else {
+                dispatcher->send_async(RPC_CMD_GET_TENSOR, request, sizeof(*request), comm.parts[i].data(), request->size);
+            }
         }
     }
     for (auto * backend : comm.backends) {
