@@ -7,6 +7,8 @@ What workers get is the same, less of it is sent, and fewer threads wait for eac
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
 import math
 import os
 import signal
@@ -15,13 +17,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
 from harness import HANG_S, free_port, run_module
+from served_logits import serving
 from test_repack import until, watched
 
 if TYPE_CHECKING:
@@ -270,3 +273,21 @@ def test_the_threads_of_a_master_wait_little_for_each_other(
 ) -> None:
     workers = [start_worker(release_7) for _number in range(many)]
     assert 1 <= waits_of_a_token(release_7, model, workers, split_mode) < most
+
+
+def test_a_server_that_is_to_stop_while_a_worker_computes_ends_well(
+    release_7: Release, four_bits: Path, start_worker: StartWorker
+) -> None:
+    """The signal comes to the thread that waits for the worker's answer."""
+    worker = start_worker(release_7)
+    wanted = json.dumps({"prompt": "the river", "n_predict": 10_000, "ignore_eos": True, "stream": True})
+    with serving(release_7, four_bits, [worker.port]) as (port, process), closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+    ) as connection:
+        connection.request("POST", "/completion", wanted, {"Content-Type": "application/json"})
+        assert connection.getresponse().readline().startswith(b"data: ")
+        process.terminate()
+        # It waits for its clients, but not for this one.
+        connection.close()
+        assert process.wait(HANG_S) == 0
+    assert worker.alive
