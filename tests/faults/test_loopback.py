@@ -311,7 +311,7 @@ def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> Non
 
 
 def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None:
-    run = cluster.run(ctx_size=2048, n_predict=1500, extra_args=["--ignore-eos"])
+    run = cluster.run(ctx_size=8192, n_predict=8000, extra_args=["--ignore-eos"])
     run.reaches(_progress.GENERATING, cluster.struck)
     began = time.monotonic()
     second = infer(cluster.release, cluster.model, cluster.workers)
