@@ -38,7 +38,7 @@ sys.path.append(str(ROOT / "tests/performance"))
 # isort: split
 import load
 from builds import Build, build
-from throughput import ONE, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
+from throughput import ONE, PASSES, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,7 +136,7 @@ def main() -> int:
     short = short_of_local(speed)
     results = {"shape": shape, "models": models, "speed": speed, "of_local": short, "load": loads}
     kept = keep("upstream", args, results)
-    print(f"{shape[0]} tokens read, {shape[1]} generated, on {len(CORES)} cores")
+    print(f"{shape[0]} tokens read, {shape[1]} generated {PASSES} times, on {len(CORES)} cores")
     for rounds, unit, of_two in ((speed, UNIT, (LAYERS, DIVIDED)), (loads, "seconds", (str(TWO),))):
         not_run = dict.fromkeys(of_two, obstacle(2)) if obstacle(2) else {}
         print(f"\n{report(compared(rounds, unit, reference), unit, UPSTREAM, not_run)}")

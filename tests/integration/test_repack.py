@@ -465,6 +465,22 @@ def test_a_weight_from_the_cache_is_as_one_that_was_sent(repacking: Watched, ker
     is_had_from_the_cache(repacking, kernel)
 
 
+def is_right_whatever_happens(worker: Watched, kind: Type) -> None:
+    """All that can happen to a weight of one type; for workers that no test here starts."""
+    for happening in HAPPENINGS:
+        with closing(Session(worker.port)) as session:
+            m = Multiplication(session, kind)
+            m.check()
+            assert worker.repack["weights"] == (kind in worker.kernels)
+            happening(m)
+            m.check_all()
+    is_had_from_the_cache(worker, kind)
+    with closing(Session(worker.port)) as session:
+        experts_as_a_batch(experts(session, kind))
+        experts_named_more_than_once(session, kind, BATCH)
+    assert worker.worker.alive
+
+
 def test_what_a_worker_repacked_stays_to_be_read(repacking: Watched, kernel: Type) -> None:
     with closing(Session(repacking.port)) as session:
         Multiplication(session, kernel).check()

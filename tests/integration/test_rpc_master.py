@@ -244,17 +244,8 @@ def waits_of_a_token(release: Release, model: Path, workers: list[Worker], split
     """Return how often the threads of a master stop to wait for something, for each token that is generated."""
     command = ["timeout", str(HANG_S), release.bin / "llama-bench", "-m", model, "-sm", split_mode, "-ngl", "999"]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-ts", "/".join("1" for _worker in workers)]
-    command += [
-        "-dev",
-        "/".join(f"RPC{number}" for number in range(len(workers))),
-        "-t",
-        "1",
-        "-r",
-        "1",
-        "-p",
-        "0",
-        "-n",
-    ]
+    devices = "/".join(f"RPC{number}" for number in range(len(workers)))
+    command += ["-dev", devices, "-t", "1", "-r", "1", "-p", "0", "-n"]
     found = []
     for tokens in "40", "140":
         process = subprocess.Popen(

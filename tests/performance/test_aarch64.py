@@ -26,12 +26,8 @@ from rpc_session import Op, Session
 from test_repack import (
     BATCH,
     COLUMNS,
-    HAPPENINGS,
     Multiplication,
-    experts,
-    experts_as_a_batch,
-    experts_named_more_than_once,
-    is_had_from_the_cache,
+    is_right_whatever_happens,
     killed_in_a_run,
     same,
     watched,
@@ -169,18 +165,8 @@ def test_each_type_is_multiplied_and_had_back(level: Level, emulated: Build, tmp
 def test_a_weight_is_right_whatever_happens_to_it(level: Level, emulated: Build, tmp_path: Path) -> None:
     with watched(emulated, tmp_path, under=level.under, options=("-c",)) as worker:
         for kind in TYPES:
-            for happening in HAPPENINGS:
-                with closing(Session(worker.port)) as session:
-                    m = Multiplication(session, kind)
-                    m.check()
-                    assert worker.repack["weights"] == (kind in KERNELS)
-                    happening(m)
-                    m.check_all()
-            is_had_from_the_cache(worker, kind)
-            with closing(Session(worker.port)) as session:
-                experts_as_a_batch(experts(session, kind))
-                experts_named_more_than_once(session, kind, BATCH)
-        assert worker.worker.alive
+            assert (kind in worker.kernels) is (kind in KERNELS)
+            is_right_whatever_happens(worker, kind)
 
 
 def test_models_that_come_and_go_on_several_workers_are_right(

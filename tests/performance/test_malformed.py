@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,17 +14,7 @@ from hostile_requests import ATTACKS, DEADLY, Attack, served_well
 from malformed import Outcome, attacked, play
 from malformed_sessions import Recording, recorded, spoilt
 from quantised_models import TYPES, Type, write_quantised
-from rpc_session import Session
-from test_repack import (
-    BATCH,
-    HAPPENINGS,
-    Multiplication,
-    experts,
-    experts_as_a_batch,
-    experts_named_more_than_once,
-    is_had_from_the_cache,
-    watched,
-)
+from test_repack import is_right_whatever_happens, watched
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,17 +59,7 @@ def test_a_session_is_recorded_and_played(sanitized: tuple[Build, Build], record
 def test_the_sanitizers_are_silent_whatever_happens_to_a_weight(sanitized: tuple[Build, Build], tmp_path: Path) -> None:
     with watched(sanitized[1], tmp_path, options=("-c",)) as worker:
         for kind in TYPES:
-            for happening in HAPPENINGS:
-                with closing(Session(worker.port)) as session:
-                    m = Multiplication(session, kind)
-                    m.check()
-                    happening(m)
-                    m.check_all()
-            is_had_from_the_cache(worker, kind)
-            with closing(Session(worker.port)) as session:
-                experts_as_a_batch(experts(session, kind))
-                experts_named_more_than_once(session, kind, BATCH)
-        assert worker.worker.alive
+            is_right_whatever_happens(worker, kind)
         assert not Outcome(None, worker.log).errors
 
 
