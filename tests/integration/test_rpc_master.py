@@ -272,9 +272,9 @@ def test_a_server_that_is_to_stop_while_a_worker_computes_ends_well(
     """The signal comes to the thread that waits for the worker's answer."""
     worker = start_worker(release_7)
     wanted = json.dumps({"prompt": "the river", "n_predict": 10_000, "ignore_eos": True, "stream": True})
-    with serving(release_7, four_bits, [worker.port]) as (port, process), closing(
-        http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
-    ) as connection:
+    with ExitStack() as stack:
+        port, process = stack.enter_context(serving(release_7, four_bits, [worker.port]))
+        connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)))
         connection.request("POST", "/completion", wanted, {"Content-Type": "application/json"})
         assert connection.getresponse().readline().startswith(b"data: ")
         process.terminate()
