@@ -7,11 +7,12 @@ upstream's default of half the threads and with four times as many as cores. The
 each, by physical batch, with layers divided as module split_plan divides them among workers with equal memory. While
 two generate they wait in turn, and cores that rest are slower for it on some machines: so workers of the default
 release stay awake for a while, which is compared to not doing it. What the second worker costs by itself is shown by
-two on the same core, which never rests, and by cores that the kernel keeps awake (which needs root). Last, of a model
-with heavy layers, two workers that divide each matrix (split mode tensor) instead of layers, also on cores that are
-kept awake. Each round measures all of them once, beginning with another one, and ratios are of
-figures of the same round. What there are too few cores for, or no right to, is in the tables as not run. The status is
-1 where a median misses its target. Needs the release that `make test` builds.
+two on the same core, which never rests, and by cores that the kernel keeps awake (which needs root). Four that share
+two cores show what a third and fourth cost where there are no more: they generate in turn as if each had a core. Last,
+of a model with heavy layers, two workers that divide each matrix (split mode tensor) instead of layers, also on cores
+that are kept awake. Each round measures all of them once, beginning with another one, and ratios are of figures of the
+same round. What there are too few cores for, or no right to, is in the tables as not run. The status is 1 where a
+median misses its target. Needs the release that `make test` builds.
 
 All of it runs on the same cores: at most four, one CPU of each, of those that this process may use (taskset). The
 master has none of its own. llama-bench measures without its warm-up, which reads the whole prompt once more; weights
@@ -153,22 +154,23 @@ class Setup(NamedTuple):
 
     count: int
     split_mode: str = "layer"
-    same_core: bool = False
+    sharing: int = 1  # so many of them have one core together
     awake: bool = False
     spin: bool = True
 
     def __str__(self) -> str:
         mode = "" if self.split_mode == "layer" else f", split mode {self.split_mode}"
-        where = "on the same core" if self.same_core else "of one core"
+        cores = self.count // self.sharing
+        where = "of one core" if self.sharing == 1 else "on the same core" if cores == 1 else f"on {cores} cores"
         how = ", kept awake" if self.awake else "" if self.spin else ", GGML_RPC_SPIN=0"
         return f"{self.count} {where}{mode}{how}"
 
     @property
     def obstacle(self) -> str:
-        return obstacle(1 if self.same_core else self.count, awake=self.awake)
+        return obstacle(self.count // self.sharing, awake=self.awake)
 
     def case(self, path: Path, shape: tuple[int, int], ubatches: list[int]) -> Case:
-        cores = CORES[:1] * self.count if self.same_core else CORES[: self.count]
+        cores = [CORES[number // self.sharing] for number in range(self.count)]
 
         def measure() -> Rates:
             with cores_awake() if self.awake else nullcontext():
@@ -181,18 +183,20 @@ class Setup(NamedTuple):
 DIVIDED = "heavy layers, split mode tensor"
 DIVIDED_AWAKE = f"{DIVIDED} over cores that are kept awake"
 ONE, TWO, FOUR = Setup(1), Setup(2), Setup(4)
-SAME_CORE = Setup(2, same_core=True)
+SAME_CORE, FOUR_ON_TWO = Setup(2, sharing=2), Setup(4, sharing=2)
 ONE_AWAKE, TWO_AWAKE = Setup(1, awake=True), Setup(2, awake=True)
 TENSOR, TENSOR_AWAKE = Setup(2, "tensor"), Setup(2, "tensor", awake=True)
 TWO_SLEEPING, TENSOR_SLEEPING = Setup(2, spin=False), Setup(2, "tensor", spin=False)
-MORE_WORKERS = (ONE, TWO, TWO_SLEEPING, FOUR, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
+MORE_WORKERS = (ONE, TWO, TWO_SLEEPING, FOUR, FOUR_ON_TWO, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
+# The others are about generation, which batches have no influence on.
+BY_UBATCH = (ONE, TWO, FOUR, FOUR_ON_TWO)
 # Each beside what it is compared to: the pace of a machine changes.
 HEAVY_LAYERS = (ONE, TENSOR, TENSOR_SLEEPING, TWO, ONE_AWAKE, TENSOR_AWAKE)
 
 
 def more_workers(path: Path, shape: tuple[int, int], repetitions: int, ubatches: list[int]) -> list[dict[str, Rates]]:
     cases = {
-        str(setup): setup.case(path, shape, ubatches if setup in (ONE, TWO, FOUR) else [])
+        str(setup): setup.case(path, shape, ubatches if setup in BY_UBATCH else [])
         for setup in MORE_WORKERS
         if not setup.obstacle
     }
@@ -223,6 +227,7 @@ def dividing(
         ("two workers of one core", more, TWO, ONE),
         ("two workers that sleep between requests", more, TWO_SLEEPING, ONE),
         ("four workers of one core", more, FOUR, ONE),
+        ("four workers on two cores", more, FOUR_ON_TWO, ONE),
         ("two workers on the same core", more, SAME_CORE, ONE),
         ("two workers of cores that are kept awake", more, TWO_AWAKE, ONE_AWAKE),
         (DIVIDED, heavy, TENSOR, ONE),

@@ -11,22 +11,19 @@ import http.client
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
-from contextlib import closing, contextmanager
-from pathlib import Path
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
 from harness import HANG_S, Release, end, free_port, over
 from logits import Logits
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 from random_model import WORDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
 # A text of several batches, then one token more at a time: both are computed by kernels of their own.
 FIRST, LAST = 75, 81
@@ -54,11 +51,8 @@ def _ready(port: int) -> bool:
             return False
 
 
-@contextmanager
-def serving(
-    release: Release, model: Path, workers: Sequence[int] = (), *, threads: int = 2
-) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Start a server that computes here or over the workers on these ports of loopback; gives its own port."""
+def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int] = (), *, threads: int = 2) -> Logits:
+    """Return what follows a text, computed here or by the workers on these ports of loopback."""
     port = free_port()
     command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), "-c", "256"]
     command += ["-t", str(threads), "-ub", "32", "-np", "1", "--no-ui", "-fit", "off"]
@@ -78,12 +72,6 @@ def serving(
                     output.seek(0)
                     raise RuntimeError(output.read()[-2000:].decode(errors="replace"))
                 time.sleep(0.02)
-            yield port, process
+            return _asked(port, vocabulary)
         finally:
             end(process)
-
-
-def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int] = (), *, threads: int = 2) -> Logits:
-    """Return what follows a text, computed here or by the workers on these ports of loopback."""
-    with serving(release, model, workers, threads=threads) as (port, _process):
-        return _asked(port, vocabulary)

@@ -7,8 +7,6 @@ What workers get is the same, less of it is sent, and fewer threads wait for eac
 from __future__ import annotations
 
 import hashlib
-import http.client
-import json
 import math
 import os
 import signal
@@ -17,14 +15,13 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-from harness import HANG_S, free_port, run_module
-from served_logits import serving
+from harness import HANG_S, end, free_port, run_module
 from test_repack import until, watched
 
 if TYPE_CHECKING:
@@ -266,19 +263,31 @@ def test_the_threads_of_a_master_wait_little_for_each_other(
     assert 1 <= waits_of_a_token(release_7, model, workers, split_mode) < most
 
 
-def test_a_server_that_is_to_stop_while_a_worker_computes_ends_well(
-    release_7: Release, four_bits: Path, start_worker: StartWorker
+def test_a_chat_that_is_interrupted_goes_on(
+    release_7: Release, four_bits: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """The signal comes to the thread that waits for the worker's answer."""
-    worker = start_worker(release_7)
-    wanted = json.dumps({"prompt": "the river", "n_predict": 10_000, "ignore_eos": True, "stream": True})
-    with ExitStack() as stack:
-        port, process = stack.enter_context(serving(release_7, four_bits, [worker.port]))
-        connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)))
-        connection.request("POST", "/completion", wanted, {"Content-Type": "application/json"})
-        assert connection.getresponse().readline().startswith(b"data: ")
-        process.terminate()
-        # It waits for its clients, but not for this one.
-        connection.close()
-        assert process.wait(HANG_S) == 0
-    assert worker.alive
+    """The signal comes to the thread that waits for what the first worker has for the second, most of the time."""
+    workers = [start_worker(release_7) for _number in range(2)]
+    command = ["env", "--default-signal=INT", release_7.bin / "llama-completion", "-m", four_bits, "-ngl", "99"]
+    command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-c", "2048", "-n", "-1", "--ignore-eos"]
+    command += ["-no-cnv", "--interactive", "--simple-io", "--in-prefix", "<you>", "-p", "the river"]
+    said, log = tmp_path / "said", tmp_path / "log"
+    with said.open("wb") as output, log.open("wb") as errors, ExitStack() as stack:
+        chat = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env={**os.environ, "GGML_NO_BACKTRACE": "1"}
+        )
+        stack.callback(end, chat)
+        assert chat.stdin
+        stack.callback(chat.stdin.close)
+
+        def turns() -> list[bytes]:
+            assert chat.poll() is None, log.read_text()[-500:]
+            return said.read_bytes().split(b"<you>")
+
+        for number in range(8):
+            many = len(turns()[-1])
+            until(lambda many=many: len(turns()[-1]) > many + 40)
+            chat.send_signal(signal.SIGINT)
+            until(lambda number=number: len(turns()) == number + 2)
+            chat.stdin.write(b"go on\n")
+            chat.stdin.flush()

@@ -187,6 +187,7 @@ def test_what_there_are_cores_for_is_measured_on_them(monkeypatch: pytest.Monkey
         "2 of one core": ([[1], [3]], [64, 128], "layer", False, True),
         "2 of one core, GGML_RPC_SPIN=0": ([[1], [3]], [], "layer", False, False),
         "4 of one core": ([[1], [3], [5], [7]], [64, 128], "layer", False, True),
+        "4 on 2 cores": ([[1], [1], [3], [3]], [64, 128], "layer", False, True),
         "2 on the same core": ([[1], [1]], [], "layer", False, True),
         "1 of one core, kept awake": ([[1]], [], "layer", True, True),
         "2 of one core, kept awake": ([[1], [3]], [], "layer", True, True),
