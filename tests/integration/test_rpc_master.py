@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patches rpc-load, rpc-tensor and rpc-send change on a master.
+"""What the patches rpc-load, rpc-tensor, rpc-send and rpc-copy change on a master.
 
-What workers get is the same, less of it is sent, and fewer threads wait for each other.
+What workers get is the same, less of it is sent, and threads and workers wait less for each other.
 """
 
 from __future__ import annotations
@@ -235,6 +235,43 @@ def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
     of_a_token = (both - 2 * first) / (40 - 8)
     # Sixteen graphs, and 2 KiB of sums after each. With all that their inputs come from they are some 1.5 MB.
     assert of_a_token < 300_000
+
+
+def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
+    release_7: Release, four_bits: Path, start_worker: StartWorker
+) -> None:
+    """Upstream's master would wait for the second worker, to copy to the third by itself what that one computes."""
+    workers = [start_worker(release_7) for _number in range(3)]
+
+    def reading(endpoints: list[str], tokens: int) -> list[str | Path]:
+        command = [release_7.bin / "llama-bench", "-m", four_bits, "--rpc", ",".join(endpoints), "-ngl", "999"]
+        command += ["-dev", "RPC0/RPC1/RPC2", "-ts", "1/1/2", "-t", "1", "-r", "1", "--no-warmup"]
+        return [*command, "-ub", "16", "-n", "0", "-p", str(tokens)]
+
+    def sent_for(tokens: int) -> list[int]:
+        with ExitStack() as stack:
+            through = [stack.enter_context(counted(worker)) for worker in workers]
+            command = reading([endpoint for endpoint, _sent in through], tokens)
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=HANG_S)
+            return [sent[0] for _endpoint, sent in through]
+
+    one, ten = sent_for(16), sent_for(160)
+    of_a_batch = (ten[0] - one[0]) / 9
+    go_on = threading.Event()
+    with ExitStack() as stack:
+        first, first_sent = stack.enter_context(counted(workers[0]))
+        # It has its weights, and a part of the first batch.
+        second, _sent = stack.enter_context(counted(workers[1], one[1] - of_a_batch / 2, go_on))
+        stack.callback(go_on.set)
+        master = subprocess.Popen(
+            reading([first, second, workers[2].endpoint], 160),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        stack.callback(end, master)
+        until(lambda: first_sent[0] > one[0] + 2.5 * of_a_batch)
+        assert master.poll() is None
+        go_on.set()
+        assert master.wait(HANG_S) == 0
 
 
 def waits_of_a_token(release: Release, model: Path, workers: list[Worker], split_mode: str) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A master with rpc-load and rpc-tensor gives workers what upstream's gives, and gets the same to the last bit."""
+"""A master with our patches gives workers what upstream's gives, and gets the same to the last bit."""
 
 from __future__ import annotations
 
@@ -59,6 +59,17 @@ def test_split_mode_tensor_computes_what_it_does_with_upstreams_master(
     with_it = results(patched, model, mixed[:3], options=(*TENSOR, "-ts", "1,0,1"))
     exactly(with_it, results(patched, model, [mixed[0], mixed[2]], options=TENSOR))
     assert np.isfinite(with_it.values).all()
+
+
+@pytest.mark.parametrize("many", [2, 3, 4])
+def test_many_small_batches_are_what_they_are_with_upstreams_master(
+    stock: Build, patched: Build, mixed: list[int], tmp_path: Path, many: int
+) -> None:
+    """Ten of sixteen tokens and twenty of eight, of which llama.cpp has four under way."""
+    model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0,), layers=4, width=2560)
+    for tokens in "16", "8":
+        found = [results(master, model, mixed[:many], options=("-ub", tokens)) for master in (stock, patched)]
+        exactly(*found)
 
 
 @pytest.mark.parametrize("master", ["stock", "patched"])
@@ -156,22 +167,25 @@ def test_workers_are_given_what_upstreams_master_gives(
     assert sum(len(files) for files in same) > 0
 
 
-def test_the_threads_that_load_weights_do_not_race(
+def test_the_threads_that_load_weights_and_copy_from_worker_to_worker_do_not_race(
     racing_master: Build, patched: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once sent and once from the caches. Of threads without a part in it nothing is asked."""
+    """Weights are once sent and once from the caches. Of threads without a part in it nothing is asked."""
     monkeypatch.setenv("TSAN_OPTIONS", f"exitcode=0:log_path={tmp_path / 'races'}")
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
     with ExitStack() as stack:
         ports = [
-            stack.enter_context(watched(patched, tmp_path / str(number), options=("-c",))).port for number in range(2)
+            stack.enter_context(watched(patched, tmp_path / str(number), options=("-c",))).port for number in range(3)
         ]
         # The sanitizer has places of its own, which a kernel may give to others.
-        first, again = (results(racing_master, model, ports, under=("setarch", "-R")) for _load in range(2))
+        first, again = (
+            results(racing_master, model, ports, under=("setarch", "-R"), options=("-ub", "16")) for _load in range(2)
+        )
     exactly(first, again)
     assert b"__tsan_init" in (racing_master.bin / "llama-results").read_bytes()
     reports = [report for path in tmp_path.glob("races.*") for report in path.read_text().split("=" * 18)]
-    assert not [report for report in reports if "rpc_load" in report]
+    ours = "rpc_load", "rpc_direct", "send_later", "cpy_tensor_async"
+    assert not [report for report in reports if any(name in report for name in ours)]
 
 
 @pytest.mark.parametrize("options", [(), TENSOR], ids=["layer", "tensor"])
