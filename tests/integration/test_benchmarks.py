@@ -66,7 +66,13 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     for part, names in (
         (
             "workers_of_one_core",
-            {*ONE_CORE, "4 of one core", "2 on the same core", *(f"2 of one core{also}" for also in MODES)},
+            {
+                *ONE_CORE,
+                "4 of one core",
+                "4 on 2 cores",
+                "2 on the same core",
+                *(f"2 of one core{also}" for also in MODES),
+            },
         ),
         ("heavy_layers", {*ONE_CORE, *(f"2 of one core, split mode tensor{also}" for also in MODES)}),
     ):
