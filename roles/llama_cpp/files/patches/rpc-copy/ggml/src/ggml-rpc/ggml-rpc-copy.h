@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-3.0-or-later
 //
-// In a prompt all workers compute at the same time, however many they are.
+// In a prompt more workers than two compute at the same time.
 //
 // A batch of a prompt is computed by one worker after the other, and llama.cpp begins the next one meanwhile. But upstream's RPC back end
 // cannot copy from one worker to another later: the master fetches what a worker has computed, waits for it, and goes on only then. So the
@@ -8,9 +8,9 @@
 // in the queue of the worker that has the data, fetches them; the second, in the other worker's queue, waits for the first one's answer
 // and is sent with it. The thread that computes goes on with the next batch at once.
 //
-// Each worker gets the messages that it got before, in the same order. A message waits only for one that was put into its queue earlier, so
-// no two can wait for each other. What waits in the queues is bounded by llama.cpp: it prepares a batch when the fourth before it has been
-// sent to all workers.
+// A worker's messages keep their order. A message waits only for one that was put into a queue earlier, so no two can wait for each other.
+// llama.cpp has four copies of what goes into a batch, so with many workers there are not batches enough under way for all of them.
+// What waits in the queues takes memory of the master: beyond MOST_QUEUED it waits for an input of a graph to be sent, as it did for each.
 //
 // What is small is copied as before: it is of a token or a few, beside which there is nothing to compute, and no thread needs to wake for it.
 //
@@ -31,6 +31,20 @@ std::shared_future<void> rpc_dispatcher::send_later(enum rpc_cmd cmd, std::share
     auto done = msg->completion.get_future().share();
     GGML_ASSERT(queue.push(msg));
     return done;
+}
+
+static constexpr size_t    MOST_QUEUED = 256 * 1024 * 1024;
+static std::atomic<size_t> rpc_queued_inputs{0}; // their bytes, of all workers
+
+// Send an input of a graph in its turn, as its worker may still compute for an earlier one; false if it has to be waited for.
+bool rpc_dispatcher::send_input(const std::shared_ptr<uint8_t> & input, size_t input_size) {
+    if (rpc_queued_inputs.fetch_add(input_size) + input_size > MOST_QUEUED) {
+        rpc_queued_inputs -= input_size;
+        return false;
+    }
+    const std::shared_ptr<const void> counted(input.get(), [input, input_size](const void *) { rpc_queued_inputs -= input_size; });
+    send_async(RPC_CMD_SET_TENSOR, counted, input_size);
+    return true;
 }
 
 struct rpc_copy {
