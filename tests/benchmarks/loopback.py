@@ -28,7 +28,7 @@ from measure import (
 )
 
 sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / ".venv/collections")]
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import read_topology
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
 from harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from measure import BenchError, asked, run_to_end, say, shown, spread, table
 
 # The paths of what follows were added by loopback.
 # isort: split
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import ENVIRONMENT
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
 from harness import Worker
 
 # That are generated.

@@ -39,7 +39,7 @@ HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     """The program, with its parts where the role puts them: beside it."""
-    folders = [str(ROOT / "roles/rpc_server/files"), str(ROOT / "plugins/module_utils")]
+    folders = [str(ROOT / "roles/rpc_server/files"), str(ROOT / "plugins/module_utils/_rpc")]
     sys.path[:0] = folders
     try:
         return importlib.import_module("llama_rpc_metrics")

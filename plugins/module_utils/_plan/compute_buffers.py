@@ -1,0 +1,489 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: how large llama.cpp's compute buffers become.
+
+The graph of a batch is gone through as llama.cpp's allocator does: ggml/src/ggml-alloc.c (best fit, in-place
+operations), ggml/src/ggml-backend.cpp (which device a node runs on, copies of inputs), src/llama-graph.cpp (the nodes
+of a layer). Nodes are found from the tensors that a layer has. Architectures whose layers have other nodes get an upper
+estimate instead: everything that a layer computes, with nothing freed.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
+
+if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
+
+# Those whose buffers were compared with what llama.cpp says of them (tests/integration/test_split_plan.py).
+FOLLOWED = frozenset(
+    """
+    cohere2 command-r deci exaone4 gemma gemma2 gemma3 granite granitemoe internlm2 llama mistral3 olmo2 olmoe qwen2
+    qwen2moe qwen3 qwen3moe seed_oss smollm3
+    """.split()
+)
+# LLM_NORM rather than LLM_NORM_RMS, which cannot be done in place.
+_LAYER_NORM = frozenset("cohere2 command-r".split())
+# The embeddings are scaled where the first layer is.
+_SCALED = frozenset("gemma gemma2 gemma3".split())
+# GGML_SCHED_MAX_COPIES: of each input of a device, where prompt batches go through several devices side by side.
+PIPELINE_COPIES = 4
+_ALIGNMENT = 64
+_F32 = 4
+
+
+class LayerShape(NamedTuple):
+    """What the size of a layer's nodes depends on; numbers are elements per token."""
+
+    width: int
+    query: int
+    key: int
+    value: int
+    attended: int
+    heads: int
+    cells: int
+    window: bool
+    joined_qkv: bool
+    query_norm: bool
+    attention_norm: bool
+    attention_post_norm: bool
+    feed_forward_norm: bool
+    feed_forward_post_norm: bool
+    feed_forward: int
+    gated: bool
+    joined_gate: bool
+    experts: int
+    experts_used: int
+    expert_feed_forward: int
+    shared_feed_forward: int
+    everything: int  # of all nodes; what the upper estimate goes by
+
+
+class Batch(NamedTuple):
+    """What is computed at a time."""
+
+    tokens: int
+    outputs: int
+    flash_attention: bool
+    copies: int
+    local_layers: bool
+    rotated_keys: int  # the size of the matrix that keys of a quantised cache are rotated with, or 0
+    rotated_values: int
+    value_rows: int  # elements that an index is needed for if values are kept transposed
+
+
+class Head(NamedTuple):
+    """What comes after the last layer."""
+
+    width: int
+    vocabulary: int
+
+
+def _outputs(tensor: Tensor) -> int:
+    """Return how many numbers a tensor makes for a token; no model has one without a length, but a file may."""
+    if not tensor.elements or not tensor.shape:
+        return 0
+    return tensor.elements // tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[0]
+
+
+def layer_shape(
+    tensors: Mapping[str, Tensor], *, width: int, heads: int, cells: int, window: bool, experts_used: int
+) -> LayerShape:
+    """Return the shape of a layer from its tensors, which are by their name without `blk.N.` and `.weight`."""
+
+    def rows(name: str) -> int:
+        tensor = tensors.get(name)
+        return tensor.shape[1] if tensor and len(tensor.shape) > 1 else 0
+
+    def columns(name: str) -> int:
+        tensor = tensors.get(name)
+        return tensor.shape[0] if tensor and tensor.shape else 0
+
+    everything = 0
+    for name, tensor in tensors.items():
+        outputs = _outputs(tensor)
+        if "_exps" in name and len(tensor.shape) > 2:
+            outputs = tensor.shape[1] * experts_used
+        everything += outputs
+    attended = columns("attn_output")
+    joined = rows("attn_qkv")
+    key, value = rows("attn_k"), rows("attn_v")
+    query = rows("attn_q")
+    if joined:
+        query = attended
+        key = value = max(0, joined - query) // 2
+    experts = rows("ffn_gate_inp") if "ffn_down_exps" in tensors else 0
+    feed_forward = columns("ffn_down") if not experts else 0
+    return LayerShape(
+        width=width,
+        query=query,
+        key=key,
+        value=value or key,
+        attended=attended,
+        heads=heads,
+        cells=cells,
+        window=window,
+        joined_qkv=bool(joined),
+        query_norm="attn_q_norm" in tensors,
+        attention_norm="attn_norm" in tensors,
+        attention_post_norm="post_attention_norm" in tensors,
+        feed_forward_norm="ffn_norm" in tensors,
+        feed_forward_post_norm="post_ffw_norm" in tensors,
+        feed_forward=feed_forward,
+        gated="ffn_gate" in tensors,
+        joined_gate="ffn_gate" not in tensors and feed_forward > 0 and rows("ffn_up") == 2 * feed_forward,
+        experts=experts,
+        experts_used=experts_used,
+        expert_feed_forward=columns("ffn_down_exps"),
+        shared_feed_forward=columns("ffn_down_shexp"),
+        everything=everything,
+    )
+
+
+class _Node:
+    """A tensor of the graph; `in_place` if it may take the place of its source."""
+
+    def __init__(self, size: int, sources: Sequence[_Node], *, in_place: bool, keep: bool) -> None:
+        self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        self.sources = sources
+        self.in_place = in_place
+        self.keep = keep
+        self.users = 0
+        self.offset = -1
+
+
+class _Memory:
+    """The allocator of ggml-alloc.c: the best fitting hole, or else the end."""
+
+    def __init__(self) -> None:
+        self.holes: list[tuple[int, int]] = []  # (offset, size), by offset; the open end is not among them
+        self.end = 0
+        self.peak = 0
+
+    def take(self, size: int) -> int:
+        fitting = [hole for hole in self.holes if hole[1] >= size]
+        if fitting:
+            # The last one of the smallest.
+            hole = min(reversed(fitting), key=lambda it: it[1])
+            self.holes.remove(hole)
+            if hole[1] > size:
+                insort(self.holes, (hole[0] + size, hole[1] - size))
+            return hole[0]
+        offset = self.end
+        self.end += size
+        self.peak = max(self.peak, self.end)
+        return offset
+
+    def give_back(self, offset: int, size: int) -> None:
+        insort(self.holes, (offset, size))
+        merged: list[tuple[int, int]] = []
+        for start, length in self.holes:
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + length)
+            else:
+                merged.append((start, length))
+        if merged and sum(merged[-1]) == self.end:
+            self.end = merged.pop()[0]
+        self.holes = merged
+
+
+class _Graph:
+    """The nodes that one device computes, in their order."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.first: list[_Node] = []
+        self.nodes: list[_Node] = []
+
+    def add(self, size: int, *sources: _Node, in_place: bool = False, keep: bool = False) -> _Node:
+        node = _Node(size, sources, in_place=in_place, keep=keep)
+        self.nodes.append(node)
+        return node
+
+    def input(self, size: int) -> _Node:
+        """Add what comes from another device; with a pipeline there are copies that stay."""
+        if self.batch.copies == 1:
+            return self.add(size)
+        copies = [_Node(size, (), in_place=False, keep=True) for _copy in range(self.batch.copies)]
+        self.first += copies
+        return copies[0]
+
+    def peak(self) -> int:
+        memory = _Memory()
+        for node in self.nodes:
+            for source in node.sources:
+                source.users += 1
+        for node in self.first:
+            node.offset = memory.take(node.size)
+        for node in self.nodes:
+            if node.offset < 0 and node.size:
+                for source in node.sources if node.in_place else ():
+                    if source.users == 1 and not source.keep and source.size == node.size and source.offset >= 0:
+                        node.offset, source.offset = source.offset, -1
+                        break
+                else:
+                    node.offset = memory.take(node.size)
+            for source in node.sources:
+                source.users -= 1
+                if source.users == 0 and not source.keep and source.offset >= 0:
+                    memory.give_back(source.offset, source.size)
+                    source.offset = -1
+        return memory.peak
+
+
+class _Inputs(NamedTuple):
+    """What all layers of a device use."""
+
+    position: _Node
+    key_index: _Node
+    value_index: _Node
+    masks: dict[bool, _Node]
+    key_rotation: _Node | None
+    value_rotation: _Node | None
+    out_ids: _Node | None
+
+
+def _mask_bytes(batch: Batch, cells: int) -> int:
+    return cells * batch.tokens * (2 if batch.flash_attention else _F32)
+
+
+def _index_bytes(batch: Batch) -> int:
+    return 8 * batch.tokens * (1 if batch.flash_attention else max(1, batch.value_rows))
+
+
+def _masks(layers: Sequence[LayerShape]) -> dict[bool, int]:
+    """Return the cells of the masks that these layers need, of those with a window and of the others."""
+    return {layer.window: layer.cells for layer in layers if layer.cells}
+
+
+def _inputs(graph: _Graph, layers: Sequence[LayerShape], *, last: bool) -> _Inputs:
+    batch = graph.batch
+    position = graph.input(4 * batch.tokens)
+    rotations = [
+        graph.input(_F32 * size * size) if size else None for size in (batch.rotated_keys, batch.rotated_values)
+    ]
+    masks: dict[bool, _Node] = {}
+    key_index = value_index = position
+    for window, cells in _masks(layers).items():
+        key_index = graph.input(8 * batch.tokens)
+        value_index = graph.input(_index_bytes(batch))
+        masks[window] = graph.input(_mask_bytes(batch, cells))
+    out_ids = graph.input(4 * batch.outputs) if last else None
+    return _Inputs(position, key_index, value_index, masks, rotations[0], rotations[1], out_ids)
+
+
+def _joined(graph: _Graph, layer: LayerShape, results: _Node, weights: _Node, tokens: int) -> _Node:
+    """Add what makes one of the results of all experts that are used."""
+    size = _F32 * tokens * layer.width
+    results = graph.add(results.size, results, weights, in_place=True)
+    total = graph.add(size, results)
+    for _expert in range(2, layer.experts_used):
+        total = graph.add(size, total, results, in_place=True)
+    return total
+
+
+class _Builder:
+    """Adds the nodes of layers to a graph."""
+
+    def __init__(self, graph: _Graph, inputs: _Inputs, *, rms: bool) -> None:
+        self.graph = graph
+        self.inputs = inputs
+        self.rms = rms
+
+    def norm(self, node: _Node, size: int) -> _Node:
+        return self.graph.add(size, node, in_place=self.rms)
+
+    def weighed(self, node: _Node, size: int) -> _Node:
+        return self.graph.add(size, node, in_place=True)
+
+    def attention(self, layer: LayerShape, normed: _Node) -> _Node:
+        """Add the nodes up to what is multiplied with the output matrix."""
+        graph, inputs, batch = self.graph, self.inputs, self.graph.batch
+        each = _F32 * batch.tokens
+        if not layer.cells:
+            return graph.add(each * layer.width, normed)
+        query = graph.add(each * (layer.query + layer.key + layer.value if layer.joined_qkv else layer.query), normed)
+        joined = query
+        if layer.query_norm:
+            query = self.weighed(self.norm(query, each * layer.query), each * layer.query)
+        # Of a part of a joined one, the rope is a node of its own.
+        query = graph.add(each * layer.query, query, inputs.position, in_place=not layer.joined_qkv)
+        if inputs.key_rotation:
+            query = graph.add(each * layer.query, query, inputs.key_rotation)
+        if layer.joined_qkv:
+            key, value = joined, joined
+        else:
+            value = graph.add(each * layer.value, normed)
+            key = graph.add(each * layer.key, normed)
+            if layer.query_norm:
+                key = self.weighed(self.norm(key, each * layer.key), each * layer.key)
+        if inputs.value_rotation:
+            value = graph.add(each * layer.value, value, inputs.value_rotation)
+        key = graph.add(each * layer.key, key, inputs.position, in_place=not layer.joined_qkv)
+        if inputs.key_rotation:
+            key = graph.add(each * layer.key, key, inputs.key_rotation)
+        graph.add(0, key, inputs.key_index)
+        graph.add(0, value, inputs.value_index)
+        mask = inputs.masks[layer.window]
+        if batch.flash_attention:
+            attended = graph.add(each * layer.attended, query, mask)
+        else:
+            scores = graph.add(each * layer.cells * layer.heads, query)
+            scores = graph.add(scores.size, scores, mask, in_place=True)
+            attended = graph.add(each * layer.attended, graph.add(each * layer.attended, scores))
+        if inputs.value_rotation:
+            attended = graph.add(each * layer.attended, attended, inputs.value_rotation)
+        return attended
+
+    def dense(self, node: _Node, width: int, feed_forward: int, tokens: int, *, gated: bool, joined: bool) -> _Node:
+        each = _F32 * tokens
+        graph = self.graph
+        if gated:
+            gate = graph.add(each * feed_forward, node)
+            inner = graph.add(each * feed_forward, gate, graph.add(each * feed_forward, node))
+        elif joined:
+            inner = graph.add(each * feed_forward, graph.add(2 * each * feed_forward, node))
+        else:
+            inner = graph.add(each * feed_forward, graph.add(each * feed_forward, node), in_place=True)
+        return graph.add(each * width, inner)
+
+    def experts(self, layer: LayerShape, node: _Node, tokens: int) -> _Node:
+        each = _F32 * tokens
+        used = layer.experts_used
+        graph = self.graph
+        chances = graph.add(each * layer.experts, graph.add(each * layer.experts, node), in_place=True)
+        chosen = graph.add(each * layer.experts, chances)
+        weights = graph.add(each * used, chances, chosen)
+        weights = graph.add(each * used, weights, graph.add(each, weights), in_place=True)
+        inner_bytes = each * layer.expert_feed_forward * used
+        gate = graph.add(inner_bytes, node, chosen)
+        up = graph.add(inner_bytes, node, chosen)
+        inner = graph.add(inner_bytes, gate, up)
+        total = _joined(graph, layer, graph.add(each * layer.width * used, inner, chosen), weights, tokens)
+        if layer.shared_feed_forward:
+            shared = self.dense(node, layer.width, layer.shared_feed_forward, tokens, gated=True, joined=False)
+            total = graph.add(each * layer.width, total, shared, in_place=True)
+        return total
+
+    def feed_forward(self, layer: LayerShape, node: _Node, tokens: int) -> _Node:
+        if layer.experts:
+            return self.experts(layer, node, tokens)
+        return self.dense(node, layer.width, layer.feed_forward, tokens, gated=layer.gated, joined=layer.joined_gate)
+
+    def parallel(self, layer: LayerShape, node: _Node, normed: _Node, attended: _Node, *, last: bool) -> _Node:
+        """Add the rest of a layer whose attention and feed-forward network go from the same norm."""
+        graph, batch = self.graph, self.graph.batch
+        whole = _F32 * batch.tokens * layer.width
+        tokens = batch.outputs if last else batch.tokens
+        size = _F32 * tokens * layer.width
+        if last:
+            normed, node = graph.add(size, normed), graph.add(size, node)
+        inner = graph.add(size, self.feed_forward(layer, normed, tokens), node, in_place=True)
+        attended = graph.add(whole, attended)
+        if last:
+            attended = graph.add(size, attended)
+        return graph.add(size, inner, attended, in_place=True)
+
+    def layer(self, layer: LayerShape, node: _Node, normed: _Node | None, *, last: bool) -> _Node:
+        """Add a layer to what came before it, whose norm may have been computed elsewhere."""
+        graph, batch = self.graph, self.graph.batch
+        tokens = batch.tokens
+        size = _F32 * tokens * layer.width
+        if layer.attention_norm:
+            normed = self.weighed(normed or self.norm(node, size), size)
+        attended = self.attention(layer, normed or node)
+        if normed and not layer.feed_forward_norm and not layer.attention_post_norm:
+            return self.parallel(layer, node, normed, attended, last=last)
+        attended = graph.add(size, attended)
+        if last:
+            tokens = batch.outputs
+            size = _F32 * tokens * layer.width
+            ids = [self.inputs.out_ids] if self.inputs.out_ids else []
+            attended, node = graph.add(size, attended, *ids), graph.add(size, node, *ids)
+        if layer.attention_post_norm:
+            attended = self.weighed(self.norm(attended, size), size)
+        residual = graph.add(size, attended, node, in_place=True)
+        inner = residual
+        if layer.feed_forward_norm:
+            inner = self.weighed(self.norm(residual, size), size)
+        inner = self.feed_forward(layer, inner, tokens)
+        if layer.feed_forward_post_norm:
+            inner = self.weighed(self.norm(inner, size), size)
+        return graph.add(size, inner, residual, in_place=True)
+
+
+def device_bytes(
+    architecture: str,
+    layers: Sequence[LayerShape],
+    batch: Batch,
+    *,
+    first: bool,
+    last: bool,
+    head: Head | None,
+    before: LayerShape | None = None,
+) -> int:
+    """Return the compute buffer of a device that has these layers.
+
+    `first` if no other worker has layers before it, `last` if the model's last layer is among them, and `head` if the
+    output is made there. `before` is the last layer if that is the master's and the output is not.
+    """
+    graph = _Graph(batch)
+    rms = architecture not in _LAYER_NORM
+    width = layers[0].width if layers else head.width if head else 0
+    size = _F32 * batch.tokens * width
+    if not layers:
+        size = _F32 * batch.outputs * width
+        node = graph.input(size)
+        if before and before.experts and not before.shared_feed_forward and not before.feed_forward_post_norm:
+            # What has no weights goes where what follows it is.
+            results = graph.input(size * before.experts_used)
+            weights = graph.input(_F32 * batch.outputs * before.experts_used)
+            node = graph.add(size, _joined(graph, before, results, weights, batch.outputs), node, in_place=True)
+        normed = node
+    else:
+        # Of two layers on different devices, the first computes the norm of the second; but with all layers on workers
+        # llama.cpp sees to it that it does not (llama_context::graph_get_cb).
+        apart = batch.local_layers and layers[0].attention_norm
+        incoming = graph.input(size) if apart and not first else None
+        node = graph.input(size)
+        builder = _Builder(graph, _inputs(graph, layers, last=last), rms=rms)
+        if first and architecture in _SCALED:
+            node = graph.add(size, node, in_place=True)
+        for index, layer in enumerate(layers):
+            node = builder.layer(layer, node, incoming if index == 0 else None, last=last and index == len(layers) - 1)
+        normed = node
+        if last:
+            # This one has no layer to go by, and stays.
+            normed = graph.add(_F32 * batch.outputs * width, node, in_place=rms)
+        elif apart:
+            normed = graph.add(size, node)
+    if head:
+        result = graph.add(_F32 * batch.outputs * width, normed, in_place=True, keep=True)
+        graph.add(_F32 * batch.outputs * head.vocabulary, result, keep=True)
+    elif layers:
+        # What goes to the next device stays until it is there.
+        graph.add(0, node, normed)
+    return graph.peak()
+
+
+def margin_bytes(layers: Sequence[LayerShape], batch: Batch, width: int) -> int:
+    """Return what to add for an architecture whose nodes are not followed: all that any of its layers computes.
+
+    Twice, as recurrent layers rearrange what they compute, and with more that goes from device to device.
+    """
+    most = max((layer.everything for layer in layers), default=0)
+    scores = 0 if batch.flash_attention else max((layer.cells * layer.heads for layer in layers), default=0)
+    return _F32 * batch.tokens * (2 * most + scores + (8 + 2 * batch.copies) * width)
+
+
+def input_bytes(layers: Sequence[LayerShape], batch: Batch, width: int) -> int:
+    """Return what the master's memory holds of a graph whose layers are all elsewhere: the inputs."""
+    if batch.local_layers:
+        # The others are counted with the layers.
+        return _F32 * batch.tokens * (width + 1)
+    each = 4 * batch.tokens + _F32 * batch.tokens * width + 4 * batch.tokens + 4 * batch.outputs
+    for cells in _masks(layers).values():
+        each += 8 * batch.tokens + _index_bytes(batch) + _mask_bytes(batch, cells)
+    each += sum(_F32 * size * size for size in (batch.rotated_keys, batch.rotated_values))
+    return each * batch.copies + _F32 * batch.tokens * width
