@@ -104,7 +104,7 @@ def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, A
     ],
 )
 def test_options_are_told_though_there_is_no_plan(extra_args: list[str], expected: dict[str, Any], said: str) -> None:
-    # As playbooks/tasks/benchmark.yml asks for them.
+    # As playbooks/tasks/benchmark/measure_cluster.yml asks for them.
     for result in (split_plan_arguments([], {}, extra_args=extra_args), asked(extra_args=extra_args)):
         assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
         assert f"inference_extra_args holds {said}" in result["skipped"]
