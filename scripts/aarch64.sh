@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make test-aarch64`: the molecule scenario "aarch64", whose hosts are emulated where this machine is of another
 # architecture. Arguments go to molecule, as in `scripts/aarch64.sh converge`; without any it is the whole test, which
-# `create` begins and `finish` goes on with. Exit status 77: could not run here, and says why.
+# `create` begins and `finish` goes on with. AARCH64_INVENTORY=lab_aarch64/hosts.yml is the short form that `make test` has: one
+# Arm class, and nothing compiled on emulated hosts. Exit status 77: could not run here, and says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -18,15 +19,15 @@ if [ "$(uname -m)" != aarch64 ]; then
 fi
 
 # A lab of its own, beside those of `make lab` and `make test-cluster`.
-export LAB_NUMBER="${LAB_NUMBER:-101}"
+export LAB_NUMBER="${LAB_NUMBER:-101}" AARCH64_INVENTORY="${AARCH64_INVENTORY:-lab_aarch64}"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 export LLAMA_CPP_CLUSTER_CACHE="$cache" MOLECULE_PROJECT_DIRECTORY="$PWD"
 PATH=$PWD/.venv/bin:$PATH
 export PATH PYTHONUNBUFFERED=1 MOLECULE_EPHEMERAL_DIRECTORY="$cache/molecule/$LAB_NUMBER"
 
 . scripts/ccache.sh
-# One test runs a compiler of the other architecture. (tests/lab and the role install what they need.)
-if [ "$(uname -m)" != aarch64 ] && ! command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then
+# One test of the long form runs a compiler of the other architecture. (tests/lab and the role install what they need.)
+if [ "$AARCH64_INVENTORY" = lab_aarch64 ] && [ "$(uname -m)" != aarch64 ] && ! command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then
     apt-get -qq update || :
     DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends qemu-user-static >/dev/null
 fi

@@ -24,15 +24,18 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
 NUMBER = int(os.environ.get("LAB_NUMBER") or 0)
 LAB = CACHE / "lab" / str(NUMBER)
-INVENTORY = ROOT / "inventories/lab_aarch64/hosts.yml"
+# With one Arm class or two: scripts/aarch64.sh.
+INVENTORY = ROOT / "inventories" / (os.environ.get("AARCH64_INVENTORY") or "lab_aarch64")
+TWO_CLASSES = INVENTORY.is_dir()
 NATIVE = platform.machine() == "aarch64"
 
 MASTER = "arm-master"
-ARM = (MASTER, "arm-worker1", "arm-worker2")
+ARM_WORKERS = ("arm-worker1", "arm-worker2") if TWO_CLASSES else ("arm-worker1",)
+ARM = (MASTER, *ARM_WORKERS)
 # Containers, of the controller's architecture.
 OTHER = "worker1"
 STRANGER = "outsider"
-WORKERS = ("arm-worker1", "arm-worker2", OTHER)
+WORKERS = (*ARM_WORKERS, OTHER)
 ADDRESS = {
     name: f"10.87.{NUMBER}.{last}"
     for name, last in ((MASTER, 30), ("arm-worker1", 31), ("arm-worker2", 32), (OTHER, 11), (STRANGER, 20))

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster of aarch64 hosts of two CPU classes and a worker of another architecture: what its users were promised."""
+"""A cluster of aarch64 hosts and a worker of another architecture: what its users were promised.
+
+The short form, which is part of `make test`, has Arm hosts of one CPU class; the long one adds a host of a second class.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ import gguf
 import hosts
 import numpy as np
 import pytest
-from hosts import ARM, EIGHT_BITS, EIGHT_BITS_AGAIN, FLOATS, MASTER, OTHER, STRANGER, WORKERS, endpoint
+from hosts import ARM, ARM_WORKERS, EIGHT_BITS, EIGHT_BITS_AGAIN, FLOATS, MASTER, OTHER, STRANGER, WORKERS, endpoint
 from logits import SUMS, Logits, compare, first_choices
 from quantised_models import Type, write_quantised
 
@@ -40,6 +43,8 @@ INTERLEAVED = {
 }
 # Who computes by itself what the worker does: a host of its class, or its own.
 ALIKE = {"arm-worker1": MASTER, "arm-worker2": "arm-worker2"}
+# The hosts of these that are there.
+THERE = [host for host in USED if host in ARM]
 # An x86-64 processor differs from itself by this much when its attention adds in another order; samples vary.
 ALLOWANCE = 1.3
 # How soon a worker is to serve again by itself, on an emulated host.
@@ -54,10 +59,10 @@ by_emulation_only = pytest.mark.skipif(
 KIND = platform.machine()
 # Which workers compute, as the master is given them.
 MIXED = pytest.param((OTHER, "arm-worker1"), id=f"mixed-{KIND}-aarch64")
-BOTH = pytest.param(("arm-worker1", "arm-worker2"), id="both")
-FIRST, SECOND = (
-    pytest.param((f"arm-worker{number}",), id=name) for number, name in ((1, "neoverse-n1"), (2, "i8mm-sve2"))
-)
+ALONE = [
+    pytest.param((worker,), id=name) for worker, name in zip(ARM_WORKERS, ("neoverse-n1", "i8mm-sve2"), strict=False)
+]
+BOTH = [pytest.param(ARM_WORKERS, id="both")] if hosts.TWO_CLASSES else []
 Show = Callable[[str], None]
 Seen = dict[str, dict[str, Any]]
 
@@ -95,17 +100,20 @@ def test_a_release_is_made_for_its_class_and_elsewhere(seen: Seen, show: Show) -
     classes = {host: found["manifest"]["cpu_class"] for host, found in seen.items()}
     for host, cpu_class in classes.items():
         show(f"{host}: release {seen[host]['manifest']['id']}: {cpu_class['name']}")
-    first, second = classes["arm-worker1"], classes["arm-worker2"]
-    assert first["name"] == classes[MASTER]["name"] != second["name"]
+    first = classes["arm-worker1"]
+    assert first["name"] == classes[MASTER]["name"] != classes[OTHER]["name"]
     assert FEATURES["arm-worker2"].isdisjoint(first["features"])
-    assert FEATURES["arm-worker2"] <= set(second["features"])
+    if hosts.TWO_CLASSES:
+        second = classes["arm-worker2"]
+        assert second["name"] != first["name"]
+        assert FEATURES["arm-worker2"] <= set(second["features"])
     assert classes[OTHER]["machine"] == "x86_64"
     # They could not have been compiled here.
     assert [found["compilers"] for found in seen.values()] == [[]] * len(seen)
     assert len({found["manifest"]["source"]["commit"] for found in seen.values()}) == 1
 
 
-@pytest.mark.parametrize("host", sorted(USED))
+@pytest.mark.parametrize("host", THERE)
 def test_llama_cpp_uses_what_the_processor_has(host: str, models: None, show: Show) -> None:  # noqa: ARG001
     _text, log = hosts.text(host, EIGHT_BITS, PROMPT, tokens=1)
     line = next(line for line in log.splitlines() if "system_info:" in line)
@@ -146,14 +154,14 @@ def test_the_text_is_what_the_logits_prefer(reference: str, exact: Logits) -> No
     assert len(reference.split()) == TOKENS
 
 
-@pytest.mark.parametrize("workers", [FIRST, SECOND, MIXED])
+@pytest.mark.parametrize("workers", [*ALONE, MIXED])
 def test_sums_in_floats_agree(workers: tuple[str, ...], reference: str, exact: Logits, show: Show) -> None:
     found = compare(exact, hosts.logits(MASTER, FLOATS, PROMPT + reference, workers), SUMS)
     show(f"weights in floats, {KIND} alone | {named(workers)}:\n  " + str(found).replace("\n", "\n  "))
     assert found.is_rounding
 
 
-@pytest.mark.parametrize("workers", [BOTH, MIXED])
+@pytest.mark.parametrize("workers", [*BOTH, MIXED])
 def test_weights_of_eight_bits_differ_by_rounding(
     workers: tuple[str, ...], reference: str, usual: tuple[Logits, float], show: Show
 ) -> None:
@@ -163,7 +171,7 @@ def test_weights_of_eight_bits_differ_by_rounding(
     assert found.is_rounding
 
 
-@pytest.mark.parametrize("workers", [BOTH, MIXED])
+@pytest.mark.parametrize("workers", [*BOTH, MIXED])
 def test_the_greedy_text_is_that_of_one_worker(workers: tuple[str, ...], reference: str, show: Show) -> None:
     found, log = hosts.text(MASTER, FLOATS, PROMPT, workers, TOKENS)
     show(f"greedy text, {KIND} alone: {reference}\n  {named(workers)}: {found}")
@@ -205,7 +213,7 @@ def test_a_fault_is_not_taken_for_rounding(
     spoilt = hosts.Model("/srv/spoilt.gguf", model.options)
     hosts.send(MASTER, path.read_bytes(), spoilt.path)
     first, limit = (exact, SUMS) if model is FLOATS else usual
-    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ("arm-worker1", "arm-worker2")), limit)
+    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ARM_WORKERS), limit)
     show(f"made wrong ({change.__name__} of one layer), seen as such:\n  " + str(found).replace("\n", "\n  "))
     assert not found.is_rounding
 
@@ -234,7 +242,7 @@ def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
 
 
 @by_emulation_only
-@pytest.mark.parametrize("worker", INTERLEAVED)
+@pytest.mark.parametrize("worker", ARM_WORKERS)
 def test_a_worker_says_how_it_interleaves_weights(worker: str, show: Show) -> None:
     log = hosts.said(worker, "journalctl", "--boot", f"--unit={hosts.UNIT}", "--output=cat")
     line = next(line.strip() for line in reversed(log.splitlines()) if line.strip().startswith("repack "))
@@ -250,9 +258,10 @@ def test_repacked_weights_compute_what_local_inference_does(
     """Each class computes what a host of it does by itself, and says what it has repacked."""
     model = hosts.Model("/srv/quantised.gguf")
     path, _tokens = write_quantised(tmp_path / "model", QUANTISED, layers=len(QUANTISED), experts=experts)
-    for host in sorted(set(ALIKE.values())):
+    alike_of = {worker: ALIKE[worker] for worker in ARM_WORKERS}
+    for host in sorted(set(alike_of.values())):
         hosts.send(host, path.read_bytes(), model.path)
-    for worker, alike in ALIKE.items():
+    for worker, alike in alike_of.items():
         here = hosts.logits(alike, model, PROMPT + reference)
         found = compare(here, hosts.logits(MASTER, model, PROMPT + reference, (worker,)), SUMS)
         show(
@@ -280,12 +289,23 @@ def test_workers_are_open_to_the_master_and_to_no_stranger() -> None:
 # --- What a host cannot run -------------------------------------------------------------------------------------------
 
 
+REFUSALS = {"of-another-architecture": ("architecture", r"x86_64.*aarch64")}
+if hosts.TWO_CLASSES:
+    REFUSALS.update(
+        {
+            "of-another-class-by-its-manifest": ("class", r"i8mm|sve"),
+            "of-another-class-by-running-it": ("instruction", r"instruction that this CPU lacks"),
+        }
+    )
+
+
 @pytest.fixture(scope="module")
 def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the role says of artifacts that arm-worker1 cannot run, and what was on the host before and after."""
     folder = tmp_path_factory.mktemp("artifacts")
     ours = {
-        host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz" for host in (OTHER, "arm-worker2")
+        host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz"
+        for host in {OTHER, ARM_WORKERS[-1]} - {"arm-worker1"}
     }
     # Without their manifests, which say for what they are; and small, as the way to an emulated host is slow.
     bare = {host: folder / f"{host}.tar.gz" for host in ours}
@@ -294,13 +314,12 @@ def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
             program = next(member for member in whole if member.name.endswith("bin/rpc-server"))
             rest.addfile(program, whole.extractfile(program))
     commit = seen["arm-worker1"]["manifest"]["source"]["commit"]
+    artifacts = {"architecture": bare[OTHER]}
+    if hosts.TWO_CLASSES:
+        artifacts.update({"class": ours["arm-worker2"], "instruction": bare["arm-worker2"]})
     cases = [
         {"name": name, "artifact": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit}
-        for name, path in (
-            ("class", ours["arm-worker2"]),
-            ("instruction", bare["arm-worker2"]),
-            ("architecture", bare[OTHER]),
-        )
+        for name, path in artifacts.items()
     ]
     state = (
         "sh",
@@ -316,12 +335,7 @@ def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
 
 @by_emulation_only
 @pytest.mark.parametrize(
-    ("case", "reason"),
-    [
-        pytest.param("class", r"i8mm|sve", id="of-another-class-by-its-manifest"),
-        pytest.param("instruction", r"instruction that this CPU lacks", id="of-another-class-by-running-it"),
-        pytest.param("architecture", r"x86_64.*aarch64", id="of-another-architecture"),
-    ],
+    ("case", "reason"), [pytest.param(case, reason, id=name) for name, (case, reason) in REFUSALS.items()]
 )
 def test_an_artifact_that_a_host_cannot_run_is_refused(
     case: str, reason: str, refused: dict[str, Any], show: Show
@@ -356,5 +370,5 @@ def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, sh
     hosts.eventually(is_back, BACK_LIMIT_S, f"{host} has started again")
     hosts.eventually(lambda: hosts.answers(MASTER, host), BACK_LIMIT_S, f"{host} serves again")
     show(f"{host}: served again {time.monotonic() - began:.0f} s after its reboot was asked for")
-    assert hosts.text(MASTER, FLOATS, PROMPT, ("arm-worker1", "arm-worker2"), TOKENS)[0] == reference
+    assert hosts.text(MASTER, FLOATS, PROMPT, ARM_WORKERS, TOKENS)[0] == reference
     assert "connected" not in hosts.reached(STRANGER, host)
