@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A cluster of aarch64 hosts and a worker of another architecture: what its users were promised.
 
-The short form, which is part of `make test`, has Arm hosts of one CPU class; the long one adds a host of a second class.
+The short form, part of `make test`, has Arm hosts of one CPU class; the long one adds a host of a second class.
 """
 
 from __future__ import annotations
