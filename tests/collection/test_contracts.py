@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client, _worker_run
 from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference, llama_bench
-from tree import COLLECTION, ROOT, documentation
+
+from support.tree import COLLECTION, ROOT, documentation
 
 WORKER_INFO = {
     "workers": {
