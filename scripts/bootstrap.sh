@@ -88,3 +88,10 @@ done
 place=$venv/collections/ansible_collections/llama_cpp
 mkdir -p "$place"
 [ "$(readlink "$place/cluster" 2>/dev/null || true)" = "$top" ] || ln -sfn "$top" "$place/cluster"
+
+# Tests, and programs beside them, import what they share (tests/support) and the program that writes models.
+if [ "$kind" = dev ]; then
+    for packages in "$venv"/lib/python3.*/site-packages; do
+        printf '%s\n' "$top/tests" "$top/playbooks/files" >"$packages/llama_cpp_cluster.pth"
+    done
+fi

@@ -39,7 +39,7 @@ start() {
 processes=$(($(nproc) * 3 / 2))
 processes=$((processes < 2 ? 2 : processes > 8 ? 8 : processes))
 # The longest first. ansible-lint uses one processor, so it runs in parts; what a part leaves out is another one's.
-start unit-tests pytest -q --no-header -n "$processes" tests/unit
+start unit-tests pytest -q --no-header -n "$processes" -m "not llama" tests/unit tests/tooling
 start lint-rest ansible-lint -q --exclude roles --exclude extensions --exclude tests
 start lint-roles ansible-lint -q roles
 start lint-tests ansible-lint -q tests extensions --exclude roles

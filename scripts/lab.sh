@@ -10,7 +10,8 @@ action=${1:-up}
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 export LLAMA_CPP_CLUSTER_CACHE="$cache"
 python=.venv/bin/python
-[ -x "$python" ] || python=python3
+# Without .venv (`make clean`), a lab can be removed all the same.
+[ -x "$python" ] || { python=python3; export PYTHONPATH=tests; }
 
 [ "$action" = up ] || exec "$python" tests/lab/lab.py "$action" "$@"
 

@@ -11,6 +11,6 @@ export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" ALL_GENERATIONS=yes
 
 ansible-playbook tests/integration/releases.yml -e all_generations=true
 if [ "${1:-}" = write ]; then
-    PYTHONPATH=.venv/collections exec python tests/integration/compatibility.py
+    exec python tests/integration/compatibility.py
 fi
 exec pytest -q -n "${TEST_PROCESSES:-2}" "$@" tests/integration/test_compatibility.py

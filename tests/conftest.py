@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Make `ansible_collections.llama_cpp.cluster` importable from here, by Ansible's own loader; no example is timed.
+"""Ansible's own loader finds the collection; no example is timed; releases of llama.cpp, workers and a model.
 
 What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log.
 """
@@ -7,18 +7,22 @@ What fails is written to the file that FAILED_TESTS names, if it does, for who s
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ansible.utils.collection_loader._collection_finder import _AnsibleCollectionFinder
+import pytest
 from hypothesis import settings
 
+from support.collection_loader import install
+from support.harness import RELEASES, ROOT, Release, Worker, running_worker
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable, Iterator
 
-ROOT = Path(__file__).resolve().parent.parent
-
-_AnsibleCollectionFinder(paths=[str(ROOT / ".venv" / "collections")])._install()
+install()
 
 # On a busy machine any example may take a second.
 settings.register_profile("unhurried", deadline=None)
@@ -34,3 +38,45 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message if crash else report.longreprtext[-300:]
             print(f"{report.nodeid}: {why.strip()[:300]}", file=failed)
+
+
+def _release(protocol: str) -> Release:
+    release = RELEASES[protocol]
+    if not release.rpc_server.exists():
+        pytest.fail(f"llama.cpp of archive {release.version} is not built: run `make test`, which builds it first")
+    return release
+
+
+@pytest.fixture(scope="session")
+def release_7() -> Release:
+    """Protocol 7.0.0, the default pin."""
+    return _release("7.0.0")
+
+
+@pytest.fixture(scope="session")
+def release_2() -> Release:
+    """Protocol 2.0.0, the oldest supported."""
+    return _release("2.0.0")
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A 25 MB model of random weights: 8 layers, 512 wide."""
+    path = tmp_path_factory.mktemp("model") / "random.gguf"
+    subprocess.run([sys.executable, ROOT / "playbooks/files/random_model.py", path], check=True, timeout=120)
+    return path
+
+
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Start workers that end with the test: `start_worker(release, *options, threads=1, prefix=())`."""
+    with ExitStack() as stack:
+        count = 0
+
+        def start(release: Release, *options: str, threads: int = 1, prefix: tuple[str, ...] = ()) -> Worker:
+            nonlocal count
+            count += 1
+            log = tmp_path / f"worker{count}.log"
+            return stack.enter_context(running_worker(release, log, *options, threads=threads, prefix=prefix))
+
+        yield start

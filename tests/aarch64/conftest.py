@@ -9,8 +9,9 @@ import platform
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import hosts
 import pytest
+
+from aarch64 import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

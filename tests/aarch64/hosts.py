@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logits import Logits
+from support.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,12 +18,24 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import hosts
 import numpy as np
 import pytest
-from hosts import ARM, ARM_WORKERS, EIGHT_BITS, EIGHT_BITS_AGAIN, FLOATS, MASTER, OTHER, STRANGER, WORKERS, endpoint
-from logits import SUMS, Logits, compare, first_choices
-from quantised_models import Type, write_quantised
+
+from aarch64 import hosts
+from aarch64.hosts import (
+    ARM,
+    ARM_WORKERS,
+    EIGHT_BITS,
+    EIGHT_BITS_AGAIN,
+    FLOATS,
+    MASTER,
+    OTHER,
+    STRANGER,
+    WORKERS,
+    endpoint,
+)
+from support.logits import SUMS, Logits, compare, first_choices
+from support.quantised_models import Type, write_quantised
 
 PROMPT = "Once upon a time"
 TOKENS = 12

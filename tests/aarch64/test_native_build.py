@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hosts
 import pytest
 import yaml
+
+from aarch64 import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopback import CORES, compared, in_rounds, keep, release, report
-from measure import BenchError, asked, output_of, run_to_end
+from benchmarks.loopback import CORES, compared, in_rounds, keep, release, report
+from benchmarks.measure import BenchError, asked, output_of, run_to_end
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopback import CORES, keep, ratios, release, repeated, task
-from measure import (
+from benchmarks.loopback import CORES, keep, ratios, release, repeated, task
+from benchmarks.measure import (
     BenchError,
     Hosts,
     NotRunError,
@@ -38,16 +38,13 @@ from measure import (
     spread,
     table,
 )
-
-# The paths of what follows were added by loopback.
-# isort: split
-from harness import run_module, running_worker
+from support.harness import run_module, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from harness import Worker
+    from support.harness import Worker
 
 # Layers and width: only what is larger than 10 MiB, upstream's limit, goes into a worker's cache, which is all of these
 # but attn_k and attn_v.

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, TypeVar
 
-from measure import (
+from benchmarks.measure import (
     CACHE,
     MODEL_LIMIT_S,
     MODELS,
@@ -26,10 +26,8 @@ from measure import (
     spread,
     table,
 )
-
-sys.path[:0] = [str(ROOT / "tests/integration"), str(ROOT / ".venv/collections")]
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
-from harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
+from support.collection import read_topology
+from support.harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:
     import argparse

@@ -17,14 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from loopback import CORES, in_rounds, keep, model, ratios, release, repeated, task, timed_task, workers
-from measure import BenchError, asked, run_to_end, say, shown, spread, table
-
-# The paths of what follows were added by loopback.
-# isort: split
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
-from harness import Worker
+from benchmarks.loopback import CORES, in_rounds, keep, model, ratios, release, repeated, task, timed_task, workers
+from benchmarks.measure import BenchError, asked, run_to_end, say, shown, spread, table
+from support.collection import ENVIRONMENT, parse_log
+from support.harness import Worker
 
 # That are generated.
 TOKENS = 128

@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any
 
-from measure import (
+from benchmarks.measure import (
     CACHE,
     HERE,
     BenchError,

@@ -12,14 +12,12 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from measure import (
+from benchmarks.measure import (
     CACHE,
-    HERE,
     ROOT,
     BenchError,
     Hosts,
@@ -36,9 +34,7 @@ from measure import (
     spread,
     table,
 )
-
-sys.path.insert(0, str(HERE.parent / "lab"))
-from round_trips import counted, round_trips
+from support.lab.round_trips import counted, round_trips
 
 WORKERS = tuple(f"worker{number}" for number in (1, 3, 4, 5, 6, 7, 8, 9))
 MASTER = "master"

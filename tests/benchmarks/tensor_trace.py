@@ -23,19 +23,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loopback import CORES, compared, cores_awake, in_rounds, keep, model, obstacle, release, report, workers
-from measure import BenchError, NotRunError, asked, run_to_end
-
-# The path of what follows was added by loopback.
-# isort: split
-from harness import free_port
-from rpc_session import Command
+from benchmarks.loopback import CORES, compared, cores_awake, in_rounds, keep, model, obstacle, release, report, workers
+from benchmarks.measure import BenchError, NotRunError, asked, run_to_end
+from support.harness import free_port
+from support.rpc_session import Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness import Worker
-    from loopback import Rates
+    from benchmarks.loopback import Rates
+    from support.harness import Worker
 
 RUN_LIMIT_S = 300
 # Tokens of the shorter run and of the longer one, and of the run whose time is looked at.

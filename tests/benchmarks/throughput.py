@@ -28,7 +28,7 @@ from functools import cache
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopback import (
+from benchmarks.loopback import (
     CORES,
     Case,
     Rates,
@@ -44,13 +44,13 @@ from loopback import (
     task,
     workers,
 )
-from measure import asked, output_of, run_to_end, shown, table
+from benchmarks.measure import asked, output_of, run_to_end, shown, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from harness import AnyRelease
+    from support.harness import AnyRelease
 
 RUN_LIMIT_S = 900
 # The last is upstream's default, with which what is not about batches is measured.

@@ -12,11 +12,11 @@ round. Needs the release that `make test` builds, and builds upstream's, once, w
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from loopback import (
+from benchmarks import load
+from benchmarks.loopback import (
     CORES,
     Case,
     Rates,
@@ -31,14 +31,9 @@ from loopback import (
     report,
     workers,
 )
-from measure import ROOT, asked, run_to_end, say, shown, table
-
-# Paths that loopback has not added.
-sys.path.append(str(ROOT / "tests/performance"))
-# isort: split
-import load
-from builds import Build, build
-from throughput import ONE, PASSES, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
+from benchmarks.measure import asked, run_to_end, say, shown, table
+from benchmarks.throughput import ONE, PASSES, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
+from support.builds import Build, build
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,17 +14,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loopback import in_rounds, keep, ratios, release, timed_task
-from measure import BenchError, asked, run_to_end, shown, spread, table
-
-# The paths of what follows were added by loopback.
-# isort: split
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoints, probe, summarize
-from harness import running_worker
-from stand_in_workers import apart
+from benchmarks.loopback import in_rounds, keep, ratios, release, timed_task
+from benchmarks.measure import BenchError, asked, run_to_end, shown, spread, table
+from support.collection import parse_endpoints, probe, summarize
+from support.harness import running_worker
+from support.stand_in_workers import apart
 
 if TYPE_CHECKING:
-    from loopback import Case, Rates
+    from benchmarks.loopback import Case, Rates
 
 STAND_INS = (
     "Endpoints are stand-ins on loopback, in a process of their own, that speak the handshake of protocol 7.0.0; "

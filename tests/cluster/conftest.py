@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import LAB, NUMBER, WORKERS, close_connections, ssh
 from xdist.scheduler import LoadScopeScheduling
+
+from support.lab.hosts import LAB, NUMBER, WORKERS, close_connections, ssh
 
 if TYPE_CHECKING:
     from xdist.remote import Producer

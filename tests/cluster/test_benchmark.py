@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from harness import ADDRESS, PORT, ROOT, WORKERS, ask, eventually, play, ssh
+
+from support.lab.hosts import ADDRESS, PORT, ROOT, WORKERS, ask, eventually, play, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ADDRESS, PORT, UNIT, WORKERS, ask, connect, eventually, module, play, ssh
+
+from support.lab.hosts import ADDRESS, PORT, UNIT, WORKERS, ask, connect, eventually, module, play, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

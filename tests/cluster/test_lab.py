@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import CACHE, NUMBER, ROOT, ssh
+
+from support.lab.hosts import CACHE, NUMBER, ROOT, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

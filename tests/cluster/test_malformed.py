@@ -16,12 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Callable
 
 import pytest
-from harness import ADDRESS, PORT, UNIT, WORKERS, at_once, eventually, ssh, ssh_command
-from hostile_requests import ATTACKS, Attack, a_row_that_there_is_not
-from listing import listing
-from malformed_sessions import Recording, recorded, send, spoilt
-from quantised_models import Type, write_quantised
-from rpc_session import Command, Session, WorkerClosedError
+
+from lab.listing import listing
+from support.hostile_requests import ATTACKS, Attack, a_row_that_there_is_not
+from support.lab.hosts import ADDRESS, PORT, UNIT, WORKERS, at_once, eventually, ssh, ssh_command
+from support.malformed_sessions import Recording, recorded, send, spoilt
+from support.quantised_models import Type, write_quantised
+from support.rpc_session import Command, Session, WorkerClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import ADDRESS, PORT, WORKERS, at_once, eventually, ssh
-from test_rpc_server import BOTH, HOLD, Role, recap, running, show
+
+from cluster.role import BOTH, HOLD, Role, recap, running, show
+from support.lab.hosts import ADDRESS, PORT, WORKERS, at_once, eventually, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,23 @@ from typing import Any
 
 import jsonschema
 import pytest
-from harness import ADDRESS, CACHE, LAB, NUMBER, PORT, ROOT, UNIT, WORKERS, at_once, eventually, play, ssh, ssh_command
-from round_trips import counted, round_trips
+
+from support.lab.hosts import (
+    ADDRESS,
+    CACHE,
+    LAB,
+    NUMBER,
+    PORT,
+    ROOT,
+    UNIT,
+    WORKERS,
+    at_once,
+    eventually,
+    play,
+    ssh,
+    ssh_command,
+)
+from support.lab.round_trips import counted, round_trips
 
 # With nothing to do: what a slow host takes seconds for, each time.
 MOST_ROUND_TRIPS = {"master": 8, "worker1": 6, "worker2": 6}

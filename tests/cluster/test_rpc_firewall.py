@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import (
+
+from support.lab.hosts import (
     ADDRESS,
     INVENTORY,
     NUMBER,

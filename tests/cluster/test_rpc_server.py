@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import (
+
+from cluster.role import BOTH, HOLD, ROLE, Role, recap, running, show
+from support.lab.hosts import (
     ADDRESS,
     PORT,
     ROOT,
@@ -23,7 +24,6 @@ from harness import (
     at_once,
     eventually,
     module,
-    play,
     refusals_in,
     refused,
     ssh,
@@ -33,8 +33,6 @@ from harness import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROLE = "llama_cpp.cluster.rpc_server"
-BOTH = ":".join(WORKERS)
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 OTHER_PORT = PORT + 47
 CACHE = "/var/cache/llama_cpp/rpc"
@@ -43,14 +41,6 @@ RESUME = "llama-rpc-resume"
 # The name of an entry of 1 MiB of zeros, the FNV-1a hash of it.
 ZEROS = "a96777069d622325"
 
-# Is a client of the worker until its input ends.
-HOLD = """
-import socket, sys
-client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
-client.sendall(bytes([14, 24] + [0] * 31))
-print(client.recv(1) and "%s:%d" % client.getsockname(), flush=True)
-sys.stdin.read()
-"""
 # A client that cannot wait: it says what it wants, and leaves in good order.
 GIVE_UP = """
 import socket, sys, time
@@ -67,31 +57,6 @@ sys.stdin.read()
 """
 
 
-class Role:
-    """The role, as a play applies it to one worker, or to several: `worker1:worker2`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.touched: set[str] = set()
-
-    def __call__(
-        self, worker: str, *options: str, check: bool = True, entry: str = "main", **variables: Any
-    ) -> subprocess.CompletedProcess[str]:
-        self.touched.update(worker.split(":"))
-        tasks = [{"ansible.builtin.include_role": {"name": ROLE, "tasks_from": entry}}]
-        done = self.play(worker, tasks, "--extra-vars", json.dumps(variables), *options, check=check)
-        if check and entry == "main" and not variables and not options:
-            self.touched.difference_update(worker.split(":"))
-        return done
-
-    def play(
-        self, worker: str, tasks: list[dict[str, Any]], *options: str, check: bool = True
-    ) -> subprocess.CompletedProcess[str]:
-        path = self.folder / "play.yml"
-        path.write_text(json.dumps([{"hosts": "llama_workers", "gather_facts": False, "tasks": tasks}]))
-        return play(path, "--limit", worker, *options, check=check, timeout=300)
-
-
 @pytest.fixture(scope="module")
 def role(tmp_path_factory: pytest.TempPathFactory) -> Role:
     return Role(tmp_path_factory.mktemp("role"))
@@ -106,17 +71,6 @@ def restored(role: Role) -> Iterator[Role]:
     finally:
         if role.touched:
             role(":".join(sorted(role.touched)), rpc_server_restart_when_busy=True)
-
-
-def recap(done: subprocess.CompletedProcess[str]) -> int:
-    """How much a play changed, on each host the same."""
-    found = set(re.findall(r"changed=(\d+)", done.stdout))
-    assert len(found) == 1, done.stdout
-    return int(found.pop())
-
-
-def show(worker: str, name: str, unit: str = UNIT) -> str:
-    return ssh(worker, "systemctl", "show", f"--property={name}", "--value", unit).stdout.strip()
 
 
 def pid(worker: str, unit: str = UNIT) -> int:
@@ -144,22 +98,6 @@ def answers(worker: str, port: int = PORT) -> str:
     """The state of a worker as a look from its own host finds it."""
     (state,) = ask(worker, f"{ADDRESS[worker]}:{port}").values()
     return state
-
-
-@contextmanager
-def running(host: str, program: str, *arguments: object) -> Iterator[str]:
-    """Run Python on a host until its input ends; gives the line that it says first."""
-    command = shlex.join(["sudo", "python3", "-c", program, *map(str, arguments)])
-    with subprocess.Popen(
-        [*ssh_command(host), command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.stdin.close()
 
 
 @pytest.mark.parametrize("worker", WORKERS)

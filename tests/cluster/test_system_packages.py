@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import ADDRESS, connect, play, ssh
+
+from support.lab.hosts import ADDRESS, connect, play, ssh
 
 HOST = "outsider"
 RECORD = "/var/lib/llama_cpp_cluster/packages"

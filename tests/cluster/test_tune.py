@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ADDRESS, PORT, UNIT, ask, eventually, play, ssh, ssh_command
+
+from support.lab.hosts import ADDRESS, PORT, UNIT, ask, eventually, play, ssh, ssh_command
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import ADDRESS, CACHE, PORT, WORKERS, ask, at_once, play, ssh
+
+from support.lab.hosts import ADDRESS, CACHE, PORT, WORKERS, ask, at_once, play, ssh
 
 HOSTS = ("master", *WORKERS)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tree import ROLES, ROOT, load_yaml
+
+from support.tree import ROLES, ROOT, load_yaml
 
 # Keywords that hold tasks.
 NESTED = ("block", "rescue", "always")

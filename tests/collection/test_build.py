@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
+
+from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 
 SHIPPED_FOLDERS = {"changelogs", "docs", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {"CHANGELOG.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md"}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clouds import PAGE_2, Proxy, proxy
-from tree import PLAYBOOKS, ROOT, load_yaml, run
+
+from collection.clouds import PAGE_2, Proxy, proxy
+from support.tree import PLAYBOOKS, ROOT, load_yaml, run
 
 GROUPS = {"llama_workers", "llama_masters"}
 MINE = (

@@ -12,7 +12,8 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import client
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference, perf_log, worker_run
 from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference, llama_bench
-from tree import COLLECTION, ROOT, documentation
+
+from support.tree import COLLECTION, ROOT, documentation
 
 WORKER_INFO = {
     "workers": {

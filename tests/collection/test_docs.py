@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tree import COLLECTION, PLUGINS, ROLES, Plugin, documentation, run
+
+from support.tree import COLLECTION, PLUGINS, ROLES, Plugin, documentation, run
 
 every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
 

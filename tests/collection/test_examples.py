@@ -6,65 +6,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
-from tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, documentation, run
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("roles/*/README.md"))]
-TASK_LISTS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers")
+from support.examples import PAGES, Block, as_plays, blocks, tasks
+from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, documentation, run
+
 GROUP_KEYS = {"hosts", "children", "vars"}
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 # What a page calls by a path of this checkout.
 OURS = ("playbooks/", "inventories/", "scripts/", "roles/", "plugins/", "tests/", "docs/", "requirements/", ".ci/")
 
 every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block of a page."""
-
-    page: Path
-    line: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.page.relative_to(ROOT)}:{self.line}"
-
-
-def blocks(*languages: str) -> list[Block]:
-    found: list[Block] = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        found += [
-            Block(page, text.count("\n", 0, match.start()) + 1, match[2])
-            for match in FENCE.finditer(text)
-            if match[1] in languages
-        ]
-    return found
-
-
-def as_plays(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a playbook: the plays as they are, or the tasks in a play of their own."""
-    if all("hosts" in entry or any(key.endswith("import_playbook") for key in entry) for entry in entries):
-        return entries
-    return [{"hosts": "localhost", "gather_facts": False, "tasks": entries}]
-
-
-def tasks(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for entry in entries:
-        nested = [key for key in TASK_LISTS if key in entry]
-        for key in nested:
-            yield from tasks(entry[key])
-        if not nested and "hosts" not in entry:
-            yield entry
 
 
 def misused_options(entries: list[dict[str, Any]]) -> list[str]:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tree import PLUGINS, ROLES, ROOT, load_yaml
+
+from support.tree import PLUGINS, ROLES, ROOT, load_yaml
 
 LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
 # Files that hold no comment, prose that names the licence in its own words, what tools write, and recorded output.

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from graphlib import CycleError, TopologicalSorter
-from tree import ROOT
+
+from support.tree import ROOT
 
 NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
 FLOORS = {

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import CACHE, HANG_S, ROOT
+
+from support.harness import CACHE, HANG_S, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -12,17 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ROOT
+
+from support.lab import hosts as lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-# Another module of this name is in use here.
-_spec = importlib.util.spec_from_file_location("lab_hosts", ROOT / "tests/cluster/harness.py")
-assert _spec
-assert _spec.loader
-lab = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(lab)
 
 HERE = "hosts with systemd"
 ENDPOINTS = [f"{lab.ADDRESS[worker]}:{lab.PORT}" for worker in lab.WORKERS]

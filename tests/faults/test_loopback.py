@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
-from harness import HANG_S, RELEASES, Release
-from kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
+
+from support.harness import HANG_S, RELEASES, Release
+from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

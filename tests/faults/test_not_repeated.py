@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import RELEASES, running_worker
-from test_retries import Play, kills, reaped
+
+from support.harness import RELEASES, running_worker
+from support.repeated_runs import Play, kills, reaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from upgrade_stage import HOSTS, NEW, OLD, Stage
+
+from support.upgrade_stage import HOSTS, NEW, OLD, Stage
 
 UPGRADE = ("-e", f"llama_cpp_version={NEW}")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
-from harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
+
+from support.collection import FilterModule, parse_endpoint, probe
+from support.harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
 
 PAGE = ROOT / "docs/compatibility.md"
 BEGINS = "<!-- What follows was seen, and is written by `scripts/matrix.sh write`. -->\n"

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
-from benchmark_sample import HOSTILE, history, hostile, results, run
-from browser import Page, browser
-from harness import CACHE, play_here
+
+from support.benchmark_sample import HOSTILE, history, hostile, results, run
+from support.browser import Page, browser
+from support.harness import CACHE, play_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from harness import Release, Worker
+    from support.harness import Release, Worker
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PICTURES = CACHE / "screenshots"

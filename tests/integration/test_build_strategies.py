@@ -19,20 +19,20 @@ import tarfile
 import time
 import zipfile
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from ansible.plugins.connection import local
-from test_role_llama_cpp import MASTER, ROOT, Run, archive, digest, member
+
+from support.fleet import LIMIT_S, Fleet, ended
+from support.harness import ROOT
+from support.stand_in_source import MASTER, archive, digest, member
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LIMIT_S = 900  # a hang, whatever else the machine has to do
 CROSS = "aarch64-linux-gnu-g++"
-SITE = [{"hosts": "all", "gather_facts": False, "roles": ["llama_cpp.cluster.llama_cpp"]}]
 
 # What /proc/cpuinfo of a Neoverse N1 says.
 NEOVERSE_N1 = """\
@@ -66,115 +66,6 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True, timeout=10)
-
-
-@dataclass
-class Fleet:
-    """A controller, and hosts that have nothing in common but this machine."""
-
-    folder: Path
-    variables: dict[str, Any]
-    hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.cache = self.folder / "cache"
-        self.log = self.folder / "builds.log"
-        (self.folder / "site.yml").write_text(json.dumps(SITE))
-
-    def start(
-        self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any
-    ) -> subprocess.Popen[str]:
-        """Start a run of its own, and of its own inventory."""
-        inventory = {
-            "llama_workers": {"hosts": {name: self.hosts[name] for name in hosts if "master" not in name}},
-            "llama_masters": {"hosts": {name: self.hosts[name] for name in hosts if "master" in name}},
-        }
-        file = self.folder / f"hosts-{'-'.join(hosts)}.json"
-        file.write_text(
-            json.dumps(
-                {
-                    "all": {
-                        "vars": {
-                            "ansible_connection": "local",
-                            "ansible_become": False,
-                            "ansible_python_interpreter": sys.executable,
-                            "llama_cpp_prefix": f"{self.folder}/{{{{ inventory_hostname }}}}",
-                            "llama_cpp_manage_packages": False,
-                            **self.variables,
-                        },
-                        "children": inventory,
-                    }
-                }
-            )
-        )
-        return subprocess.Popen(
-            [
-                Path(sys.executable).with_name("ansible-playbook"), "-i", file, "--forks", "8",
-                "-e", json.dumps(variables), *options, playbook or self.folder / "site.yml",
-            ],
-            env={
-                **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache), "ANSIBLE_CONNECTION_PLUGINS": str(self.folder),
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-
-    def run(self, *hosts: str, **options: Any) -> Run:
-        return ended(self.start(*hosts, **options))
-
-    def builds(self) -> list[str]:
-        """Give the hosts that have built since the last call."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        self.log.unlink(missing_ok=True)
-        return [Path(line).relative_to(self.folder).parts[0] for line in lines]
-
-    def artifacts(self) -> dict[str, str]:
-        return {path.name: digest(path) for path in (self.cache / "artifacts").glob("*.tar.gz")}
-
-    def record(self, host: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.cache / "artifacts" / f"{self.release(host)}.json").read_text())
-        return found
-
-    def current(self, host: str) -> Path:
-        return self.folder / host / "current"
-
-    def release(self, host: str) -> str:
-        return self.current(host).readlink().name
-
-    def programs(self, host: str) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (self.current(host) / "bin").iterdir()}
-
-    def has_an_older_release(self, host: str) -> None:
-        """Let a host have a release, as of an earlier run."""
-        folder = self.folder / host / "releases" / "old"
-        folder.mkdir(parents=True)
-        (folder / "manifest.json").write_text("{}")
-        self.current(host).symlink_to("releases/old")
-
-    def is_as_it_was(self, host: str) -> bool:
-        """Whether it has the older release in use, and nothing half-written."""
-        left = {str(path.relative_to(self.folder / host)) for path in (self.folder / host).rglob("*")}
-        return self.release(host) == "old" and left == {
-            "current", "releases", "releases/old", "releases/old/manifest.json",
-        }  # fmt: skip
-
-    def failed(self, run: Run, host: str, *words: str) -> None:
-        """Hold a host to have failed with a sentence that has these words."""
-        found = re.findall(rf"^(?:fatal|failed): \[{host}\].*(?:\n .*)*", run.text, re.MULTILINE) or ["no failure"]
-        text = " ".join(found[-1].split()).replace("''", "'")  # as YAML quotes it
-        for word in words:
-            assert word in text, f"{host}: {word!r} is not in: {text}"
-
-
-def ended(process: subprocess.Popen[str]) -> Run:
-    """Wait for a run."""
-    try:
-        text, _errors = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        raise
-    return Run(process.returncode, text)
 
 
 def masquerade(folder: Path, libc: str = "", cpuinfo: str = "", machine: str = "", bits: str = "") -> str:

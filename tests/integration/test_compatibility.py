@@ -12,8 +12,9 @@ import os
 from pathlib import Path
 
 import pytest
-from compatibility import READS, REFUSED, SAID, WORKS, documented, meet, reads, row
-from harness import GENERATIONS, RELEASES
+
+from integration.compatibility import READS, REFUSED, SAID, WORKS, documented, meet, reads, row
+from support.harness import GENERATIONS, RELEASES
 
 pytestmark = pytest.mark.llama
 

@@ -12,7 +12,8 @@ from itertools import combinations
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, CpuClass, cpu_class
-from harness import CACHE, RELEASES
+
+from support.harness import CACHE, RELEASES
 
 # What a compiler defines where it may use a feature.
 MACROS = {

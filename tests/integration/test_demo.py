@@ -17,7 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from harness import Release
+    from support.harness import Release
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ROOT / "playbooks" / "files" / "demo_workers.py"

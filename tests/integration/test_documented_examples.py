@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import Release, Worker
-from test_examples import as_plays, blocks, tasks
-from tree import COLLECTION, PLUGINS, documentation, run
+
+from support.examples import as_plays, blocks, tasks
+from support.harness import Release, Worker
+from support.tree import COLLECTION, PLUGINS, documentation, run
 
 CLUSTER_MODULES = {f"{COLLECTION}.{name}" for name in ("rpc_worker_info", "distributed_inference")}
 

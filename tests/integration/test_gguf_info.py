@@ -18,10 +18,12 @@ import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, kv_cells
-from harness import HANG_S, ROOT, Release, Worker, run_module
-from synthetic_models import KINDS, write_synthetic
-from test_examples import as_plays
-from tree import COLLECTION, documentation, run
+
+from support.examples import as_plays
+from support.harness import HANG_S, ROOT, Release, Worker, log_of, run_module
+from support.split_gguf import SPLITTER
+from support.synthetic_models import KINDS, write_synthetic
+from support.tree import COLLECTION, documentation, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,28 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 MIB = 1 << 20
-SPLITTER = Path(__file__).with_name("split_gguf.py")
-
-
-def log_of(release: Release, model: Path, *options: str) -> str:
-    """Load a model with little to do, and return what llama.cpp says."""
-    command = [release.bin / "llama-completion", "-m", model, "-n", "1", "-p", "the river", "-no-cnv", "--no-warmup"]
-    for _attempt in range(5):
-        done = subprocess.run(
-            [*command, "-t", "1", "-lv", "4", "--fit", "off", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=HANG_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-2000:]
-        # Upstream's logger is not flushed at exit: a run in a hundred loses some of it, or all.
-        if "memory breakdown" in done.stdout:
-            return done.stdout
-    raise AssertionError("llama.cpp lost its log five times: " + done.stdout)
 
 
 def said(log: str, name: str) -> str:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import HANG_S
+
+from support.harness import HANG_S
 
 if TYPE_CHECKING:
-    from harness import Release
+    from support.harness import Release
 
 pytestmark = pytest.mark.llama
 

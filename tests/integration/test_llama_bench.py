@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import HANG_S, Release, Worker, free_port, run_module
-from test_distributed_inference import cpu_seconds, generating, held_by_another_client, wait_for
-from test_distributed_inference import failure as failure_of
+
+from support.harness import HANG_S, Release, Worker, free_port, run_module
+from support.runs import cpu_seconds, generating, held_by_another_client, wait_for
+from support.runs import failure as failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import time
 import urllib.request
 from contextlib import ExitStack, closing, contextmanager
@@ -16,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from debian_programs import debian_program
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
-from harness import RELEASES, free_port, running_worker
-from rpc_session import Session
+
+from support.debian_programs import debian_program
+from support.harness import RELEASES, free_port, running_worker
+from support.rpc_session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,11 +45,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     folder = tmp_path_factory.mktemp("program")
     for part in PARTS:
         shutil.copy(part, folder)
-    sys.path.insert(0, str(folder))
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
         return importlib.import_module(PROGRAM.stem)
-    finally:
-        sys.path.remove(str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import play_here
-from test_build_strategies import Fleet
-from test_role_llama_cpp import FAKE, archive
+
+from support.fleet import Fleet
+from support.harness import play_here
+from support.stand_in_source import FAKE, archive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from harness import Release, Worker
+    from support.harness import Release, Worker
 
 MAIN = (FAKE / "main.cpp").read_text()
 # What it says is in a file of the first patch's own.

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import trial as trials
-from harness import RELEASES, free_port, run_module
+
+from support.harness import RELEASES, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from harness import RELEASES
+
+from support.harness import RELEASES
 
 VARS = Path(__file__).resolve().parents[2] / "roles" / "llama_cpp" / "vars" / "main.yml"
 

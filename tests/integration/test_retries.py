@@ -3,68 +3,25 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from harness import HANG_S, Release, Worker, play_here, running_worker
-from test_distributed_inference import wrapped
+
+from support.harness import HANG_S, Release, Worker, running_worker
+from support.repeated_runs import Play, kills, reaped
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
 
-GIB = 1 << 30
-# In the first run alone.
-ONCE = 'if mkdir "$here/first" 2>/dev/null; then {}; fi'
-
-
-class Play:
-    """The role over three workers on loopback, through playbooks/infer.yml."""
-
-    def __init__(self, release: Release, model: Path, folder: Path, workers: list[Worker]) -> None:
-        self.release, self.model, self.folder, self.workers = release, model, folder, workers
-
-    def __call__(self, script: str, **variables: Any) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-        programs = self.folder / "bin"
-        programs.mkdir()
-        report = self.folder / "report.json"
-        host = {
-            "rpc_server_address": "127.0.0.1",
-            "rpc_server_bind_address": "127.0.0.1",
-            "rpc_server_instances": [{"port": worker.port} for worker in self.workers],
-            "gguf_model_path": str(self.model),
-            "inference_bin_dir": str(wrapped(self.release, programs, script)),
-            "inference_worker_memory_bytes": {worker.endpoint: GIB for worker in self.workers},
-            "inference_reserve_bytes": 0,
-            "inference_report_path": str(report),
-            "inference_n_predict": 8,
-            "inference_ctx_size": 512,
-            **variables,
-        }
-        done = play_here("infer.yml", self.folder, host)
-        return done, json.loads(report.read_text()) if report.exists() else {}
-
 
 @pytest.fixture
 def play(release_7: Release, model: Path, tmp_path: Path, start_worker: Callable[..., Worker]) -> Play:
     return Play(release_7, model, tmp_path, [start_worker(release_7) for _number in range(3)])
-
-
-def kills(worker: Worker) -> str:
-    return ONCE.format(f"kill -9 {worker.process.pid}; while kill -0 {worker.process.pid}; do :; done")
-
-
-def reaped(worker: Worker) -> None:
-    """Let the process go as soon as it has ended."""
-    import threading
-
-    threading.Thread(target=worker.process.wait, daemon=True).start()
 
 
 def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:

@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CACHE, ROOT, Release
-from hub_stand_in import SIGNATURE, Hub, running_hub, sha256
+
+from support.harness import CACHE, ROOT, Release
+from support.hub_stand_in import SIGNATURE, Hub, running_hub, sha256
+from support.split_gguf import SPLITTER
 
 LIMIT_S = 600  # a hang, whatever else the machine has to do
 TOKEN = "hf_neverseenanywhere"
@@ -120,7 +122,7 @@ def site(tmp_path: Path) -> Site:
 def parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """A split model of three parts."""
     folder = tmp_path_factory.mktemp("split")
-    splitter = [sys.executable, Path(__file__).with_name("split_gguf.py"), model, folder / "model", "3"]
+    splitter = [sys.executable, SPLITTER, model, folder / "model", "3"]
     subprocess.run([str(word) for word in splitter], check=True, timeout=60)
     return [folder / name for name in PARTS]
 
@@ -428,7 +430,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     site.refused("could not be made into", "(The model is converted to GGUF)")
     assert [name for name in site.names() if name.endswith(".gguf")] == []
     shutil.rmtree(site.folder / "source")
-    write = [venv / "venv/bin/python", Path(__file__).with_name("tiny_safetensors.py"), site.folder / "source"]
+    write = [venv / "venv/bin/python", ROOT / "tests/support/tiny_safetensors.py", site.folder / "source"]
     subprocess.run(write, check=True, timeout=60)
 
     checked = site.ok("--check")

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The role `llama_cpp`, run by a real ansible-playbook on this machine into a folder of its own.
 
-The source is a stand-in with llama.cpp's targets (fake_source/), so that a build takes a second. That the role builds
-the real sources is shown by releases.yml, which builds what the other integration tests run.
+The source is a stand-in with llama.cpp's targets (tests/support/fake_source), so that a build takes a second. That the
+role builds the real sources is shown by releases.yml, which builds what the other integration tests run.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
 import shutil
@@ -24,10 +22,10 @@ from typing import Any
 
 import pytest
 
+from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member
+
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = Path(__file__).parent / "fake_source"
 LIMIT_S = 600  # a hang, whatever else the machine has to do
-MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "llama-server"]
 
 PLAY = [
     {
@@ -36,23 +34,6 @@ PLAY = [
         "roles": ["llama_cpp.cluster.llama_cpp"],
     }
 ]
-
-
-@dataclass
-class Run:
-    """What an ansible-playbook run left."""
-
-    code: int
-    text: str
-
-    @property
-    def changed(self) -> int:
-        return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
-
-    def holds(self, *words: str) -> bool:
-        """Whether the output has these words, however its lines were wrapped."""
-        flat = " ".join(self.text.split())
-        return all(word in flat for word in words)
 
 
 @dataclass
@@ -140,36 +121,6 @@ class Site:
             for path in paths
             if path.name != "vars.json" and not path.is_symlink()
         }
-
-
-def pack(path: Path, *more: tarfile.TarInfo) -> str:
-    """Pack the stand-in, with some members more, and give the digest."""
-    with tarfile.open(path, "w:gz") as tar:
-        tar.add(FAKE, "src")
-        for info in more:
-            tar.addfile(info, io.BytesIO(b"\0" * info.size))
-    return digest(path)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def archive(path: Path, *more: tarfile.TarInfo, **variables: Any) -> dict[str, Any]:
-    return {
-        "llama_cpp_source": "archive",
-        "llama_cpp_archive": str(path),
-        "llama_cpp_archive_sha256": pack(path, *more),
-        "llama_cpp_archive_subdir": "src",
-        "llama_cpp_commit": "abcdef0123",
-        **variables,
-    }
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.size = kind, target, size
-    return info
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
 import pytest
-from harness import RELEASES, Release
-from rpc_session import Arena, Session, Tensor, Type
-from test_repack import Watched, watched
-from test_rpc_cache import Cache, fnv
+
+from support.cache_folder import Cache, fnv
+from support.harness import RELEASES, Release
+from support.rpc_session import Arena, Session, Tensor, Type
+from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

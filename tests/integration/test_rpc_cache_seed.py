@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from harness import ROOT, Release, Worker, run_module
-from split_gguf import main as split
-from test_progress import slow_link
+
+from support.harness import ROOT, Release, Worker, run_module
+from support.slow_link import slow_link
+from support.split_gguf import main as split
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,16 +11,17 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from harness import HANG_S
-from hostile_requests import ATTACKS, DEADLY, Attack, served_well
-from rpc_session import Session, WorkerClosedError
-from test_repack import Watched, watched
+
+from support.harness import HANG_S
+from support.hostile_requests import ATTACKS, DEADLY, Attack, served_well
+from support.rpc_session import Session, WorkerClosedError
+from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness import Release
+    from support.harness import Release
 
 pytestmark = pytest.mark.llama
 

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-from harness import HANG_S, end, free_port, run_module
-from test_repack import until, watched
+
+from support.harness import HANG_S, end, free_port, run_module
+from support.watched_worker import until, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from harness import Release, Worker
+    from support.harness import Release, Worker
 
     StartWorker = Callable[..., Worker]
 

@@ -15,14 +15,15 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from rpc_session import Arena, Session, Type
-from test_repack import Watched, settings, watched
+
+from support.rpc_session import Arena, Session, Type
+from support.watched_worker import Watched, settings, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from harness import Release
+    from support.harness import Release
 
 pytestmark = pytest.mark.llama
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import synthetic_models
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
@@ -22,11 +21,23 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_bu
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.split import Cluster, Load, plan
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.split import Worker as Planned
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
-from harness import Release, Worker, run_module, running_worker
-from synthetic_models import KINDS, Kind, Numbers, Tensors, cohere2, llama, qwen3, shared_expert, write_synthetic
-from test_examples import as_plays
-from test_gguf_info import SPLITTER, log_of
-from tree import COLLECTION, documentation, run
+
+from support import synthetic_models
+from support.examples import as_plays
+from support.harness import Release, Worker, log_of, run_module, running_worker
+from support.split_gguf import SPLITTER
+from support.synthetic_models import (
+    KINDS,
+    Kind,
+    Numbers,
+    Tensors,
+    cohere2,
+    llama,
+    qwen3,
+    shared_expert,
+    write_synthetic,
+)
+from support.tree import COLLECTION, documentation, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from harness import play_here
+
+from support.harness import play_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness import Release, Worker
+    from support.harness import Release, Worker
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from upgrade_stage import HOSTS, NEW, OLD, Stage
+
+from support.upgrade_stage import HOSTS, NEW, OLD, Stage
 
 UPGRADE = ("-e", f"llama_cpp_version={NEW}")
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
 
-Hosts of another architecture are whole systems under emulation, on the same bridge (see emulated.py). They, and more
-workers, are for who names them. Needs root, and Debian's package archive; what it needs on this machine
-(systemd-container, mmdebstrap, nftables, and QEMU to emulate) it installs where apt-get can; `tools` does no more than
-that, for all but QEMU. Several labs can stand side by side, told apart by LAB_NUMBER: lab N has the bridge
+Hosts of another architecture are whole systems under emulation, on the same bridge (tests/support/lab has what makes
+them). They, and more workers, are for who names them. Needs root, and Debian's package archive; what it needs on this
+machine (systemd-container, mmdebstrap, nftables, and QEMU to emulate) it installs where apt-get can; `tools` does no
+more than that, for all but QEMU. Several labs can stand side by side, told apart by LAB_NUMBER: lab N has the bridge
 `llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and fd87:0:0:<N>::/64, and the
 folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it was started with, so that
 whatever a killed run left behind is found and ended: by its process, held fast, and never by a program's name. The
@@ -30,9 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import emulated
-import emulated_image
-from programs import IN_NAMESPACE, IN_PROCESS_NAMESPACE, WITH_THIS, LabError, make_folders, run, say
+from support.lab import emulated, emulated_image
+from support.lab.programs import IN_NAMESPACE, IN_PROCESS_NAMESPACE, WITH_THIS, LabError, make_folders, run, say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,10 +11,8 @@ import argparse
 import difflib
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-from harness import ADDRESS, LAB, ssh
+from support.lab.hosts import ADDRESS, LAB, ssh
 
 LISTING = r"""
 export LC_ALL=C

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-from builds import OLD_CPU, PATCHES, RACES, SANITIZED, Build, build
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "playbooks/files"))
+from support.builds import OLD_CPU, PATCHES, RACES, SANITIZED, Build, build
 
 
 @pytest.fixture(scope="session")

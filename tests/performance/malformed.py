@@ -17,15 +17,15 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness import free_port, listens
-from malformed_sessions import Message, Recording, send
-from rpc_session import Session, WorkerClosedError
+from support.harness import free_port, listens
+from support.malformed_sessions import Message, Recording, send
+from support.rpc_session import Session, WorkerClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hostile_requests import Attack
+    from support.hostile_requests import Attack
 
 SESSION_S = 20.0
 

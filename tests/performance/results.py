@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from harness import HANG_S, over
-from logits import Logits
+
 from random_model import WORDS
+from support.harness import HANG_S, over
+from support.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from builds import Build
+    from support.builds import Build
 
 # 160 tokens with the first, which is none of the text. (Other numbers than whole fours make llama-results fail.)
 TEXT = " ".join(WORDS[7 * number % len(WORDS)] for number in range(159))
@@ -57,3 +58,8 @@ def perplexity(logits: Logits) -> float:
     total = np.log(np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)) + values.max(axis=1)
     said = values[np.arange(len(values)), logits.tokens[1:]]
     return float(np.exp((total - said).mean()))
+
+
+# By which kernels that add in other orders may part, of the logits' spread: activations are rounded to eight bits.
+OTHER_KERNELS = 0.1
+SHAPES = {"dense": {}, "experts": {"experts": 4}, "tied": {"tied": True}}

@@ -18,20 +18,14 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 import pytest
-from builds import AARCH64, PATCHES, Build, build
-from logits import Logits, compare
-from quantised_models import TYPES, Type, write_quantised
-from results import TEXT, results
-from rpc_session import Op, Session
-from test_repack import (
-    BATCH,
-    COLUMNS,
-    Multiplication,
-    is_right_whatever_happens,
-    killed_in_a_run,
-    same,
-    watched,
-)
+
+from performance.results import TEXT, results
+from support.builds import AARCH64, PATCHES, Build, build
+from support.logits import Logits, compare, same
+from support.multiplications import BATCH, COLUMNS, Multiplication, is_right_whatever_happens
+from support.quantised_models import TYPES, Type, write_quantised
+from support.rpc_session import Op, Session
+from support.watched_worker import killed_in_a_run, watched
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builds import Build
-from logits import compare
-from quantised_models import TYPES, Type, write_quantised
-from results import perplexity, results
-from test_repack import Watched, same, watched
+
+from performance.results import OTHER_KERNELS, SHAPES, perplexity, results
+from support.builds import Build
+from support.logits import compare, same
+from support.quantised_models import TYPES, Type, write_quantised
+from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
-
-# By which kernels that add in other orders may part, of the logits' spread: activations are rounded to eight bits.
-OTHER_KERNELS = 0.1
-SHAPES = {"dense": {}, "experts": {"experts": 4}, "tied": {"tied": True}}
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from builds import Build
-from hostile_requests import ATTACKS, DEADLY, Attack, served_well
-from malformed import Outcome, attacked, play
-from malformed_sessions import Recording, recorded, spoilt
-from quantised_models import TYPES, Type, write_quantised
-from test_repack import is_right_whatever_happens, watched
+
+from performance.malformed import Outcome, attacked, play
+from support.builds import Build
+from support.hostile_requests import ATTACKS, DEADLY, Attack, served_well
+from support.malformed_sessions import Recording, recorded, spoilt
+from support.multiplications import is_right_whatever_happens
+from support.quantised_models import TYPES, Type, write_quantised
+from support.watched_worker import watched
 
 if TYPE_CHECKING:
     from pathlib import Path

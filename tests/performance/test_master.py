@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from builds import Build
-from logits import compare
-from quantised_models import Type, write_quantised
-from results import results
-from test_logits import OTHER_KERNELS, SHAPES
-from test_repack import Watched, same, watched
+
+from performance.results import OTHER_KERNELS, SHAPES, results
+from support.builds import Build
+from support.logits import compare, same
+from support.quantised_models import Type, write_quantised
+from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from logits import Comparison, Logits
+    from support.logits import Comparison, Logits
 
 pytestmark = pytest.mark.llama
 

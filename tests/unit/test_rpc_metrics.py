@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import struct
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -39,13 +38,10 @@ HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
     """The program, with its parts where the role puts them: beside it."""
-    folders = [str(ROOT / "roles/rpc_server/files"), str(ROOT / "plugins/module_utils/_rpc")]
-    sys.path[:0] = folders
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in "roles/rpc_server/files", "plugins/module_utils/_rpc":
+            patch.syspath_prepend(ROOT / folder)
         return importlib.import_module("llama_rpc_metrics")
-    finally:
-        for folder in folders:
-            sys.path.remove(folder)
 
 
 def socket_line(local: tuple[str, int], peer: tuple[str, int], state: str, inode: int) -> str:

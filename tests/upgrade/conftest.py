@@ -6,15 +6,12 @@ tests/upgrade`."""
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from generations import OLD
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
-
-from harness import LAB, NUMBER, ROOT, WORKERS, close_connections, play, ssh
+from support.lab.hosts import LAB, NUMBER, ROOT, WORKERS, close_connections, play, ssh
+from upgrade.generations import OLD
 
 # Old sources have no llama-completion; llama-cli was that program then. No more than what runs here is compiled.
 TARGETS = "{{ ['llama-cli'] if llama_cpp_version == '%s' else ['llama-completion', 'llama-bench', 'llama-quantize'] }}"

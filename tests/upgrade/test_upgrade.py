@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
-from generations import MIDDLE, NEW, OLD
-from harness import (
+
+from support.lab.hosts import (
     ADDRESS,
     INVENTORY,
     NUMBER,
@@ -34,6 +34,7 @@ from harness import (
     ssh,
     ssh_command,
 )
+from upgrade.generations import MIDDLE, NEW, OLD
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]

@@ -24,7 +24,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download 
     plan,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, known
-from hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
+
+from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

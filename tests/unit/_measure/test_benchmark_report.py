@@ -13,9 +13,21 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_history import benchmark_history
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import SHOWN_RUNS
-from benchmark_sample import ENDPOINTS, HOSTILE, IDENTITY, NAMES, OPTIONS, figures, history, hostile, results, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from support.benchmark_sample import (
+    ENDPOINTS,
+    HOSTILE,
+    IDENTITY,
+    NAMES,
+    OPTIONS,
+    figures,
+    history,
+    hostile,
+    results,
+    run,
+)
 
 NOW = "2026-11-21T19:42:02Z"
 

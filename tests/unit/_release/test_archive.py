@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import io
 import os
 import shutil
 import stat
@@ -27,23 +25,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive
 from hypothesis import given
 from hypothesis import strategies as st
 
-
-def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", mode: int = 0o644, text: str = "text\n"):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode, info.mtime = kind, target, mode, 1_700_000_000
-    info.size = len(text) if kind == tarfile.REGTYPE else 0
-    return info, text
-
-
-def pack(path: Path, *members, how: str = "w:gz") -> str:
-    with tarfile.open(path, how) as tar:
-        for info, text in members:
-            tar.addfile(info, io.BytesIO(text.encode()))
-    return digest(path)
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+from support.archives import digest, member, pack, tree
 
 
 def unpack(src: Path, sha256: str, dest: Path, subdir: str = "") -> None:
@@ -54,10 +36,6 @@ def unpack(src: Path, sha256: str, dest: Path, subdir: str = "") -> None:
 def known(src: Path, sha256: str, dest: Path, subdir: str = "") -> bool:
     with Archive(str(src), sha256, subdir) as archive:
         return archive.is_unpacked_at(str(dest))
-
-
-def tree(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 GOOD = (

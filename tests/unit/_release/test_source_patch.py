@@ -24,7 +24,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_archive import member, pack, tree
+
+from support.archives import member, pack, tree
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "llama_cpp"
 COMMIT = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"

@@ -31,7 +31,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client impo
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stand_in_workers import COUNT_1, HELLO_7, MEMORY, many_workers
+
+from support.stand_in_workers import COUNT_1, HELLO_7, MEMORY, many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(TESTS / "benchmarks"), str(TESTS / "lab")]
-import site_again
-from measure import Run
-from round_trips import counted, round_trips
+from benchmarks import site_again
+from benchmarks.measure import Run
+from support.lab.round_trips import counted, round_trips
 
 
 def result(step: str, host: str, task: str, began: float | None, ended: float, **more: Any) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import gguf
 import numpy as np
 import pytest
-from logits import SUMS, DifferentTextError, Logits, compare, first_choices
+
+from support.logits import SUMS, DifferentTextError, Logits, compare, first_choices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import CACHE
+
+from support.harness import CACHE
 
 LIMIT_S = 300
 

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rpc_session import WIRE_TENSOR, Command
+from support.rpc_session import WIRE_TENSOR, Command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

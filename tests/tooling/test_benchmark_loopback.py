@@ -5,20 +5,13 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import loopback
-import measure
-import tensor_trace
-import throughput
-import upstream
-import verification
-from rpc_session import Command
-from verification import Size
+from benchmarks import loopback, measure, tensor_trace, throughput, upstream, verification
+from benchmarks.verification import Size
+from support.rpc_session import Command
 
 
 @pytest.mark.parametrize(

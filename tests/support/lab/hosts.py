@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/lab"))
+ROOT = Path(__file__).resolve().parents[3]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
 NUMBER = int(os.environ.get("LAB_NUMBER") or 0)
 LAB = CACHE / "lab" / str(NUMBER)

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
-import emulated
-import emulated_image
-
-import lab
+from lab import lab
+from support.lab import emulated, emulated_image
 
 INVENTORIES = Path(__file__).resolve().parents[2] / "inventories"
 

@@ -21,7 +21,7 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from programs import IN_PROCESS_NAMESPACE, WITH_THIS, LabError, make_folders, run
+from support.lab.programs import IN_PROCESS_NAMESPACE, WITH_THIS, LabError, make_folders, run
 
 ARCHITECTURE = "arm64"
 TRIPLET = "aarch64-linux-gnu"

@@ -227,3 +227,24 @@ def running_worker(
         yield Worker(process, port, log, address)
     finally:
         end(process)
+
+
+def log_of(release: Release, model: Path, *options: str) -> str:
+    """Load a model with little to do, and return what llama.cpp says."""
+    command = [release.bin / "llama-completion", "-m", model, "-n", "1", "-p", "the river", "-no-cnv", "--no-warmup"]
+    for _attempt in range(5):
+        done = subprocess.run(
+            [*command, "-t", "1", "-lv", "4", "--fit", "off", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=HANG_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-2000:]
+        # Upstream's logger is not flushed at exit: a run in a hundred loses some of it, or all.
+        if "memory breakdown" in done.stdout:
+            return done.stdout
+    raise AssertionError("llama.cpp lost its log five times: " + done.stdout)

@@ -7,13 +7,11 @@ people's models mix them, or all be one.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 from random_model import add_shape, add_tokenizer, vocabulary
 
 Type = gguf.GGMLQuantizationType

@@ -6,14 +6,12 @@ Their weights are zeros: what they are for is memory, which llama.cpp says of th
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Callable
 
 import gguf
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "playbooks/files"))
 from random_model import add_tokenizer, vocabulary
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import measure
-import rollout
+from benchmarks import measure, rollout
 
 
 def result(action: str, log: str = "", **more: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Callable
 
 import numpy as np
-from rpc_session import Command, Op, Session, Tensor, Type
+
+from support.rpc_session import Command, Op, Session, Tensor, Type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import CACHE, HANG_S, ROOT
+
+from support.harness import CACHE, HANG_S, ROOT
 
 pytestmark = pytest.mark.llama
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}

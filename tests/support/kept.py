@@ -21,7 +21,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client impo
     probe_until_ready,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, read_state
-from harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
+
+from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

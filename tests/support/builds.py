@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import check_origin, read_patch
-from harness import CACHE, ROOT
+
+from support.collection import Archive, check_origin, read_patch
+from support.harness import CACHE, ROOT
 
 ROLE = ROOT / "roles/llama_cpp"
 VERSION = "0.3.36"

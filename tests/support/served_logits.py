@@ -17,9 +17,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import numpy as np
-from harness import HANG_S, Release, end, free_port, over
-from logits import Logits
+
 from random_model import WORDS
+from support.harness import HANG_S, Release, end, free_port, over
+from support.logits import Logits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import gguf
+
+SPLITTER = Path(__file__)
 
 
 def main(model: str, prefix: str, count: int) -> None:

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import load
+from benchmarks import load
 
 
 def one(seconds: float, sent_mb: float) -> dict[str, float]:

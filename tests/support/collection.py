@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Parts of the collection for programs that run outside of pytest, whose conftest.py has installed the loader."""
+
+from __future__ import annotations
+
+from support.collection_loader import install
+
+install()
+
+from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import check_origin, read_patch
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
+    parse_endpoint,
+    parse_endpoints,
+    probe,
+    summarize,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
+
+__all__ = [
+    "ENVIRONMENT",
+    "Archive",
+    "FilterModule",
+    "check_origin",
+    "parse_endpoint",
+    "parse_endpoints",
+    "parse_log",
+    "probe",
+    "read_patch",
+    "read_topology",
+    "summarize",
+]

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Runs over real workers: what can be seen of them from outside, and how they failed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.harness import Release, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def wrapped(release: Release, folder: Path, script: str) -> Path:
+    """Make a folder of programs whose completion program does something before each run; returns the folder.
+
+    The script has $real, the program of the release, and $here, the folder; then the program itself follows.
+    """
+    name = next(name for name in ("llama-completion", "llama-cli") if (release.bin / name).exists())
+    program = folder / name
+    program.write_text(
+        f"#!/bin/sh\nhere={folder} real={release.bin / name}\n"
+        f'case " $* " in *" --rpc "*)\n{script}\n;; esac\nexec "$real" "$@"\n'
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def failure(result: dict[str, Any]) -> tuple[str, str | None]:
+    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    assert result["failed"]
+    found = result["failure"]
+    assert found is not None, result
+    assert result["msg"] == found["message"]
+    assert found["message"].endswith(".")
+    assert "Traceback" not in json.dumps(result)
+    assert {"text", "perf", "devices", "offload", "build", "wall_time_ms", "command"} <= set(result)
+    print(f"{found['kind']} | {found['endpoint']} | {found['message']}")
+    return found["kind"], found["endpoint"]
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for(what: Callable[[], Any], limit: float = 60) -> Any:
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.02)
+    pytest.fail(f"did not happen within {limit} s")
+
+
+def generating(worker: Worker) -> bool:
+    """Whether the worker computes: loading the model takes it a few milliseconds of CPU time."""
+    return worker.held() and cpu_seconds(worker.process.pid) > 0.5
+
+
+@contextmanager
+def held_by_another_client(worker: Worker, release: Release) -> Iterator[None]:
+    """Hold a worker as a client does that has said HELLO."""
+    payload = bytes(24) if release.protocol == "7.0.0" else b""
+    with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
+        client.sendall(struct.pack("<BQ", 14, len(payload)) + payload)
+        assert client.recv(8)
+        yield

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A stand-in for the source of llama.cpp, packed, and what a run of role `llama_cpp` with it left."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FAKE = Path(__file__).parent / "fake_source"
+MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "llama-server"]
+
+
+@dataclass
+class Run:
+    """What an ansible-playbook run left."""
+
+    code: int
+    text: str
+
+    @property
+    def changed(self) -> int:
+        return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
+
+    def holds(self, *words: str) -> bool:
+        """Whether the output has these words, however its lines were wrapped."""
+        flat = " ".join(self.text.split())
+        return all(word in flat for word in words)
+
+
+def pack(path: Path, *more: tarfile.TarInfo) -> str:
+    """Pack the stand-in, with some members more, and give the digest."""
+    with tarfile.open(path, "w:gz") as tar:
+        tar.add(FAKE, "src")
+        for info in more:
+            tar.addfile(info, io.BytesIO(b"\0" * info.size))
+    return digest(path)
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def archive(path: Path, *more: tarfile.TarInfo, **variables: Any) -> dict[str, Any]:
+    return {
+        "llama_cpp_source": "archive",
+        "llama_cpp_archive": str(path),
+        "llama_cpp_archive_sha256": pack(path, *more),
+        "llama_cpp_archive_subdir": "src",
+        "llama_cpp_commit": "abcdef0123",
+        **variables,
+    }
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", size: int = 0) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, target, size
+    return info
