@@ -10,7 +10,7 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" LAB_NUMBER="${LAB_NUMBER:-104}"
 
 outcome=0
-ansible-playbook tests/integration/releases.yml
+ansible-playbook tests/support/releases.yml
 pytest -q "$@" tests/faults/test_loopback.py tests/faults/test_not_repeated.py tests/faults/test_upgrade_order.py || outcome=$?
 # 5: none is left by what the arguments choose.
 [ "$outcome" != 5 ] || outcome=0

@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" ALL_GENERATIONS=yes
 
-ansible-playbook tests/integration/releases.yml -e all_generations=true
+ansible-playbook tests/support/releases.yml -e all_generations=true
 if [ "${1:-}" = write ]; then
     exec python tests/integration/compatibility.py
 fi

@@ -22,5 +22,5 @@ if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; the
 fi
 
 # The source is in the cache then, and what builds it is installed.
-ansible-playbook tests/integration/releases.yml
+ansible-playbook tests/support/releases.yml
 exec pytest -q --durations 5 "$@" tests/performance

@@ -11,6 +11,11 @@ cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+# What has been compiled once is kept, whatever the shell says: each of a thousand processes would do it all again.
+export PYTHONPYCACHEPREFIX="$cache/bytecode"
+unset PYTHONDONTWRITEBYTECODE
+# The short form of the aarch64 cluster.
+export AARCH64_INVENTORY=lab_aarch64/hosts.yml
 # A folder for each checkout, as several may be tested at a time.
 logs=$cache/test/$(echo "$PWD" | tr / _)
 rm -rf "$logs"
@@ -127,7 +132,7 @@ if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
     begin cluster scripts/cluster.sh
     processes=$((processes - 1))
 fi
-tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/integration/releases.yml
+tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 tier sanity "ansible-test sanity"
 # These wait a lot, too.
 [ "$processes" -gt 1 ] || processes=2

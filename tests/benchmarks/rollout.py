@@ -43,7 +43,12 @@ FOLDER = CACHE / "benchmarks" / "rollout"
 
 
 def rollout(hosts: Hosts, names: list[str], log: str, limit_s: int) -> Any:
-    variables = {"rollout_hosts": ":".join(names), "llama_cpp_cache_dir": str(FOLDER / "cache")}
+    variables = {
+        "rollout_hosts": ":".join(names),
+        "llama_cpp_cache_dir": str(FOLDER / "cache"),
+        # As users compile it: the lab's own options optimise less.
+        "llama_cpp_cmake_options": {},
+    }
     log_path = FOLDER / f"{log}.log"
     return hosts.play(HERE / "rollout.yml", variables, forks=FORKS, limit_s=limit_s, log=log_path)
 

