@@ -71,7 +71,6 @@ class Outcome:
     elapsed_s: float
 
 
-# The search
 def gain(goal: str, candidate: Measured, other: Measured) -> float:
     """Return by what factor a candidate is quicker; what was not measured of it is as with the other."""
     product = 1.0

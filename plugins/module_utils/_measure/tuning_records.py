@@ -22,7 +22,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_
 )
 
 
-# Records of runs, as a playbook keeps them
 def _rate(test: Mapping[str, Any]) -> Rate:
     rate = test["tokens_per_second"]
     return Rate(float(rate["mean"]), float(rate["stddev"] or 0.0))

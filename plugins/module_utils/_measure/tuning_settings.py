@@ -94,7 +94,6 @@ class Settings:
     start: Config = Config()
 
 
-# What is asked for
 def _flag(name: str, value: object) -> bool:
     if value in _TRUE:
         return True

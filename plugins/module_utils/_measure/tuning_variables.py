@@ -17,7 +17,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import Sweep
 
 
-# The result
 def _percent(factor: float) -> str:
     return f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
 
