@@ -85,7 +85,7 @@ def host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None,
     for host in hosts:
         protocols = {(worker.get("protocol") or {}).get("version") for worker in host.get("workers") or []}
         roles = ["master"] * bool(host.get("master")) + ["worker"] * bool(host.get("endpoints"))
-        available, total = (shown_bytes(host.get(f"memory_{which}shown_bytes")) for which in ("available", "total"))
+        available, total = (shown_bytes(host.get(f"memory_{which}_bytes")) for which in ("available", "total"))
         endpoints = ", ".join(map(str, host.get("endpoints") or []))
         version, commit = host.get("version"), short_commit(host.get("commit"))
         cells: list[tuple[object, object]] = [
