@@ -18,8 +18,9 @@ import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_buffers import FOLLOWED
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.split import Cluster, Load, plan
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.split import Worker as Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Worker as Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 
 from support import synthetic_models

@@ -2,19 +2,18 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: how large llama.cpp's compute buffers become.
 
-The graph of a batch is gone through as llama.cpp's allocator does: ggml/src/ggml-alloc.c (best fit, in-place
-operations), ggml/src/ggml-backend.cpp (which device a node runs on, copies of inputs), src/llama-graph.cpp (the nodes
-of a layer). Nodes are found from the tensors that a layer has. Architectures whose layers have other nodes get an upper
-estimate instead: everything that a layer computes, with nothing freed.
+The graph of a batch is gone through as llama.cpp's allocator does: ggml/src/ggml-backend.cpp (which device a node runs
+on, copies of inputs), src/llama-graph.cpp (the nodes of a layer). Nodes are found from the tensors that a layer has.
+Architectures whose layers have other nodes get an upper estimate instead: everything that a layer computes, with
+nothing freed.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from typing import TYPE_CHECKING, Mapping, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
-if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.allocator import Graph, Node
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch, LayerShape
 
 # Those whose buffers were compared with what llama.cpp says of them (tests/integration/test_split_plan.py).
 FOLLOWED = frozenset(
@@ -29,48 +28,7 @@ _LAYER_NORM = frozenset("cohere2 command-r".split())
 _SCALED = frozenset("gemma gemma2 gemma3".split())
 # GGML_SCHED_MAX_COPIES: of each input of a device, where prompt batches go through several devices side by side.
 PIPELINE_COPIES = 4
-_ALIGNMENT = 64
 _F32 = 4
-
-
-class LayerShape(NamedTuple):
-    """What the size of a layer's nodes depends on; numbers are elements per token."""
-
-    width: int
-    query: int
-    key: int
-    value: int
-    attended: int
-    heads: int
-    cells: int
-    window: bool
-    joined_qkv: bool
-    query_norm: bool
-    attention_norm: bool
-    attention_post_norm: bool
-    feed_forward_norm: bool
-    feed_forward_post_norm: bool
-    feed_forward: int
-    gated: bool
-    joined_gate: bool
-    experts: int
-    experts_used: int
-    expert_feed_forward: int
-    shared_feed_forward: int
-    everything: int  # of all nodes; what the upper estimate goes by
-
-
-class Batch(NamedTuple):
-    """What is computed at a time."""
-
-    tokens: int
-    outputs: int
-    flash_attention: bool
-    copies: int
-    local_layers: bool
-    rotated_keys: int  # the size of the matrix that keys of a quantised cache are rotated with, or 0
-    rotated_values: int
-    value_rows: int  # elements that an index is needed for if values are kept transposed
 
 
 class Head(NamedTuple):
@@ -80,168 +38,16 @@ class Head(NamedTuple):
     vocabulary: int
 
 
-def _outputs(tensor: Tensor) -> int:
-    """Return how many numbers a tensor makes for a token; no model has one without a length, but a file may."""
-    if not tensor.elements or not tensor.shape:
-        return 0
-    return tensor.elements // tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[0]
-
-
-def layer_shape(
-    tensors: Mapping[str, Tensor], *, width: int, heads: int, cells: int, window: bool, experts_used: int
-) -> LayerShape:
-    """Return the shape of a layer from its tensors, which are by their name without `blk.N.` and `.weight`."""
-
-    def rows(name: str) -> int:
-        tensor = tensors.get(name)
-        return tensor.shape[1] if tensor and len(tensor.shape) > 1 else 0
-
-    def columns(name: str) -> int:
-        tensor = tensors.get(name)
-        return tensor.shape[0] if tensor and tensor.shape else 0
-
-    everything = 0
-    for name, tensor in tensors.items():
-        outputs = _outputs(tensor)
-        if "_exps" in name and len(tensor.shape) > 2:
-            outputs = tensor.shape[1] * experts_used
-        everything += outputs
-    attended = columns("attn_output")
-    joined = rows("attn_qkv")
-    key, value = rows("attn_k"), rows("attn_v")
-    query = rows("attn_q")
-    if joined:
-        query = attended
-        key = value = max(0, joined - query) // 2
-    experts = rows("ffn_gate_inp") if "ffn_down_exps" in tensors else 0
-    feed_forward = columns("ffn_down") if not experts else 0
-    return LayerShape(
-        width=width,
-        query=query,
-        key=key,
-        value=value or key,
-        attended=attended,
-        heads=heads,
-        cells=cells,
-        window=window,
-        joined_qkv=bool(joined),
-        query_norm="attn_q_norm" in tensors,
-        attention_norm="attn_norm" in tensors,
-        attention_post_norm="post_attention_norm" in tensors,
-        feed_forward_norm="ffn_norm" in tensors,
-        feed_forward_post_norm="post_ffw_norm" in tensors,
-        feed_forward=feed_forward,
-        gated="ffn_gate" in tensors,
-        joined_gate="ffn_gate" not in tensors and feed_forward > 0 and rows("ffn_up") == 2 * feed_forward,
-        experts=experts,
-        experts_used=experts_used,
-        expert_feed_forward=columns("ffn_down_exps"),
-        shared_feed_forward=columns("ffn_down_shexp"),
-        everything=everything,
-    )
-
-
-class _Node:
-    """A tensor of the graph; `in_place` if it may take the place of its source."""
-
-    def __init__(self, size: int, sources: Sequence[_Node], *, in_place: bool, keep: bool) -> None:
-        self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
-        self.sources = sources
-        self.in_place = in_place
-        self.keep = keep
-        self.users = 0
-        self.offset = -1
-
-
-class _Memory:
-    """The allocator of ggml-alloc.c: the best fitting hole, or else the end."""
-
-    def __init__(self) -> None:
-        self.holes: list[tuple[int, int]] = []  # (offset, size), by offset; the open end is not among them
-        self.end = 0
-        self.peak = 0
-
-    def take(self, size: int) -> int:
-        fitting = [hole for hole in self.holes if hole[1] >= size]
-        if fitting:
-            # The last one of the smallest.
-            hole = min(reversed(fitting), key=lambda it: it[1])
-            self.holes.remove(hole)
-            if hole[1] > size:
-                insort(self.holes, (hole[0] + size, hole[1] - size))
-            return hole[0]
-        offset = self.end
-        self.end += size
-        self.peak = max(self.peak, self.end)
-        return offset
-
-    def give_back(self, offset: int, size: int) -> None:
-        insort(self.holes, (offset, size))
-        merged: list[tuple[int, int]] = []
-        for start, length in self.holes:
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + length)
-            else:
-                merged.append((start, length))
-        if merged and sum(merged[-1]) == self.end:
-            self.end = merged.pop()[0]
-        self.holes = merged
-
-
-class _Graph:
-    """The nodes that one device computes, in their order."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.first: list[_Node] = []
-        self.nodes: list[_Node] = []
-
-    def add(self, size: int, *sources: _Node, in_place: bool = False, keep: bool = False) -> _Node:
-        node = _Node(size, sources, in_place=in_place, keep=keep)
-        self.nodes.append(node)
-        return node
-
-    def input(self, size: int) -> _Node:
-        """Add what comes from another device; with a pipeline there are copies that stay."""
-        if self.batch.copies == 1:
-            return self.add(size)
-        copies = [_Node(size, (), in_place=False, keep=True) for _copy in range(self.batch.copies)]
-        self.first += copies
-        return copies[0]
-
-    def peak(self) -> int:
-        memory = _Memory()
-        for node in self.nodes:
-            for source in node.sources:
-                source.users += 1
-        for node in self.first:
-            node.offset = memory.take(node.size)
-        for node in self.nodes:
-            if node.offset < 0 and node.size:
-                for source in node.sources if node.in_place else ():
-                    if source.users == 1 and not source.keep and source.size == node.size and source.offset >= 0:
-                        node.offset, source.offset = source.offset, -1
-                        break
-                else:
-                    node.offset = memory.take(node.size)
-            for source in node.sources:
-                source.users -= 1
-                if source.users == 0 and not source.keep and source.offset >= 0:
-                    memory.give_back(source.offset, source.size)
-                    source.offset = -1
-        return memory.peak
-
-
 class _Inputs(NamedTuple):
     """What all layers of a device use."""
 
-    position: _Node
-    key_index: _Node
-    value_index: _Node
-    masks: dict[bool, _Node]
-    key_rotation: _Node | None
-    value_rotation: _Node | None
-    out_ids: _Node | None
+    position: Node
+    key_index: Node
+    value_index: Node
+    masks: dict[bool, Node]
+    key_rotation: Node | None
+    value_rotation: Node | None
+    out_ids: Node | None
 
 
 def _mask_bytes(batch: Batch, cells: int) -> int:
@@ -257,13 +63,13 @@ def _masks(layers: Sequence[LayerShape]) -> dict[bool, int]:
     return {layer.window: layer.cells for layer in layers if layer.cells}
 
 
-def _inputs(graph: _Graph, layers: Sequence[LayerShape], *, last: bool) -> _Inputs:
+def _inputs(graph: Graph, layers: Sequence[LayerShape], *, last: bool) -> _Inputs:
     batch = graph.batch
     position = graph.input(4 * batch.tokens)
     rotations = [
         graph.input(_F32 * size * size) if size else None for size in (batch.rotated_keys, batch.rotated_values)
     ]
-    masks: dict[bool, _Node] = {}
+    masks: dict[bool, Node] = {}
     key_index = value_index = position
     for window, cells in _masks(layers).items():
         key_index = graph.input(8 * batch.tokens)
@@ -273,7 +79,7 @@ def _inputs(graph: _Graph, layers: Sequence[LayerShape], *, last: bool) -> _Inpu
     return _Inputs(position, key_index, value_index, masks, rotations[0], rotations[1], out_ids)
 
 
-def _joined(graph: _Graph, layer: LayerShape, results: _Node, weights: _Node, tokens: int) -> _Node:
+def _joined(graph: Graph, layer: LayerShape, results: Node, weights: Node, tokens: int) -> Node:
     """Add what makes one of the results of all experts that are used."""
     size = _F32 * tokens * layer.width
     results = graph.add(results.size, results, weights, in_place=True)
@@ -286,18 +92,18 @@ def _joined(graph: _Graph, layer: LayerShape, results: _Node, weights: _Node, to
 class _Builder:
     """Adds the nodes of layers to a graph."""
 
-    def __init__(self, graph: _Graph, inputs: _Inputs, *, rms: bool) -> None:
+    def __init__(self, graph: Graph, inputs: _Inputs, *, rms: bool) -> None:
         self.graph = graph
         self.inputs = inputs
         self.rms = rms
 
-    def norm(self, node: _Node, size: int) -> _Node:
+    def norm(self, node: Node, size: int) -> Node:
         return self.graph.add(size, node, in_place=self.rms)
 
-    def weighed(self, node: _Node, size: int) -> _Node:
+    def weighed(self, node: Node, size: int) -> Node:
         return self.graph.add(size, node, in_place=True)
 
-    def attention(self, layer: LayerShape, normed: _Node) -> _Node:
+    def attention(self, layer: LayerShape, normed: Node) -> Node:
         """Add the nodes up to what is multiplied with the output matrix."""
         graph, inputs, batch = self.graph, self.inputs, self.graph.batch
         each = _F32 * batch.tokens
@@ -336,7 +142,7 @@ class _Builder:
             attended = graph.add(each * layer.attended, attended, inputs.value_rotation)
         return attended
 
-    def dense(self, node: _Node, width: int, feed_forward: int, tokens: int, *, gated: bool, joined: bool) -> _Node:
+    def dense(self, node: Node, width: int, feed_forward: int, tokens: int, *, gated: bool, joined: bool) -> Node:
         each = _F32 * tokens
         graph = self.graph
         if gated:
@@ -348,7 +154,7 @@ class _Builder:
             inner = graph.add(each * feed_forward, graph.add(each * feed_forward, node), in_place=True)
         return graph.add(each * width, inner)
 
-    def experts(self, layer: LayerShape, node: _Node, tokens: int) -> _Node:
+    def experts(self, layer: LayerShape, node: Node, tokens: int) -> Node:
         each = _F32 * tokens
         used = layer.experts_used
         graph = self.graph
@@ -366,12 +172,12 @@ class _Builder:
             total = graph.add(each * layer.width, total, shared, in_place=True)
         return total
 
-    def feed_forward(self, layer: LayerShape, node: _Node, tokens: int) -> _Node:
+    def feed_forward(self, layer: LayerShape, node: Node, tokens: int) -> Node:
         if layer.experts:
             return self.experts(layer, node, tokens)
         return self.dense(node, layer.width, layer.feed_forward, tokens, gated=layer.gated, joined=layer.joined_gate)
 
-    def parallel(self, layer: LayerShape, node: _Node, normed: _Node, attended: _Node, *, last: bool) -> _Node:
+    def parallel(self, layer: LayerShape, node: Node, normed: Node, attended: Node, *, last: bool) -> Node:
         """Add the rest of a layer whose attention and feed-forward network go from the same norm."""
         graph, batch = self.graph, self.graph.batch
         whole = _F32 * batch.tokens * layer.width
@@ -385,7 +191,7 @@ class _Builder:
             attended = graph.add(size, attended)
         return graph.add(size, inner, attended, in_place=True)
 
-    def layer(self, layer: LayerShape, node: _Node, normed: _Node | None, *, last: bool) -> _Node:
+    def layer(self, layer: LayerShape, node: Node, normed: Node | None, *, last: bool) -> Node:
         """Add a layer to what came before it, whose norm may have been computed elsewhere."""
         graph, batch = self.graph, self.graph.batch
         tokens = batch.tokens
@@ -413,6 +219,42 @@ class _Builder:
         return graph.add(size, inner, residual, in_place=True)
 
 
+def _output_alone(graph: Graph, width: int, before: LayerShape | None) -> Node:
+    """Add what a device without layers gets of the last one, which is elsewhere."""
+    batch = graph.batch
+    size = _F32 * batch.outputs * width
+    node = graph.input(size)
+    if before and before.experts and not before.shared_feed_forward and not before.feed_forward_post_norm:
+        # What has no weights goes where what follows it is.
+        results = graph.input(size * before.experts_used)
+        weights = graph.input(_F32 * batch.outputs * before.experts_used)
+        node = graph.add(size, _joined(graph, before, results, weights, batch.outputs), node, in_place=True)
+    return node
+
+
+def _layers(
+    graph: Graph, architecture: str, layers: Sequence[LayerShape], *, first: bool, last: bool
+) -> tuple[Node, Node]:
+    """Add layers; return what comes out of them, and its norm if that is computed here."""
+    batch, width = graph.batch, layers[0].width
+    size = _F32 * batch.tokens * width
+    rms = architecture not in _LAYER_NORM
+    # Of two layers on different devices, the first computes the norm of the second; but with all layers on workers
+    # llama.cpp sees to it that it does not (llama_context::graph_get_cb).
+    apart = batch.local_layers and layers[0].attention_norm
+    incoming = graph.input(size) if apart and not first else None
+    node = graph.input(size)
+    builder = _Builder(graph, _inputs(graph, layers, last=last), rms=rms)
+    if first and architecture in _SCALED:
+        node = graph.add(size, node, in_place=True)
+    for index, layer in enumerate(layers):
+        node = builder.layer(layer, node, incoming if index == 0 else None, last=last and index == len(layers) - 1)
+    if last:
+        # This one has no layer to go by, and stays.
+        return node, graph.add(_F32 * batch.outputs * width, node, in_place=rms)
+    return node, graph.add(size, node) if apart else node
+
+
 def device_bytes(
     architecture: str,
     layers: Sequence[LayerShape],
@@ -428,36 +270,12 @@ def device_bytes(
     `first` if no other worker has layers before it, `last` if the model's last layer is among them, and `head` if the
     output is made there. `before` is the last layer if that is the master's and the output is not.
     """
-    graph = _Graph(batch)
-    rms = architecture not in _LAYER_NORM
+    graph = Graph(batch)
     width = layers[0].width if layers else head.width if head else 0
-    size = _F32 * batch.tokens * width
-    if not layers:
-        size = _F32 * batch.outputs * width
-        node = graph.input(size)
-        if before and before.experts and not before.shared_feed_forward and not before.feed_forward_post_norm:
-            # What has no weights goes where what follows it is.
-            results = graph.input(size * before.experts_used)
-            weights = graph.input(_F32 * batch.outputs * before.experts_used)
-            node = graph.add(size, _joined(graph, before, results, weights, batch.outputs), node, in_place=True)
-        normed = node
+    if layers:
+        node, normed = _layers(graph, architecture, layers, first=first, last=last)
     else:
-        # Of two layers on different devices, the first computes the norm of the second; but with all layers on workers
-        # llama.cpp sees to it that it does not (llama_context::graph_get_cb).
-        apart = batch.local_layers and layers[0].attention_norm
-        incoming = graph.input(size) if apart and not first else None
-        node = graph.input(size)
-        builder = _Builder(graph, _inputs(graph, layers, last=last), rms=rms)
-        if first and architecture in _SCALED:
-            node = graph.add(size, node, in_place=True)
-        for index, layer in enumerate(layers):
-            node = builder.layer(layer, node, incoming if index == 0 else None, last=last and index == len(layers) - 1)
-        normed = node
-        if last:
-            # This one has no layer to go by, and stays.
-            normed = graph.add(_F32 * batch.outputs * width, node, in_place=rms)
-        elif apart:
-            normed = graph.add(size, node)
+        node = normed = _output_alone(graph, width, before)
     if head:
         result = graph.add(_F32 * batch.outputs * width, normed, in_place=True, keep=True)
         graph.add(_F32 * batch.outputs * head.vocabulary, result, keep=True)

@@ -78,6 +78,13 @@ def last(prompt, generation, spread=0.02, **changes):
     return results(history=[{**before, **changes}])
 
 
+@pytest.mark.parametrize("form", ["html", "markdown"])
+def test_each_thing_that_is_known_of_hosts_is_said(made, form):
+    header = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
+    places = [made[form].find(f">{word}</th>" if form == "html" else f" {word} |") for word in header]
+    assert -1 not in places
+
+
 START = "3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
 FIRST = f"{START}; the first run of this build, model and shape."
 AGAINST = f"{START}; against the last run of the same build, model and shape (2026-11-20 01:02 UTC): "

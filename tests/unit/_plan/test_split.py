@@ -17,14 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, Tensor
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.split import (
-    Cluster,
-    Load,
-    SplitError,
-    Worker,
-    assign,
-    plan,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import assign
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: runs of benchmarks as lines of a history: read, written and compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, NoReturn
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import (
+    BenchmarkError,
+    count_at,
+    mapping_at,
+    number_at,
+    optional_count,
+    refuse,
+    sequence_at,
+    time_at,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import (
+    KINDS,
+    Model,
+    Report,
+    Run,
+    Test,
+)
+
+# Of report.json and of each line of the history. A change that readers of them would notice makes it another number.
+SCHEMA_VERSION = 1
+# No text of a report is longer: a message of a page is none.
+_LONGEST_LINE = 1_000_000
+
+
+def parse_history(text: str, name: str) -> list[Run]:
+    """Return the runs of a history, which has one JSON object in a line; `name` is the file in messages."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    runs = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if len(line) > _LONGEST_LINE:
+                refuse("it is longer than a million characters")
+            line.encode()
+            runs.append(run_at(json.loads(line, parse_constant=_no_constant), ""))
+        except (ValueError, RecursionError) as error:
+            raise BenchmarkError(
+                f"Line {number} of the history {name} is no run of a benchmark ({_reason(line, error)}): "
+                "mend it, or move the file away to begin another."
+            ) from None
+    return runs
+
+
+def history_line(report: Report) -> str:
+    """Return the line of the history that a report's own run makes."""
+    return json.dumps(report["history"][-1], sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def series_of(run: Run) -> str:
+    """Return a text that two runs share if they can be compared: build, model and shape are the same."""
+    # More repetitions are no other thing.
+    options = {key: value for key, value in run["options"].items() if key != "repetitions"}
+    keys = ("kind", "n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size")
+    tests = [[test.get(key) for key in keys] for test in run["tests"]]
+    build = [run["build"].get(key) for key in ("commit", "patches")]
+    return json.dumps([build, run["model"], run["workers"], options, tests], sort_keys=True)
+
+
+def _reason(line: str, error: Exception) -> str:
+    if not line.strip():
+        return "it is empty"
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is no JSON from column {error.colno} on"
+    if isinstance(error, UnicodeError):
+        return "it is no UTF-8"
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def _no_constant(name: str) -> NoReturn:
+    refuse(f"{name} is no number")
+
+
+def test_at(value: object, where: str) -> Test:
+    """Return a test of llama-bench, or say what is wrong with it."""
+    test = mapping_at(value, where)
+    speed = mapping_at(test.get("tokens_per_second"), f"{where}.tokens_per_second")
+    samples = [
+        number_at(sample, f"{where}.tokens_per_second.samples[{index}]")
+        for index, sample in enumerate(sequence_at(speed.get("samples"), f"{where}.tokens_per_second.samples"))
+    ]
+    if test.get("kind") not in KINDS:
+        refuse(f"{where}.kind must be one of {', '.join(KINDS)}")
+    return {
+        "name": str(test.get("name") or test["kind"]),
+        "kind": str(test["kind"]),
+        "n_prompt": count_at(test.get("n_prompt"), f"{where}.n_prompt"),
+        "n_gen": count_at(test.get("n_gen"), f"{where}.n_gen"),
+        "n_depth": count_at(test.get("n_depth") or 0, f"{where}.n_depth"),
+        "batch_size": optional_count(test.get("batch_size"), f"{where}.batch_size"),
+        "ubatch_size": optional_count(test.get("ubatch_size"), f"{where}.ubatch_size"),
+        "tokens_per_second": {
+            "mean": number_at(speed.get("mean"), f"{where}.tokens_per_second.mean"),
+            # Of one sample there is none.
+            "stddev": number_at(speed.get("stddev") or 0, f"{where}.tokens_per_second.stddev"),
+            "samples": samples,
+        },
+    }
+
+
+def run_at(value: object, where: str) -> Run:
+    """Return a line of the history, or say which of its keys is wrong."""
+    at = f"{where}." if where else ""
+    run = mapping_at(value, where or "it")
+    if run.get("schema_version") != SCHEMA_VERSION or isinstance(run.get("schema_version"), bool):
+        refuse(f"{at}schema_version must be {SCHEMA_VERSION}")
+    build, model = mapping_at(run.get("build"), f"{at}build"), mapping_at(run.get("model"), f"{at}model")
+    tests = sequence_at(run.get("tests"), f"{at}tests")
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "time": time_at(run.get("time"), f"{at}time"),
+        "build": dict(build),
+        "model": identity_of(model, {}, f"{at}model"),
+        "workers": [str(worker) for worker in sequence_at(run.get("workers"), f"{at}workers")],
+        "options": dict(mapping_at(run.get("options"), f"{at}options")),
+        "tests": [test_at(test, f"{at}tests[{index}]") for index, test in enumerate(tests)],
+    }
+
+
+def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any], where: str = "model") -> Model:
+    """Return what makes a model another one."""
+
+    def of(key: str) -> Any:  # noqa: ANN401 - JSON of any shape
+        return facts.get(key) if facts.get(key) is not None else other.get(key)
+
+    name, file_type = (None if of(key) is None else str(of(key)) for key in ("name", "file_type"))
+    return {
+        "name": name or other.get("type") or None,
+        "file_type": file_type,
+        "parameters": optional_count(
+            other.get("n_params") if of("parameters") is None else of("parameters"), f"{where}.parameters"
+        ),
+        "size_bytes": optional_count(of("size_bytes"), f"{where}.size_bytes"),
+    }

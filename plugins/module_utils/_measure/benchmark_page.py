@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: a benchmark's report as a page, one file that loads nothing and runs nothing, and says so to the browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_facts import (
+    HOST_HEADER,
+    PARTS,
+    Series,
+    host_rows,
+    model_facts,
+    notes_of,
+    settings_facts,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markup import (
+    escaped,
+    escaped_whole,
+    html_section,
+    html_table,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_plot import (
+    FORMS,
+    colour_of,
+    form_of,
+    plot_of,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import (
+    shown_number,
+    shown_speed,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import (
+    DASH,
+    kinds_of,
+    layer_words,
+    minute,
+    moment,
+    ordered,
+    short_commit,
+    shown_bytes,
+    shown_difference,
+    shown_seconds,
+    speeds_of,
+    test_words,
+)
+
+if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import (
+        Figure,
+        Report,
+        Run,
+        Share,
+        Test,
+    )
+
+
+_PALE = '<svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="w planned"/></svg>'
+
+
+def _style() -> str:
+    """Return the style, which is in a file beside this one, without its licence."""
+    return "".join(Path(__file__).with_name("benchmark_page.css").read_text(encoding="utf-8").splitlines()[1:])
+
+
+def render_html(report: Report) -> str:
+    """Return the page."""
+    style = _style()
+    # The digest lets in this style and no other, not even one of an attribute.
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    parts = [
+        _header(report),
+        _throughput(report["tests"]),
+        _history(report["history"]),
+        _split(report),
+        _cluster(report),
+        _model(report["model"]),
+        _settings(report),
+    ]
+    return (
+        "<!DOCTYPE html>\n"
+        '<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="referrer" content="no-referrer">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escaped(report['title'])} {DASH} benchmark</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n<footer>Made by llama_cpp.cluster. The figures are those of llama-bench and of llama.cpp's own log; "
+        f"± is the standard deviation. Schema {report['schema_version']}.</footer>\n</body>\n</html>\n"
+    )
+
+
+def _header(report: Report) -> str:
+    figures: list[str] = []
+    for kind, word in KINDS.items():
+        test = next((test for test in report["tests"] if test["kind"] == kind), None)
+        if test is None:
+            continue
+        mean, _separator, spread = shown_speed(test["tokens_per_second"]).partition(" ± ")
+        unit = f"± {spread} t/s" if spread else "t/s"
+        first = "" if figures else ' class="first"'
+        figures.append(f"<div{first}><dt>{escaped(word.capitalize())}</dt><dd>{mean} <small>{unit}</small></dd></div>")
+    run = report["run"]
+    for word, value in (
+        ("Model", shown_bytes(report["model"].get("size_bytes"))),
+        ("Load", shown_seconds(run.get("load_ms"))),
+    ):
+        if value is not None:
+            number, _separator, unit = value.partition("\u00a0")
+            figures.append(f"<div><dt>{word}</dt><dd>{escaped(number)} <small>{escaped(unit)}</small></dd></div>")
+    build = escaped(short_commit(report["build"].get("commit")))
+    return (
+        f'<header>\n<p class="kicker">llama.cpp cluster benchmark · <time datetime="{escaped(report["time"])}">'
+        f"{escaped(moment(report['time']))}</time> · build {build}</p>\n"
+        f"<h1>{escaped(report['title'])}</h1>\n"
+        f'<p class="lead">{escaped_whole(report["summary"])}</p>\n'
+        f'<dl class="figures">{"".join(figures)}</dl>\n</header>\n<main>'
+    )
+
+
+def _throughput(tests: Sequence[Test]) -> str:
+    rows = []
+    for test in ordered(tests):
+        speed = test["tokens_per_second"]
+        samples = speed["samples"]
+        edges = f"{shown_number(min(samples))} \u2013 {shown_number(max(samples))}" if samples else None
+        rows.append(
+            f'<tr><th scope="row">{escaped(KINDS[test["kind"]].capitalize())}'
+            f"<small>{escaped(test_words(test))}</small></th>"
+            f'<td class="nowrap">{escaped(shown_speed(speed))}</td><td class="nowrap">{escaped(edges)}</td>'
+            f"<td>{len(samples) or DASH}</td></tr>"
+        )
+    header = ("test", "tokens/s", f"lowest {DASH} highest", "runs")
+    table = html_table("Tokens per second, as llama-bench measured them", header, "".join(rows))
+    return html_section("throughput", "Throughput", table)
+
+
+def _history(runs: Sequence[Run]) -> str:
+    series = Series(runs)
+    plots = []
+    for kind, word in KINDS.items():
+        points = [(index, test) for index, run in enumerate(runs) for test in run["tests"] if test["kind"] == kind]
+        if any(index == len(runs) - 1 for index, _test in points):
+            plots.append(f"<figure><h3>{escaped(word.capitalize())}</h3>{plot_of(kind, runs, points, series)}</figure>")
+    names = series.names()
+    items = []
+    for key, rank in series.rank.items():
+        if rank > len(FORMS):
+            break
+        last = rank == len(FORMS) < len(series.rank) - 1
+        name = f"{len(series.rank) - rank} others, see the table" if last else names[key]
+        mark = f'<g class="mark-of {colour_of(rank)}"><g class="mark">{form_of(rank)}</g></g>'
+        note = " (this run)" if rank == 0 else ""
+        items.append(
+            f'<li class="{"this-run" if rank == 0 else "other"}"><svg width="14" height="11" viewBox="-7 -7 14 14" '
+            f'aria-hidden="true">{mark}</svg><span>{escaped(name)}{note}</span></li>'
+        )
+    note = "The first run; the next ones will stand beside it. A bar is the standard deviation."
+    if len(runs) > 1:
+        note = (
+            f"The last {len(runs)} runs, in their order. A bar is the standard deviation. Runs of one build, model and "
+            "shape are joined; others are not to be compared."
+        )
+    body = (
+        f'<p class="note">{note}</p>\n<ul class="legend">{"".join(items)}</ul>\n'
+        f'<div class="plots">{"".join(plots)}</div>\n' + _runs_table(runs, names, series)
+    )
+    return html_section("history", "History", body)
+
+
+def _runs_table(runs: Sequence[Run], names: Mapping[str, str], series: Series) -> str:
+    kinds = kinds_of(runs)
+    rows = []
+    for index in reversed(range(len(runs))):
+        run = runs[index]
+        cells = "".join(f'<td class="nowrap">{escaped(speeds_of(run, kind))}</td>' for kind in kinds)
+        this = ' class="this"' if index == len(runs) - 1 else ""
+        rows.append(
+            f'<tr{this}><th scope="row" class="nowrap">{escaped(minute(run))}</th>{cells}'
+            f'<td class="text name">{escaped(names[series.of[index]])}</td></tr>'
+        )
+    header = ("time (UTC)", *(KINDS[kind] for kind in kinds), "build, model and shape")
+    table = html_table(
+        "The runs, the newest first, in tokens per second", header, "".join(rows), text=(len(header) - 1,)
+    )
+    return f"<details><summary>The same as a table</summary>{table}</details>"
+
+
+def _split(report: Report) -> str:
+    shares = report["split"]
+    if not shares:
+        return ""
+    most = max(
+        [
+            figure or 0
+            for share in shares
+            for figure in (share["total"]["planned_bytes"], share["total"]["measured_bytes"])
+        ]
+    )
+    key = "".join(
+        f'<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="{part[0]}"/></svg>'
+        f"{word}</li>"
+        for part, word in PARTS
+    )
+    said = "".join(f'<p class="note">{escaped_whole(note)}</p>\n' for note in notes_of(report))
+    bars = "".join(_bars(share, most) for share in shares)
+    rows = "".join(
+        f'<tr><th scope="row" class="name">{escaped(share["name"])}</th>'
+        f"{''.join(map(_figure_cell, _figures(share)))}</tr>"
+        for share in shares
+    )
+    table = html_table(
+        "What each held, and what was planned", ("host", "weights", "KV cache", "compute", "total"), rows
+    )
+    body = f'{said}<ul class="legend">{key}<li>{_PALE}plan</li></ul>\n{bars}\n{table}'
+    return html_section("split", "Plan against reality", body)
+
+
+def _figures(share: Share) -> list[Figure]:
+    return [share["weights"], share["kv"], share["compute"], share["total"]]
+
+
+def _bars(share: Share, most: int) -> str:
+    rows = []
+    for side, word in (("planned_bytes", "plan"), ("measured_bytes", "measured")):
+        parts, at = [], 0.0
+        total: int | None = share["total"][side]  # type: ignore[literal-required]
+        for key, _word in PARTS:
+            width = 100.0 * (share[key][side] or 0) / (most or 1)  # type: ignore[literal-required]
+            if width > 0:
+                css = f"{key[0]} planned" if side == "planned_bytes" else key[0]
+                parts.append(f'<rect class="{css}" x="{at:.3f}%" width="{width:.3f}%" height="11"/>')
+            at += width
+        says = f"{share['name']}, {word}: {shown_bytes(total) or 'not known'}"
+        rows.append(
+            f'<div class="bar"><span>{word}</span>'
+            f'<svg role="img" width="100%" height="11"><title>{escaped(says)}</title>'
+            f'<rect class="room" width="100%" height="11"/>{"".join(parts)}</svg></div>'
+        )
+    endpoint = share["endpoint"] or ""
+    place = [None if endpoint in share["name"] else endpoint, layer_words(share)]
+    if share["memory_available_bytes"] is not None:
+        used = share["total"]["measured_bytes"] or share["total"]["planned_bytes"]
+        place.append(f"{shown_bytes(used)} of {shown_bytes(share['memory_available_bytes'])} available")
+    return (
+        f'<figure class="bars"><figcaption><h3>{escaped(share["name"])}</h3><span>'
+        f"{escaped(' · '.join(word for word in place if word))}</span></figcaption>{''.join(rows)}</figure>"
+    )
+
+
+def _figure_cell(figure: Figure) -> str:
+    if figure["planned_bytes"] is None and figure["measured_bytes"] is None:
+        return f"<td>{DASH}</td>"
+    plan = f"plan {shown_bytes(figure['planned_bytes']) or DASH}"
+    difference = shown_difference(figure)
+    return (
+        f'<td class="nowrap">{escaped(shown_bytes(figure["measured_bytes"]))}<small>{escaped(plan)}</small>'
+        f"<small>{escaped(difference)}</small></td>"
+    )
+
+
+def _cluster(report: Report) -> str:
+    if not report["hosts"]:
+        return ""
+    rows = host_rows(report["hosts"])
+    shown = [index for index in range(len(HOST_HEADER)) if any(row[index][0] is not None for row in rows)]
+    text = [place for place, index in enumerate(shown) if index in (0, 1, 2, 6, 7)]
+    lines = []
+    for row in rows:
+        cells = []
+        for place, index in enumerate(shown):
+            value, below = row[index]
+            content = escaped(value) + (f"<small>{escaped(below)}</small>" if below else "")
+            if index == 0:
+                cells.append(f'<th scope="row" class="name">{content}</th>')
+            else:
+                css = ("text " if place in text else "") + ("name" if index == 2 else "nowrap")
+                cells.append(f'<td class="{css}">{content}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    header = [HOST_HEADER[index] for index in shown]
+    table = html_table("The hosts as they were before the run", header, "".join(lines), text)
+    return html_section("cluster", "Cluster", table)
+
+
+def _facts_list(facts: Sequence[tuple[str, str | None]]) -> str:
+    items = []
+    for word, value in facts:
+        if value not in (None, ""):
+            css = ' class="wide"' if word == "File" else ""
+            items.append(f"<div{css}><dt>{escaped(word)}</dt><dd>{escaped(value)}</dd></div>")
+    return f'<dl class="facts">{"".join(items)}</dl>'
+
+
+def _model(model: Mapping[str, Any]) -> str:
+    return html_section("model", "Model", _facts_list(model_facts(model)))
+
+
+def _settings(report: Report) -> str:
+    run = report["run"]
+    words = [
+        ("Load of one run", shown_seconds(run.get("load_ms"))),
+        ("One run, as a whole", shown_seconds(run.get("wall_time_ms"))),
+    ]
+    facts = _facts_list([*settings_facts(report), *words])
+    return html_section("settings", "Build and settings", facts) + "\n</main>"

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: what a sweep knows by now, and how long the rest of it will take by that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import tuning_choices as choices
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import Measured, Outcome, Run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import GOALS, STAGES, Settings
+
+# What a run takes beside llama-bench (connection, verification, plan), and what it takes to start the workers anew.
+RUN_S, RESTART_S = 5.0, 15.0
+# So many times longer than expected is a run that hangs; a minute is granted in any case.
+PATIENCE, LEAST_PATIENCE_S = 5.0, 60.0
+
+
+@dataclass
+class Sweep:
+    """What is known of a sweep. `best` is what won so far, `left_out` says why a stage is not tried."""
+
+    settings: Settings
+    best: Measured
+    stages: list[str]
+    left_out: dict[str, str]
+    start: Measured | None = None
+    again: Measured | None = None
+    confirmed: Measured | None = None
+    runs: list[tuple[Run, Outcome]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    estimate_s: float | None = None
+    refusal: str = ""
+    threads: int | None = None
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the time."""
+        return self.settings.time_limit_s - self.runs[-1][1].elapsed_s
+
+
+def new_sweep(settings: Settings) -> Sweep:
+    """Return a sweep that has measured nothing, with the stages that have something to try, by importance."""
+    left_out = choices.nothing_to_try(settings)
+    stages = [name for name in STAGES if name not in left_out]
+    return Sweep(settings, Measured(settings.start, None, None), stages, left_out)
+
+
+def _counts(sweep: Sweep, name: str) -> tuple[int, int]:
+    """Return how many runs a stage takes at most, and how many tests of each kind are in all of them."""
+    settings, best = sweep.settings, sweep.best.config
+    # Some may be tried also after one of them has won and is not to be tried any more.
+    configs = (settings.start, best)
+    if name in ("ubatch_size", "batch_size"):
+        sizes = choices.ubatch_sizes(settings, settings.start.batch_size)
+        return 1, len(sizes if name == "ubatch_size" else choices.batch_sizes(settings, best))
+    if name == "split_mode":
+        modes = len(choices.split_modes(settings))
+        return modes, 2 * modes
+    if name == "tensor_split":
+        workers = max(2, len(settings.workers))
+        runs = (workers if all(settings.fits_alone) else workers - 1) + 1
+    elif name == "flash_attn":
+        runs = max(len(choices.flash_attn(settings, config)) for config in configs)
+    elif name == "cache_type":
+        runs = max(len(choices.cache_types(settings, config)) for config in configs)
+    elif name == "worker_threads":
+        runs = (len(choices.thread_counts(settings)) if settings.usable_cores else 3) + 1
+    else:
+        # The start, and both once more.
+        runs = 2
+    return runs, runs
+
+
+def sizes_of_mode(sweep: Sweep) -> tuple[int, ...]:
+    """Return the physical batches that are measured anew if another split mode wins and there is time left."""
+    settings = sweep.settings
+    wanted = "ubatch_size" in sweep.stages and bool(choices.split_modes(settings))
+    return choices.ubatch_sizes(settings, settings.start.batch_size) if wanted else ()
+
+
+def most(sweep: Sweep, name: str) -> tuple[int, int]:
+    """Return how many runs and tests a stage takes if there is time left for more than it must."""
+    runs, tests = _counts(sweep, name)
+    if name == "split_mode" and sizes_of_mode(sweep):
+        modes = len(choices.split_modes(sweep.settings))
+        return runs + modes, tests + modes * len(sizes_of_mode(sweep))
+    return runs, tests
+
+
+def metrics(settings: Settings, name: str) -> tuple[bool, bool]:
+    """Return whether a stage measures prompt and generation: what counts for the goal, and can change."""
+    if name in ("ubatch_size", "batch_size"):
+        return True, False
+    prompt, generation = (exponent > 0 for exponent in GOALS[settings.goal])
+    return (True, True) if name in ("start", "again") else (prompt, generation)
+
+
+def test_s(sweep: Sweep, name: str) -> float:
+    """Return how long one test of a stage takes, warm-up included."""
+    settings, start = sweep.settings, sweep.start or sweep.best
+    if start.prompt is None or start.generation is None:
+        return 0.0
+    prompt, generation = metrics(settings, name)
+    read = (settings.repetitions + 1) * settings.n_prompt
+    generated = settings.repetitions * settings.n_gen + 1
+    return prompt * read / start.prompt.mean + generation * generated / start.generation.mean
+
+
+def load_s(sweep: Sweep) -> float:
+    """Return what a run takes beside its tests."""
+    return RUN_S + max(0.0, sweep.runs[0][1].wall_s - test_s(sweep, "again"))
+
+
+def cost_s(sweep: Sweep, name: str) -> float:
+    """Return how long a stage will take, by what the first run took."""
+    runs, tests = _counts(sweep, name)
+    restarts = runs * RESTART_S if name == "worker_threads" else 0
+    return runs * load_s(sweep) + tests * test_s(sweep, name) + restarts
+
+
+def keep_to_time(sweep: Sweep) -> None:
+    """Refuse what takes too long, or leave out what is least important of it."""
+    limit = sweep.settings.time_limit_s
+    spent = sweep.runs[0][1].elapsed_s + cost_s(sweep, "again")
+    total = spent + sum(cost_s(sweep, name) for name in sweep.stages)
+    sweep.estimate_s = total
+    if total <= limit:
+        return
+    kept: list[str] = []
+    for name in sweep.stages:
+        if spent + cost_s(sweep, name) <= limit:
+            spent += cost_s(sweep, name)
+            kept.append(name)
+    gone = [name for name in sweep.stages if name not in kept]
+    if not sweep.settings.shorten or not kept:
+        way = "raise it, take fewer tokens (tune_n_prompt, tune_n_gen) or repetitions"
+        if kept:
+            left_out = ", ".join(STAGES[name] for name in gone)
+            way += f", or set tune_shorten to leave out what does not fit ({left_out})"
+        sweep.refusal = (
+            f"The sweep would take about {math.ceil(total)} s, by what its first run took, and tune_time_limit is "
+            f"{limit} s: {way}; nothing was changed."
+        )
+        return
+    for name in gone:
+        sweep.left_out[name] = f"with it the sweep would have taken {math.ceil(total)} s, of {limit} s"
+    sweep.stages = kept
+    sweep.estimate_s = spent
+
+
+def in_time(sweep: Sweep, name: str) -> bool:
+    """Whether another run fits, with what must come after it; if not, it is noted."""
+    if not sweep.runs or sweep.estimate_s is None:
+        return True
+    later = () if name == "worker_threads" else ("again", "worker_threads")
+    after = sum(cost_s(sweep, other) for other in later if other == "again" or other in sweep.stages)
+    if load_s(sweep) + test_s(sweep, name) + after <= sweep.left_s:
+        return True
+    sweep.notes.append(f"The {STAGES[name]} was not tried to its end, since the runs took longer than the first one.")
+    return False
+
+
+def patience_s(sweep: Sweep, run: Run) -> int:
+    """Return after how many seconds a run is ended."""
+    if not sweep.runs or sweep.start is None:
+        return sweep.settings.time_limit_s
+    expected = load_s(sweep) + run.tests * test_s(sweep, "again")
+    return max(1, math.ceil(min(sweep.left_s, max(LEAST_PATIENCE_S, PATIENCE * expected))))
