@@ -2,8 +2,8 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Run the module of the same name as it is, and show meanwhile where it is.
 
-The module tells it through a file on the host (module_utils/_progress.py), at which this looks now and then over the
-same connection. A run that ends before the first look pays nothing for it, and no look changes a result.
+The module tells it through a file on the host (module_utils/_run/progress.py), at which this looks now and then over
+the same connection. A run that ends before the first look pays nothing for it, and no look changes a result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action.normal import ActionModule as AnyModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import (
     GENERATING,
     LOADING,
     MEASURING,

@@ -13,8 +13,8 @@ from ansible import constants
 from ansible.errors import AnsibleActionFail, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cache_seed import Part, Piece, digest, pieces
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed import Part, Piece, digest, pieces
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"

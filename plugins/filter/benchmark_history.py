@@ -52,7 +52,10 @@ _value:
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._benchmark_data import BenchmarkError, parse_history
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import (
+    BenchmarkError,
+    parse_history,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

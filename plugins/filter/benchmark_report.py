@@ -108,12 +108,15 @@ _value:
 from typing import TYPE_CHECKING, Any, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._benchmark_data import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import (
     BenchmarkError,
     build_report,
     history_line,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._benchmark_report import render_html, render_markdown
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_report import (
+    render_html,
+    render_markdown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

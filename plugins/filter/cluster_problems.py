@@ -79,7 +79,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _cluster
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 from jinja2 import UndefinedError
 
 
@@ -98,11 +98,11 @@ def cluster_problems(
     if not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("cluster_problems needs the variables of the hosts: write cluster_problems(hostvars)")
     named = workers if endpoints is None else endpoints
-    problems = _cluster.group_problems(masters, named, master_group, worker_group)
-    twins = _cluster.twin_problems(_places(workers, hostvars))
+    problems = cluster.group_problems(masters, named, master_group, worker_group)
+    twins = cluster.twin_problems(_places(workers, hostvars))
     problems += twins.values()
     if endpoints is not None:
-        problems += _cluster.endpoint_problems(("", endpoint) for endpoint in endpoints)
+        problems += cluster.endpoint_problems(("", endpoint) for endpoint in endpoints)
     else:
         found: list[tuple[str, str]] = []
         for host in workers:
@@ -110,9 +110,9 @@ def cluster_problems(
                 found += [(host, endpoint) for endpoint in rpc_endpoints([host], hostvars) if host not in twins]
             except AnsibleFilterError as error:
                 problems.append(f"{str(error).strip().rstrip('.')}.")
-        problems += _cluster.endpoint_problems(found)
+        problems += cluster.endpoint_problems(found)
     if releases and masters:
-        problems += _cluster.release_problems(releases, masters[0])
+        problems += cluster.release_problems(releases, masters[0])
     return problems
 
 

@@ -77,15 +77,15 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _cluster
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return what is known of the cluster."""
     if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
         raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
-    status = _cluster.verify(looks, seen)
-    return {**status, "table": [*_cluster.render_cluster(status["workers"]).split("\n"), *status["problems"]]}
+    status = cluster.verify(looks, seen)
+    return {**status, "table": [*cluster.render_cluster(status["workers"]).split("\n"), *status["problems"]]}
 
 
 class FilterModule:

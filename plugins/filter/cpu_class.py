@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import CpuClass, CpuClassError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import cpu_class as class_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import CpuClass, CpuClassError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class as class_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import libc_can_run as can_run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import libc_can_run as can_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

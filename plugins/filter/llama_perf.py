@@ -193,7 +193,7 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import PerfLog, PerfLogError, parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog, PerfLogError, parse_log
 
 
 def llama_perf(text: object) -> PerfLog:

@@ -61,7 +61,7 @@ _value:
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._report import ReportError, render_report
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import ReportError, render_report
 
 
 def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:

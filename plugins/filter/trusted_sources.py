@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._trusted_sources import normalise
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.trusted_sources import normalise
 
 if TYPE_CHECKING:
     from collections.abc import Callable

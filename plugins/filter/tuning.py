@@ -99,7 +99,7 @@ _value:
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._tuning import TuningError, advice
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning import TuningError, advice
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -67,7 +67,7 @@ _value:
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _upgrade
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
 def upgrade_canary(
@@ -79,7 +79,7 @@ def upgrade_canary(
     """Return what the comparison says."""
     if isinstance(after, str) or not isinstance(after, Sequence) or not after:
         raise AnsibleFilterError("upgrade_canary needs a list of at least one run")
-    return _upgrade.canary(before, after, float(tolerance_percent), text)
+    return upgrade.canary(before, after, float(tolerance_percent), text)
 
 
 class FilterModule:

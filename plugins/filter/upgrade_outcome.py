@@ -64,7 +64,7 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _upgrade
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
 def upgrade_outcome(
@@ -73,7 +73,7 @@ def upgrade_outcome(
     """Return what became of it."""
     if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
         raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
-    return _upgrade.outcome(hosts, planned, end, rollback=rollback)
+    return upgrade.outcome(hosts, planned, end, rollback=rollback)
 
 
 class FilterModule:

@@ -92,7 +92,7 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _upgrade
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
 def upgrade_plan(
@@ -107,7 +107,7 @@ def upgrade_plan(
         raise AnsibleFilterError("upgrade_plan needs a dictionary of what release_journal returns, the master's too")
     if not rollback and wanted and [host for host in looks if host not in wanted]:
         raise AnsibleFilterError("upgrade_plan needs to know the release that is wanted for each host")
-    return _upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
+    return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
 
 
 class FilterModule:

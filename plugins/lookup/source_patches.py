@@ -87,7 +87,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     PatchError,
     check_origin,
     read_patch,

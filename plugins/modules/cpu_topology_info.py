@@ -112,7 +112,7 @@ sets:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import (
     CpuSetError,
     describe_set,
     format_cpu_list,

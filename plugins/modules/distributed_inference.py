@@ -257,18 +257,18 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference as inference
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import EndpointError, parse_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     ModelError,
     OptionError,
     check_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
 
 # Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
 # whose cores have two other programs each to run.

@@ -451,19 +451,19 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _bench as bench_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _capabilities as capabilities_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import known
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import EndpointError, parse_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     ModelError,
     OptionError,
     check_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
 
 
 class Task(WorkerTask):

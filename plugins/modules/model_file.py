@@ -133,7 +133,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
     FileError,
     claim,
     digest,
@@ -143,7 +143,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record imp
     records_in,
     require_space,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, model_parts, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 
 
 class Model:

@@ -110,7 +110,7 @@ finished:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _release_journal
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import journal
 
 
 def main() -> None:
@@ -137,17 +137,15 @@ def main() -> None:
     try:
         changed = False
         if given["patience"] is not None:
-            _release_journal.wait(prefix, given["patience"])
+            journal.wait(prefix, given["patience"])
         if given["state"] == "begun":
-            changed = _release_journal.begin(
-                prefix, given["run"], given["to"], given["time"], way=given["way"], write=write
-            )
+            changed = journal.begin(prefix, given["run"], given["to"], given["time"], way=given["way"], write=write)
         elif given["state"] == "finished":
-            changed = _release_journal.finish(prefix, given["run"], write=write)
+            changed = journal.finish(prefix, given["run"], write=write)
         elif given["state"] == "withdrawn":
-            changed = _release_journal.withdraw(prefix, given["run"], write=write)
-        found = _release_journal.read(prefix)
-    except _release_journal.JournalError as error:
+            changed = journal.withdraw(prefix, given["run"], write=write)
+        found = journal.read(prefix)
+    except journal.JournalError as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         place = error.filename or prefix

@@ -103,9 +103,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _trial
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._capabilities import read_manifest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._runner import RunnerError, run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import trial
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import read_manifest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError, run
 
 
 class Trial:
@@ -127,7 +127,7 @@ class Trial:
         self.module.fail_json(msg=message, **self.result)
         raise AssertionError  # not reached: fail_json ends the process
 
-    def reject(self, problem: _trial.Problem | None, program: str | None = None) -> None:
+    def reject(self, problem: trial.Problem | None, program: str | None = None) -> None:
         """End if there is a problem."""
         if problem is not None:
             whole = "" if program else f"{self.module.params['path']} cannot run on this host: "
@@ -136,12 +136,12 @@ class Trial:
     def main(self) -> None:
         """Look at all files before any program is run, since what they show is clearer than how a run ends."""
         manifest = read_manifest(str(self.bin))
-        names = self.module.params["programs"] or _trial.programs_of(manifest, self.bin)
+        names = self.module.params["programs"] or trial.programs_of(manifest, self.bin)
         if not names:
             self.fail("missing", None, f"There is no program in {self.bin}: install the release again.")
         for name in names:
-            self.reject(_trial.check_file(self.bin / name, self.result["machine"]), name)
-        self.reject(_trial.check_features(manifest, self.features()))
+            self.reject(trial.check_file(self.bin / name, self.result["machine"]), name)
+        self.reject(trial.check_features(manifest, self.features()))
         # A program that ends by an illegal instruction leaves no memory dump.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         for name in names:
@@ -154,10 +154,10 @@ class Trial:
         try:
             ended = run(
                 self.module,
-                [str(path), *_trial.arguments(name)],
+                [str(path), *trial.arguments(name)],
                 timeout,
-                _trial.ENVIRONMENT,
-                _trial.WITHOUT_ENVIRONMENT,
+                trial.ENVIRONMENT,
+                trial.WITHOUT_ENVIRONMENT,
             )
         except RunnerError as error:
             self.fail("not_started", name, str(error))
@@ -165,7 +165,7 @@ class Trial:
             {"name": name, "exit_status": ended.exit_status, "wall_time_ms": ended.wall_time_ms}
         )
         said = ended.stdout + ended.stderr
-        self.reject(_trial.check_run(path, ended.exit_status, said, ended.timed_out, timeout, libc()), name)
+        self.reject(trial.check_run(path, ended.exit_status, said, ended.timed_out, timeout, libc()), name)
 
     def features(self) -> set[str]:
         """Return the features of this host's CPU."""

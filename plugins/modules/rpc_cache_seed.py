@@ -162,7 +162,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cache_seed import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed import (
     Part,
     Piece,
     counted,
@@ -171,8 +172,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._cache_seed impo
     missing,
     pieces,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import CACHE_STATE_FOLDER, read_cache
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import CACHE_STATE_FOLDER, read_cache
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ import re
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._firewalld import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import (
     Service,
     Session,
     State,

@@ -359,14 +359,14 @@ cores:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import (
     CpuSetError,
     describe_set,
     read_topology,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._listeners import Port, look_at_ports
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import Endpoint, probe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_units import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import Port, look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import (
     Unit,
     read_account,
     read_cache,

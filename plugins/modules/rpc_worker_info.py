@@ -183,7 +183,7 @@ counts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
     EndpointError,
     ProtocolVersionError,
     parse_endpoints,

@@ -98,7 +98,7 @@ from typing import NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import sha256_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import sha256_of
 
 
 def digest_of(path: Path) -> str | None:

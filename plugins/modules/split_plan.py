@@ -356,9 +356,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError, read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._split import Cluster, Load, SplitError, Worker, plan
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
 WORKER: dict[str, dict[str, Any]] = {
     "endpoint": {"type": "str", "required": True},

@@ -131,8 +131,12 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive, ArchiveError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import Patch, PatchError, read_patch
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive, ArchiveError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
+    Patch,
+    PatchError,
+    read_patch,
+)
 
 
 def main() -> None:

@@ -111,7 +111,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._download import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
     DownloadError,
     Limits,
     Wanted,
@@ -120,8 +120,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._download import
     plan,
     sentence,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._file_record import FileError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
 
 
 def wanted_files(module: AnsibleModule) -> list[Wanted]:

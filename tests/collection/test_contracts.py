@@ -9,7 +9,8 @@ from dataclasses import fields
 from typing import Any, cast
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _inference, _perf_log, _rpc_client, _worker_run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import client
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference, perf_log, worker_run
 from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference, llama_bench
 
 from support.tree import COLLECTION, ROOT, documentation
@@ -75,15 +76,15 @@ def shown(sample: Any) -> dict[str, Any] | None:
     return {name: shown(inner) for name, inner in sample.items()} if isinstance(sample, dict) else None
 
 
-OF_EVERY_RUN = ("_worker_run.py", "_worker_task.py")
-OF_INFERENCE = (*OF_EVERY_RUN, "_inference.py", "../modules/distributed_inference.py")
-OF_BENCH = (*OF_EVERY_RUN, "_bench.py", "../modules/llama_bench.py")
+OF_EVERY_RUN = ("_run/worker_run.py", "_run/worker_task.py")
+OF_INFERENCE = (*OF_EVERY_RUN, "_run/inference.py", "../modules/distributed_inference.py")
+OF_BENCH = (*OF_EVERY_RUN, "_measure/bench.py", "../modules/llama_bench.py")
 
 
 def produced_kinds(names: tuple[str, ...] = OF_INFERENCE) -> set[str]:
     """Return every kind that the code gives a failure: the first argument of its class, or the table by state."""
-    found = set(_worker_run._KIND_BY_STATE.values())
-    failure = re.compile("|".join(rf"\b{c.__name__}\b" for c in [_worker_run.Failure, _inference.OutputLost]))
+    found = set(worker_run._KIND_BY_STATE.values())
+    failure = re.compile("|".join(rf"\b{c.__name__}\b" for c in [worker_run.Failure, inference.OutputLost]))
     for name in names:
         for node in ast.walk(ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and failure.search(ast.unparse(node.func)):
@@ -122,8 +123,8 @@ def test_documented_keys_are_the_contract(page: dict[str, Any], contract: dict[s
 def test_the_code_returns_what_is_documented() -> None:
     always = {name for name, value in documented("distributed_inference").items() if value["returned"] == "always"}
     assert distributed_inference.Task(cast("Any", None)).result.keys() == always | {"changed"}
-    assert {field.name for field in fields(_rpc_client.WorkerStatus)} == WORKER_INFO["workers"].keys()
-    assert set(_worker_run.Failure._fields) == INFERENCE["failure"].keys()
+    assert {field.name for field in fields(client.WorkerStatus)} == WORKER_INFO["workers"].keys()
+    assert set(worker_run.Failure._fields) == INFERENCE["failure"].keys()
     for name, shape in [
         ("PerfLog", PERF_LOG),
         ("Perf", PERF_LOG["perf"]),
@@ -134,14 +135,14 @@ def test_the_code_returns_what_is_documented() -> None:
         ("Offload", PERF_LOG["offload"]),
         ("Build", PERF_LOG["build"]),
     ]:
-        assert (name, set(getattr(_perf_log, name).__annotations__)) == (name, set(shape))
+        assert (name, set(getattr(perf_log, name).__annotations__)) == (name, set(shape))
 
 
 def test_states_are_documented() -> None:
     states = documented("rpc_worker_info")
-    assert named_first(states["workers"]["contains"]["state"]["description"]) == list(_rpc_client.STATES)
-    assert set(states["counts"]["sample"]) == set(_rpc_client.STATES)
-    assert table("docs/troubleshooting.md", "States of a worker") == list(_rpc_client.STATES)
+    assert named_first(states["workers"]["contains"]["state"]["description"]) == list(client.STATES)
+    assert set(states["counts"]["sample"]) == set(client.STATES)
+    assert table("docs/troubleshooting.md", "States of a worker") == list(client.STATES)
 
 
 def test_kinds_of_failure_are_documented() -> None:
@@ -169,7 +170,7 @@ def test_a_benchmark_returns_what_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("A worker is `", set(_rpc_client.STATES)), ("`failure.kind` says how: `", produced_kinds())],
+    [("A worker is `", set(client.STATES)), ("`failure.kind` says how: `", produced_kinds())],
     ids=["states", "kinds"],
 )
 def test_readme_names_them_all(text: str, names: set[str]) -> None:

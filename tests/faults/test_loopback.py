@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _progress
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
 from support.harness import HANG_S, RELEASES, Release
 from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
@@ -112,17 +112,17 @@ def test_killed_while_idle(cluster: Cluster, saw: Callable[..., None]) -> None:
     saw("worker killed while idle", HERE, sentence, detected, cluster.recovers(BACK_S, since))
 
 
-@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.PROMPT, _progress.GENERATING])
+@pytest.mark.parametrize("phase", [progress.LOADING, progress.PROMPT, progress.GENERATING])
 def test_killed_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
     cluster = large_cluster
     long = {"prompt": LONG_PROMPT, "ctx_size": 16384}
-    run = cluster.run(**(ENDLESS if phase == _progress.GENERATING else long))
+    run = cluster.run(**(ENDLESS if phase == progress.GENERATING else long))
     run.reaches(phase, cluster.struck)
     run.strike(cluster.struck.kill)
     since = time.monotonic()
     result, detected = run.result()
     sentence = said(result, "worker_lost", cluster.struck)
-    assert bool(result["text"]) == (phase == _progress.GENERATING)
+    assert bool(result["text"]) == (phase == progress.GENERATING)
     saw(f"worker killed while {phase}", HERE, sentence, detected, cluster.recovers(BACK_S, since))
 
 
@@ -193,17 +193,17 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
 # A worker, or its host, says nothing any more
 
 
-@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.PROMPT, _progress.GENERATING])
+@pytest.mark.parametrize("phase", [progress.LOADING, progress.PROMPT, progress.GENERATING])
 def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
     cluster = large_cluster
-    given = ENDLESS if phase == _progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
+    given = ENDLESS if phase == progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
     run = cluster.run(stall_timeout=STALL_S, **given)
     run.reaches(phase, cluster.struck)
     run.strike(lambda: cluster.struck.kill(signal.SIGSTOP))
     result, detected = run.result()
     sentence = said(result, "timed_out", cluster.struck)
     assert f"The run stood still for {STALL_S} s and was ended" in sentence
-    assert bool(result["text"]) == (phase == _progress.GENERATING)
+    assert bool(result["text"]) == (phase == progress.GENERATING)
     # What stopped it lets it go. On hosts a timer of systemd's does.
     cluster.struck.kill(signal.SIGCONT)
     saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
@@ -255,7 +255,7 @@ CUTS = {
 
 
 @NEEDS_ROOT
-@pytest.mark.parametrize("phase", [_progress.LOADING, _progress.GENERATING])
+@pytest.mark.parametrize("phase", [progress.LOADING, progress.GENERATING])
 @pytest.mark.parametrize("cut", CUTS)
 def test_cut_off_during(
     cut: str, phase: str, release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]
@@ -284,7 +284,7 @@ def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path
         workers = [stack.enter_context(kept(release, tmp_path, address=AT_SWITCH)) for _number in range(2)]
         cluster = Cluster(release, small, tmp_path, workers)
         run = cluster.run(prefix=inside, timeout=60, **ENDLESS)
-        run.reaches(_progress.GENERATING, cluster.struck)
+        run.reaches(progress.GENERATING, cluster.struck)
         run.strike(lambda: subprocess.run(shlex.split(CUTS["worker's host gone"][0]), check=True, timeout=HANG_S))
         since = time.monotonic()
         # Those that the master left behind are looked at from where they are, which is their own host.
@@ -303,7 +303,7 @@ def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path
 
 def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> None:
     run = cluster.run(**ENDLESS)
-    run.reaches(_progress.GENERATING, cluster.struck)
+    run.reaches(progress.GENERATING, cluster.struck)
     run.strike(lambda: os.kill(masters(cluster.struck)[0], signal.SIGKILL))
     result, detected = run.result()
     failure = result["failure"]
@@ -313,14 +313,14 @@ def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> Non
 
 def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None:
     run = cluster.run(ctx_size=8192, n_predict=8000, extra_args=["--ignore-eos"])
-    run.reaches(_progress.GENERATING, cluster.struck)
+    run.reaches(progress.GENERATING, cluster.struck)
     began = time.monotonic()
     second = infer(cluster.release, cluster.model, cluster.workers)
     detected = time.monotonic() - began
     failure = second["failure"]
     assert failure["kind"] == "worker_busy"
     assert "another client most likely holds it" in failure["message"]
-    assert run.phase() == _progress.GENERATING, "the first one goes on"
+    assert run.phase() == progress.GENERATING, "the first one goes on"
     first, _seconds = run.result()
     assert first["failure"] is None, first["msg"]
     saw("two masters at once", HERE, failure["message"], detected, cluster.recovers(BACK_S))
@@ -470,7 +470,7 @@ def test_the_clock_jumps(release: Release, small: Path, tmp_path: Path, saw: Cal
         given = {"ctx_size": 2048, "n_predict": 400, "extra_args": ["--ignore-eos"]}
         expected = infer(release, small, workers, **given)["text"]
         run = Running(release, small, workers, tmp_path, {"prefix": prefix, **given})
-        run.reaches(_progress.GENERATING, other)
+        run.reaches(progress.GENERATING, other)
         run.strike(jumped.touch)
         seen = subprocess.run([*prefix, "date", "+%s"], capture_output=True, text=True, check=True).stdout
         assert int(seen) > time.time() + 80_000
@@ -528,9 +528,9 @@ def test_the_name_service_goes_during_a_run(cluster: Cluster, saw: Callable[...,
         given = {"ctx_size": 2048, "n_predict": 400, "extra_args": ["--ignore-eos"]}
         expected = infer(cluster.release, cluster.model, cluster.workers, **given)["text"]
         run = cluster.run(workers=named, prefix=going, **given)
-        run.reaches(_progress.GENERATING, cluster.struck)
+        run.reaches(progress.GENERATING, cluster.struck)
         run.strike(lambda: hosts.write_text(""))
-        assert run.phase() == _progress.GENERATING, "names were gone before it ended"
+        assert run.phase() == progress.GENERATING, "names were gone before it ended"
         result, _seconds = run.result()
         unresolved(cluster, named, going)
     assert result["failure"] is None, result["msg"]

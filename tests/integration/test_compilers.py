@@ -11,7 +11,7 @@ import tarfile
 from itertools import combinations
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import _FEATURES, CpuClass, cpu_class
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, CpuClass, cpu_class
 
 from support.harness import CACHE, RELEASES
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs/monitoring"
 PROGRAM = ROOT / "roles/rpc_server/files/llama_rpc_metrics.py"
-PARTS = (PROGRAM, *(ROOT / "plugins/module_utils" / name for name in ("_listeners.py", "_rpc_units.py")))
+PARTS = (PROGRAM, *(ROOT / "plugins/module_utils/_rpc" / name for name in ("listeners.py", "units.py")))
 METRIC = re.compile(r"\bllama_rpc_[a-z_]+\b")
 
 

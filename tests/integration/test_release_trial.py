@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils import _trial
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import trial as trials
 
 from support.harness import RELEASES, free_port, run_module
 
@@ -110,7 +110,7 @@ def test_the_trial_opens_no_port(version: str, name: str, tmp_path: Path) -> Non
     code = "#include <stdlib.h>\nint bind(int fd, const void *a, unsigned n) { abort(); }\n"
     shim = tmp_path / "no_bind.so"
     subprocess.run(["cc", "-x", "c", "-shared", "-o", shim, "-"], input=code, text=True, check=True, timeout=60)
-    arguments = [[*_trial.arguments(name)]]
+    arguments = [[*trials.arguments(name)]]
     if name == "rpc-server":  # and the shim is noticed where a port is opened
         arguments.append(["-H", "127.0.0.1", "-p", str(free_port())])
     statuses = [

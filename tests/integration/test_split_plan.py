@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._compute_buffers import FOLLOWED
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf_model import describe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._split import Cluster, Load, plan
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._split import Worker as Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_buffers import FOLLOWED
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Worker as Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 
 from support import synthetic_models
 from support.examples import as_plays

@@ -8,17 +8,17 @@ from support.collection_loader import install
 install()
 
 from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import read_topology
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import check_origin, read_patch
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
     parse_endpoint,
     parse_endpoints,
     probe,
     summarize,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import check_origin, read_patch
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._worker_run import ENVIRONMENT
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
 
 __all__ = [
     "ENVIRONMENT",

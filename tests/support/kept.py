@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._progress import VARIABLE, read_state
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc_client import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
     parse_endpoint,
     probe,
     probe_until_ready,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, read_state
 
 from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-KEEPALIVE = ROOT / "plugins/module_utils/_keepalive.py"
+KEEPALIVE = ROOT / "plugins/module_utils/_rpc/keepalive.py"
 # What the unit says: Restart=always, RestartSec=1, IgnoreSIGPIPE=true, and ExecStartPost=.
 KEEP = r"""
 trap '' PIPE

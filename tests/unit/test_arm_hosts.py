@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_class import cpu_class
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._cpu_topology import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import (
     Topology,
     format_cpu_list,
     parse_cpu_list,
     read_topology,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -39,7 +39,7 @@ HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 def program() -> ModuleType:
     """The program, with its parts where the role puts them: beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        for folder in "roles/rpc_server/files", "plugins/module_utils":
+        for folder in "roles/rpc_server/files", "plugins/module_utils/_rpc":
             patch.syspath_prepend(ROOT / folder)
         return importlib.import_module("llama_rpc_metrics")
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, Mapping
 
-from _listeners import Port, look_at_ports
-from _rpc_units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_cache_use, read_repack, read_tidied, read_units
+from listeners import Port, look_at_ports
+from units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_cache_use, read_repack, read_tidied, read_units
 
 SYSTEMCTL_LIMIT_S = 10
 MIB = 1 << 20

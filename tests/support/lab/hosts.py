@@ -47,7 +47,7 @@ except OSError as error:
 
 # The same as rpc_worker_info, without a start of Ansible.
 ASK = (
-    (ROOT / "plugins/module_utils/_rpc_client.py").read_text(encoding="utf-8")
+    (ROOT / "plugins/module_utils/_rpc/client.py").read_text(encoding="utf-8")
     + """
 import json, sys
 print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=10)}))

@@ -1,0 +1,460 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: reads the header of GGUF files and says whether a model is whole. Knows nothing of Ansible.
+
+Only the header is read, never the weights: this takes a fraction of a second for a file of any size, and memory that
+does not grow with it. The format is upstream's docs/gguf.md; what is refused is what ggml/src/gguf.cpp refuses, so that
+a file which passes here is not refused there after minutes of copying.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import (
+    LAST_PLAUSIBLE_TYPE,
+    REMOVED_TYPES,
+    TENSOR_TYPES,
+)
+
+if TYPE_CHECKING:
+    from io import RawIOBase
+    from pathlib import Path
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+DEFAULT_ALIGNMENT = 32
+
+# Limits of upstream: LLAMA_MAX_LAYERS, GGML_MAX_DIMS, GGML_MAX_NAME with its final zero, and what an int64_t holds.
+MAX_LAYERS = 512
+MAX_DIMENSIONS = 4
+MAX_TENSOR_NAME = 63
+MAX_COUNT = (1 << 63) - 1
+# Limits of ours, far above any real model (the largest vocabularies make headers of some 50 MiB), so that a file made
+# to do harm takes no more than a few seconds and some 100 MiB.
+HEADER_LIMIT = 128 << 20
+MAX_PAIRS = 4096
+MAX_TENSORS = 1 << 16
+MAX_KEY = 1024
+MAX_PARTS = 1000
+# A longer text (a template, a tokenizer in JSON) is kept only so far, and ends in CUT.
+MAX_TEXT = 1000
+CUT = "…"
+
+_CHUNK = 256 << 10
+
+Value = Union[int, float, bool, str]
+
+# Metadata types by number: those of plain values.
+_PLAIN = {
+    number: struct.Struct("<" + code)
+    for number, code in {
+        0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
+    }.items()
+}  # fmt: skip
+_U32, _U64 = _PLAIN[4], _PLAIN[10]
+_UINT32, _STRING, _ARRAY = 4, 8, 9
+
+
+class GgufError(Exception):
+    """One sentence: why a path is no model that can be used."""
+
+
+def _shown(name: str | bytes) -> str:
+    """Return a name as a sentence can hold it, whatever is in it."""
+    text = repr(name)
+    return text if len(text) <= 100 else text[:99] + CUT
+
+
+class Tensor(NamedTuple):
+    """One tensor's entry. `bytes` is None if its type is of a later upstream."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_number: int
+    offset: int
+    elements: int
+    bytes: int | None
+
+    @property
+    def type_name(self) -> str:
+        """The type as upstream writes it."""
+        known = TENSOR_TYPES.get(self.type_number)
+        return known.name if known else f"type {self.type_number}"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the header of one file says.
+
+    `metadata` has plain values and texts (long ones cut). Of arrays, `lengths` has how many elements they have, and
+    `arrays` those that have a number for each layer, at most.
+    """
+
+    version: int
+    tensor_count: int
+    # The file ends here; None if it has tensors of a type that is not known here.
+    end_bytes: int | None
+    metadata: dict[str, Value] = field(default_factory=dict)
+    arrays: dict[str, tuple[Value, ...]] = field(default_factory=dict)
+    lengths: dict[str, int] = field(default_factory=dict)
+    tensors: tuple[Tensor, ...] = ()
+    # From here on in the file, tensors have their offsets.
+    start_bytes: int = 0
+
+
+class _Reader:
+    """Reads forward through the header, keeping a piece of it. It skips without reading what it skips."""
+
+    def __init__(self, stream: RawIOBase, size: int) -> None:
+        self.stream = stream
+        self.size = size
+        self.end = min(size, HEADER_LIMIT)
+        self.start = 0  # of the piece, in the file
+        self.piece = b""
+        self.at = 0  # in the piece; beyond it after a skip
+
+    @property
+    def position(self) -> int:
+        return self.start + self.at
+
+    def check(self, count: int) -> None:
+        """Refuse to go so much farther if the header cannot be that long."""
+        if self.position + count <= self.end:
+            return
+        if self.end < self.size and self.position + count <= self.size:
+            raise GgufError(f"its header is longer than {HEADER_LIMIT >> 20} MiB, so it is damaged or no model's")
+        raise GgufError("its header is damaged or cut off")
+
+    def need(self, count: int) -> None:
+        """Have the next bytes in the piece."""
+        if self.at + count <= len(self.piece):
+            return
+        self.check(count)
+        self.start, self.at = self.position, 0
+        self.stream.seek(self.start)
+        self.piece = self.stream.read(min(max(count, _CHUNK), self.end - self.start)) or b""
+        if len(self.piece) < count:
+            raise GgufError("its header is damaged or cut off")
+
+    def skip(self, count: int) -> None:
+        self.check(count)
+        self.at += count
+
+    def plain(self, code: struct.Struct) -> int:
+        self.need(code.size)
+        (value,) = code.unpack_from(self.piece, self.at)
+        self.at += code.size
+        return value  # type: ignore[no-any-return]
+
+    def raw(self, count: int) -> bytes:
+        self.need(count)
+        self.at += count
+        return self.piece[self.at - count : self.at]
+
+    def name(self, longest: int, what: str) -> str:
+        """Read a key or a tensor's name: short, and exact."""
+        length = self.plain(_U64)
+        self.check(length)
+        if length > longest:
+            raise GgufError(f"it has a {what} of {length} bytes, and llama.cpp has none longer than {longest}")
+        raw = self.raw(length)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise GgufError(f"it has a {what} that is no UTF-8 text: {_shown(raw)}") from None
+
+    def text(self) -> str:
+        """Read a value, of a long one its beginning."""
+        length = self.plain(_U64)
+        self.check(length)
+        # A character has 4 bytes at most.
+        raw = self.raw(min(length, 4 * MAX_TEXT))
+        self.skip(length - len(raw))
+        text = raw.decode("utf-8", "replace")
+        return text if len(text) <= MAX_TEXT and len(raw) == length else text[:MAX_TEXT] + CUT
+
+    def skip_texts(self, count: int) -> None:
+        """Go past the texts of an array. Vocabularies have hundreds of thousands, so this is the loop that counts."""
+        self.check(_U64.size * count)
+        unpack, left = _U64.unpack_from, count
+        while left:
+            self.need(_U64.size)
+            piece, at, last = self.piece, self.at, len(self.piece) - _U64.size
+            while left and at <= last:
+                at += _U64.size + unpack(piece, at)[0]
+                left -= 1
+            self.at = at
+        self.check(0)
+
+
+class _Metadata:
+    """The pairs of key and value."""
+
+    def __init__(self, reader: _Reader, count: int) -> None:
+        self.reader = reader
+        self.values: dict[str, Value] = {}
+        self.arrays: dict[str, tuple[Value, ...]] = {}
+        self.lengths: dict[str, int] = {}
+        self.alignment = DEFAULT_ALIGNMENT
+        for _index in range(count):
+            self.pair()
+
+    def pair(self) -> None:
+        reader = self.reader
+        key = reader.name(MAX_KEY, "key")
+        if not key:
+            raise GgufError("it has a key without a name")
+        if key in self.values or key in self.lengths:
+            raise GgufError(f"it has the key {_shown(key)} twice")
+        kind = reader.plain(_U32)
+        if key == "general.alignment":
+            self.read_alignment(kind)
+        elif kind == _ARRAY:
+            self.array(key)
+        elif kind == _STRING:
+            self.values[key] = reader.text()
+        elif kind in _PLAIN:
+            self.values[key] = reader.plain(_PLAIN[kind])
+        else:
+            raise GgufError(f"its key {_shown(key)} has a value of type {kind}, which the format does not have")
+
+    def read_alignment(self, kind: int) -> None:
+        self.alignment = self.reader.plain(_U32) if kind == _UINT32 else 0
+        if self.alignment == 0 or self.alignment & (self.alignment - 1):
+            raise GgufError("its general.alignment is not a power of 2 as a 32-bit number")
+        self.values["general.alignment"] = self.alignment
+
+    def array(self, key: str) -> None:
+        reader = self.reader
+        kind, count = reader.plain(_U32), reader.plain(_U64)
+        if kind == _STRING:
+            reader.skip_texts(count)
+        elif kind in _PLAIN:
+            code = _PLAIN[kind]
+            reader.check(code.size * count)
+            if count <= MAX_LAYERS:
+                self.arrays[key] = tuple(value for (value,) in code.iter_unpack(reader.raw(code.size * count)))
+            else:
+                reader.skip(code.size * count)
+        else:
+            what = "arrays, which llama.cpp does not read" if kind == _ARRAY else f"the unknown type {kind}"
+            raise GgufError(f"its key {_shown(key)} has an array of {what}")
+        self.lengths[key] = count
+
+
+class _Tensors:
+    """The list of tensors, which says where each is in the weights."""
+
+    def __init__(self, reader: _Reader, count: int, alignment: int) -> None:
+        self.reader = reader
+        self.alignment = alignment
+        self.expected = 0  # the next one's offset, unless the size of the last is not known
+        self.exact = True
+        found: dict[str, Tensor] = {}
+        for _index in range(count):
+            tensor = self.entry()
+            if tensor.name in found:
+                raise GgufError(f"it has the tensor {_shown(tensor.name)} twice")
+            found[tensor.name] = tensor
+        self.all = tuple(found.values())
+
+    def entry(self) -> Tensor:
+        reader = self.reader
+        name = reader.name(MAX_TENSOR_NAME, "tensor's name")
+        dimensions = reader.plain(_U32)
+        if dimensions > MAX_DIMENSIONS:
+            raise GgufError(
+                f"its tensor {_shown(name)} has {dimensions} dimensions, and llama.cpp allows {MAX_DIMENSIONS}"
+            )
+        shape = tuple(reader.plain(_U64) for _dimension in range(dimensions))
+        elements = 1
+        for length in shape:
+            elements *= length
+        if max(shape, default=0) > MAX_COUNT or elements > MAX_COUNT:
+            raise GgufError(f"its tensor {_shown(name)} has more elements than can be counted: {shape}")
+        kind, offset = reader.plain(_U32), reader.plain(_U64)
+        size = self.size(name, shape, elements, kind)
+        self.place(name, offset, size)
+        return Tensor(name, shape, kind, offset, elements, size)
+
+    @staticmethod
+    def size(name: str, shape: tuple[int, ...], elements: int, kind: int) -> int | None:
+        if kind in REMOVED_TYPES:
+            raise GgufError(
+                f"its tensor {_shown(name)} is of type {kind}, which llama.cpp has given up: take the model in another "
+                "quantisation, or quantise it anew"
+            )
+        if kind > LAST_PLAUSIBLE_TYPE:
+            raise GgufError(f"its tensor {_shown(name)} is of type {kind}, which does not exist: the header is damaged")
+        known = TENSOR_TYPES.get(kind)
+        if known is None:
+            return None
+        row = shape[0] if shape else 1
+        if row % known.block:
+            raise GgufError(
+                f"its tensor {_shown(name)} has rows of {row} weights, and {known.name} has them in {known.block}s"
+            )
+        return elements // known.block * known.block_bytes
+
+    def place(self, name: str, offset: int, size: int | None) -> None:
+        """Tensors follow each other without a gap but for the alignment."""
+        if (self.exact and offset != self.expected) or offset < self.expected or offset % self.alignment:
+            raise GgufError(f"its tensor {_shown(name)} is said to be at {offset} where {self.expected} is right")
+        self.exact = size is not None
+        self.expected = offset + -(-(size or 0) // self.alignment) * self.alignment
+
+
+def _what_it_is_instead(start: bytes) -> str:
+    text = start.lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<?xml", b"<head")):
+        return "it is a web page, such as a server sends with an error or to ask for a login"
+    if text.startswith(b"version https://git-lfs"):
+        return "it is the pointer that git keeps in place of a large file: fetch the file itself (git lfs pull)"
+    if text.startswith(b"{"):
+        return "it is JSON text, such as a server sends with an error"
+    if start == start[:1] * len(start) and start[:1] == b"\0":
+        return "it begins with zeros: it was made, and not filled"
+    return "it does not begin with GGUF"
+
+
+def _header(reader: _Reader) -> Header:
+    reader.skip(len(MAGIC))
+    version = reader.plain(_U32)
+    if version not in VERSIONS:
+        # As upstream tells it: version 3 of the other byte order is 0x03000000.
+        if version and not version & 0xFFFF:
+            raise GgufError("it is in the byte order of a big-endian machine: convert the model for this one")
+        raise GgufError(f"it has version {version} of the format, and llama.cpp reads {VERSIONS[0]} and {VERSIONS[1]}")
+    tensor_count, pair_count = reader.plain(_U64), reader.plain(_U64)
+    for count, most, what in ((tensor_count, MAX_TENSORS, "tensors"), (pair_count, MAX_PAIRS, "keys")):
+        if count > most:
+            raise GgufError(f"its header is damaged: it claims {count} {what}, and no model has more than {most}")
+    metadata = _Metadata(reader, pair_count)
+    tensors = _Tensors(reader, tensor_count, metadata.alignment).all
+    start = -(-reader.position // metadata.alignment) * metadata.alignment
+    ends = [None if tensor.bytes is None else start + tensor.offset + tensor.bytes for tensor in tensors]
+    end = None if None in ends else max((end for end in ends if end is not None), default=reader.position)
+    # A file of metadata alone (the first part of some splits, a vocabulary) ends where that does.
+    return Header(version, tensor_count, end, metadata.values, metadata.arrays, metadata.lengths, tensors, start)
+
+
+def _examine(path: Path) -> Header:
+    if path.is_dir():
+        raise GgufError("it is a folder: name the GGUF file in it")
+    if not path.is_file():
+        raise GgufError("it is no regular file" if path.exists() else "there is no such file")
+    size = path.stat().st_size
+    if size == 0:
+        raise GgufError("it is empty")
+    with path.open("rb", buffering=0) as stream:
+        start = stream.read(64)
+        if not start.startswith(MAGIC):
+            raise GgufError(_what_it_is_instead(start))
+        header = _header(_Reader(stream, size))
+    if header.end_bytes is not None and size < header.end_bytes:
+        raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: it was not copied to its end")
+    return header
+
+
+def read_header(path: Path) -> Header:
+    """Return what a GGUF file says of itself; raises GgufError, with the path in the sentence, if it is not whole."""
+    try:
+        return _examine(path)
+    except GgufError as error:
+        raise GgufError(f"{path} is no whole GGUF model: {error}.") from None
+    except OSError as error:
+        raise GgufError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of all files of a model, given the name of one: several if it is a part of a split."""
+    match = SPLIT_NAME.match(name)
+    if match is None:
+        return [name]
+    count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        raise GgufError(f"{name} has the name of a part that its own count of parts does not allow.")
+    if count > MAX_PARTS:
+        raise GgufError(f"{name} has the name of one of {count} parts, and at most {MAX_PARTS} are allowed.")
+    return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
+
+
+def model_parts(path: Path) -> list[Path]:
+    """Return all files of the model whose first file is `path`. Raises GgufError if that is a later part."""
+    parts = [path.with_name(name) for name in part_names(path.name)]
+    if path != parts[0]:
+        raise GgufError(
+            f"{path} is not the first part of a split model: name {parts[0].name}, which llama.cpp starts from."
+        )
+    return parts
+
+
+def _listed(names: list[str]) -> str:
+    shown = names[:5]
+    return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
+
+
+def _check_count(path: Path, first: Header, parts: int) -> None:
+    """Refuse a first part that is of another split than its name says."""
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int):
+        raise GgufError(f"{path} has a split.count that is no number: {_shown(str(count))}.")
+    if max(count, 1) != parts:
+        raise GgufError(
+            f"{path} says that it is one of {count} parts, but its name does not: give the parts their names again, "
+            f"such as {path.stem}-00001-of-{count:05}.gguf, or join them with llama-gguf-split --merge."
+        )
+
+
+def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
+    """Refuse a part that is not the one of the split that it should be; `seen` are the tensors of those before it."""
+    if header.metadata.get("split.no") != index:
+        raise GgufError(
+            f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
+            f"and has the name of part {index}: give the parts their names again."
+        )
+    twice = seen.intersection(tensor.name for tensor in header.tensors)
+    if twice:
+        raise GgufError(
+            f"{part} has the tensor {_shown(min(twice))} that a part before it has: they are of two models."
+        )
+    if len(seen) + len(header.tensors) > MAX_TENSORS:
+        raise GgufError(
+            f"{part} is the part with which the model has more than {MAX_TENSORS} tensors, and no model has more: "
+            "its parts are damaged, or of several models."
+        )
+
+
+def read_model(path: Path) -> list[Header]:
+    """Return the headers of all files of a model; raises GgufError if one is missing or not whole.
+
+    src/llama-model-loader.cpp checks of parts what is checked here, but later.
+    """
+    parts = model_parts(path)
+    if path.exists():
+        missing = [part.name for part in parts if not part.exists()]
+        if missing:
+            raise GgufError(
+                f"{path} is one of {len(parts)} parts, and {_listed(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing beside it."
+            )
+    headers: list[Header] = []
+    seen: set[str] = set()
+    for index, part in enumerate(parts):
+        header = read_header(part)
+        # Before the next one is read: a thousand files that belong to no split would take minutes, and all memory.
+        if not index:
+            _check_count(path, header, len(parts))
+        if len(parts) > 1:
+            _check_part(part, index, header, seen)
+        seen.update(tensor.name for tensor in header.tensors)
+        headers.append(header)
+    said = headers[0].metadata.get("split.tensors.count") if len(parts) > 1 else None
+    if said is not None and said != len(seen):
+        raise GgufError(f"{path} says that the model has {said} tensors, and its {len(parts)} parts have {len(seen)}.")
+    return headers

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: what each part of a model needs.
+
+Weights and cache are those of `_gguf`, compute buffers those of `compute_buffers`.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import kv_cells, row_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_buffers import (
+    FOLLOWED,
+    PIPELINE_COPIES,
+    Head,
+    device_bytes,
+    input_bytes,
+    margin_bytes,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import (
+    QUANTISED_CACHES,
+    Load,
+    Source,
+    SplitError,
+    check_load,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch, LayerShape, layer_shape
+
+if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Layer, Model
+
+
+# llama.cpp rotates what goes into a quantised cache with a matrix of this size or, for keys, a larger one.
+_ROTATION = 64
+
+
+class Need(NamedTuple):
+    """What a host holds, in bytes."""
+
+    weights: int
+    kv: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv + self.compute
+
+
+def _check_cache(load: Load, model: Model) -> None:
+    """Raise SplitError for cache types that llama.cpp refuses for this model."""
+    latent = any(layer.key_width and layer.value_width == 0 for layer in model.layers)
+    if latent and load.cache_type_k != load.cache_type_v:
+        raise SplitError(
+            f"cache_type_k is {load.cache_type_k} and cache_type_v {load.cache_type_v}, which llama.cpp refuses "
+            "for a model with latent attention; give both the same."
+        )
+
+
+def _cache_bytes(layer: Layer, load: Load, cells: int, value_width: int | None) -> int:
+    """Return what a layer keeps of the tokens in so many cells."""
+    if not cells or layer.key_width is None or layer.value_width is None:
+        return 0
+    for name, kind in (("cache_type_k", load.cache_type_k), ("cache_type_v", load.cache_type_v)):
+        if layer.kv_bytes_per_token.get(kind) is None:
+            raise SplitError(
+                f"{name} is {kind}, whose blocks do not fit the heads of this model, which llama.cpp refuses; take f16."
+            )
+    keys = row_bytes(layer.key_width, layer.key_width or 1, load.cache_type_k) or 0
+    values = row_bytes(value_width or 0, value_width or 1, load.cache_type_v) or 0
+    return cells * (keys + values)
+
+
+def _rotations(load: Load, model: Model) -> tuple[int, int]:
+    """Return the sizes of the matrices that keys and values of a quantised cache are rotated with, or 0."""
+    key, value = model.shape.key_length, model.shape.value_length
+    rotated_keys = rotated_values = 0
+    if load.cache_type_k in QUANTISED_CACHES and key and key % _ROTATION == 0:
+        # The largest power of two of them that goes into it.
+        rotated_keys = _ROTATION * ((key // _ROTATION) & -(key // _ROTATION))
+    if load.cache_type_v in QUANTISED_CACHES and value and value % _ROTATION == 0:
+        rotated_values = _ROTATION
+    return rotated_keys, rotated_values
+
+
+def _few(layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
+    """Leave out layers that only repeat others: the buffers are used again."""
+    kept: list[LayerShape] = []
+    for layer in layers:
+        if kept.count(layer) < 2:
+            kept.append(layer)
+    return tuple(kept)
+
+
+class Planned:
+    """A model, as it would be loaded: what each part of it needs."""
+
+    def __init__(self, of: Source, load: Load, *, shrink: float = 1.0) -> None:
+        """Take the model; `shrink` makes its weights smaller, as another quantisation would."""
+        check_load(load)
+        self.of, self.load, self.shrink = of, load, shrink
+        self.model = model = of.model
+        context = load.ctx_size or model.shape.context_length
+        if not context:
+            raise SplitError("The model does not say its context length; give ctx_size.")
+        self.context = context
+        self.cells = -(-context // 256) * 256
+        self.tokens = min(self.cells, load.batch_size, load.ubatch_size)
+        self.flash_attention = load.flash_attn != "off" and model.architecture != "grok"
+        self.kv_known = model.cache.known
+        self.compute_known = model.architecture in FOLLOWED and not model.shape.predict_layers
+        self.vocabulary = model.shape.vocabulary or 0
+        self.width = model.shape.embedding_length or 0
+        self.count = len(model.layers)
+        self.local = self.count + 1 - min(load.n_gpu_layers, self.count + 1)
+        weights = model.weights
+        self.output_weights = round(
+            (weights.output_bytes or 0) * shrink
+            + ((weights.embedding_bytes or 0) * shrink if weights.tied_embeddings else 0)
+        )
+        self.weight_sums = [0, *accumulate(round((layer.bytes or 0) * shrink) for layer in model.layers)]
+        # src/llama-kv-cache.cpp: values of different widths are padded where they are kept transposed.
+        self.widest = max((layer.value_width or 0 for layer in model.layers), default=0)
+        self.kv_sums = [0, *accumulate(self._kv())]
+        self.shapes = self._shapes()
+        self._known: dict[tuple[object, ...], int] = {}
+
+    def _own_cells(self, layer: Layer) -> int:
+        return kv_cells(layer, self.context, self.model.cache.window_tokens, self.tokens)
+
+    def _kv(self) -> list[int]:
+        _check_cache(self.load, self.model)
+        return [
+            (layer.state_bytes or 0)
+            + _cache_bytes(
+                layer,
+                self.load,
+                self._own_cells(layer),
+                layer.value_width if self.flash_attention or not layer.value_width else self.widest,
+            )
+            for layer in self.model.layers
+        ]
+
+    def _shapes(self) -> list[LayerShape]:
+        def cells(layer: Layer, found: dict[str, Tensor]) -> int:
+            # One that attends without a cache of its own uses another layer's.
+            return self._own_cells(layer) or (self.cells if "attn_q" in found and not self.compute_known else 0)
+
+        return [
+            layer_shape(
+                found,
+                width=self.width,
+                heads=layer.heads or 0,
+                cells=cells(layer, found),
+                window=layer.cache == "window",
+                experts_used=self.model.shape.experts_used,
+            )
+            for layer, found in zip(self.model.layers, self.of.layers)
+        ]
+
+    def batch(self, devices: int) -> Batch:
+        """Return what is computed at a time with so many workers."""
+        rotated_keys, rotated_values = _rotations(self.load, self.model)
+        return Batch(
+            tokens=self.tokens,
+            outputs=self.tokens,
+            flash_attention=self.flash_attention,
+            # src/llama-context.cpp: prompt batches go through workers side by side if all layers are on workers.
+            copies=PIPELINE_COPIES if devices > 1 and not self.local else 1,
+            local_layers=self.local > 0,
+            rotated_keys=rotated_keys,
+            rotated_values=rotated_values,
+            value_rows=self.widest,
+        )
+
+    def need(self, part: Part, devices: int) -> Need:
+        """Return what a worker with this part needs, one of so many."""
+        if part.end == part.first:
+            return Need(0, 0, 0)
+        end = min(part.end, self.count)
+        weights = self.weight_sums[end] - self.weight_sums[part.first]
+        if part.end > self.count:
+            weights += self.output_weights
+        if end > part.first:
+            weights += self.model.weights.shared_bytes or 0
+        return Need(weights, self.kv_sums[end] - self.kv_sums[part.first], self._compute(part, devices))
+
+    def _compute(self, part: Part, devices: int) -> int:
+        known = (part, devices > 1)
+        if known not in self._known:
+            end = min(part.end, self.count)
+            self._known[known] = self._buffer(
+                _few(self.shapes[part.first : end]),
+                devices,
+                first=part.first == self.local,
+                last=end == self.count and end > part.first,
+                output=part.end > self.count,
+            )
+        return self._known[known]
+
+    def _buffer(
+        self, layers: tuple[LayerShape, ...], devices: int, *, first: bool, last: bool = False, output: bool = False
+    ) -> int:
+        known = (layers, devices > 1, first, last, output)
+        if known not in self._known:
+            batch = self.batch(devices)
+            self._known[known] = device_bytes(
+                self.model.architecture or "",
+                layers,
+                batch,
+                first=first,
+                last=last,
+                head=Head(self.width, self.vocabulary) if output else None,
+                before=self.shapes[-1] if first and not layers else None,
+            ) + (0 if self.compute_known else margin_bytes(self.shapes, batch, self.width))
+        return self._known[known]
+
+    def master(self, devices: int) -> Need:
+        """Return what the master's own memory holds: the input, its own layers, and the buffers of both."""
+        weights = round((self.model.weights.input_bytes or 0) * self.shrink) + self.weight_sums[self.local]
+        compute = input_bytes(self.shapes, self.batch(devices), self.width) + 4 * self.vocabulary
+        if self.local:
+            weights += self.model.weights.shared_bytes or 0
+            compute += self._buffer(_few(self.shapes[: self.local]), devices, first=True)
+        return Need(weights, self.kv_sums[self.local], compute)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: the plan, as a result and in a sentence. Nothing is read and nobody is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part, parts_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice import (
+    Room,
+    choose,
+    fits,
+    master_room,
+    rooms_of,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, check_cluster, source
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.need import Need, Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.suggestions import in_words, suggestions
+
+if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header
+
+
+ONE_HOST = (
+    "Each token goes through the layers one after another, so that while one worker computes it the others wait: "
+    "dividing the model does not make generation faster (two equal workers generated 0.92 times as fast as one where "
+    "that was measured, see docs/performance.md)"
+)
+
+
+def _one_host(planned: Planned, cluster: Cluster) -> str | None:
+    """Return who could hold all of it: the master, or the worker with the most memory."""
+    room = master_room(cluster)
+    whole = planned.need(Part(planned.local, planned.count + 1), 1).total + planned.master(1).total
+    if room is not None and whole <= room.usable:
+        return "the master"
+    if len(cluster.workers) < 2:
+        return None
+    largest = max(cluster.workers, key=lambda worker: worker.memory_available_bytes)
+    alone = replace(cluster, workers=(largest,), tensor_split=())
+    return largest.endpoint if fits(planned.of, planned.load, alone) else None
+
+
+def _ended(words: Sequence[str]) -> str:
+    """Join to one enumeration."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _message(result: dict[str, Any], idle: Sequence[str]) -> str:
+    if idle:
+        whom = f"worker{'s' if len(idle) > 1 else ''} {_ended(idle)}"
+        return f"The tensor_split leaves {whom} without a layer; give larger shares there, or leave tensor_split out."
+    if result["shortfall"]:
+        lacks = [f"{it['host']} lacks {in_words(it['bytes'])}" for it in result["shortfall"]]
+        proposals = [it["message"] for it in result["suggestions"]]
+        more = f": {'; or '.join(proposals)}" if proposals else ", whatever is changed"
+        by = "" if result["compute_known"] else " by an upper estimate of the compute buffers"
+        return f"It does not fit{by}, {_ended(lacks)}{more}."
+    if result["fits"] is None:
+        return "Without the cache, whose size is not known for this architecture, it fits."
+    fullest = min(result["workers"], key=lambda it: it["headroom_bytes"])
+    room = f"It fits; the least room is left on {fullest['endpoint']}, {in_words(fullest['headroom_bytes'])}"
+    alone = result["fits_on_one"]
+    return f"{room}. {alone['message']}" if alone else f"{room}."
+
+
+def _too_many(planned: Planned, cluster: Cluster) -> str | None:
+    count, layers = len(cluster.workers), planned.count - planned.local
+    # The output alone goes to one worker.
+    if count <= max(layers, 1):
+        return None
+    if not layers:
+        more = f", or give n_gpu_layers from {count + 1} on" if count <= planned.count else ""
+        return (
+            f"There are {count} workers, and n_gpu_layers ({planned.load.n_gpu_layers}) leaves them the output alone; "
+            f"name one worker{more}."
+        )
+    given = "the model has" if not planned.local else f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them"
+    return f"There are more workers ({count}) than layers ({given} {layers}); name fewer workers."
+
+
+def _notes(planned: Planned) -> list[str]:
+    notes = []
+    if not planned.compute_known:
+        notes.append(
+            "The compute buffers are an upper estimate: what llama.cpp computes for this model is not followed."
+        )
+    if planned.model.shape.predict_layers:
+        notes.append(
+            "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
+        )
+    return notes
+
+
+def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
+    """Return what a host holds next to what it has."""
+    return {
+        "weights_bytes": need.weights,
+        "kv_bytes": need.kv,
+        "compute_bytes": need.compute,
+        "total_bytes": need.total,
+        "memory_available_bytes": room.available if room else None,
+        "reserve_bytes": room.reserve if room else None,
+        "headroom_bytes": room.available - room.reserve - need.total if room else None,
+    }
+
+
+def _workers(planned: Planned, cluster: Cluster, rooms: Sequence[Room], parts: Sequence[Part]) -> list[dict[str, Any]]:
+    found = []
+    for worker, room, part in zip(cluster.workers, rooms, parts):
+        layers = min(part.end, planned.count) - part.first
+        found.append(
+            {
+                "endpoint": worker.endpoint,
+                "first_layer": part.first if layers else None,
+                "layers": layers,
+                "has_output": part.end > planned.count,
+                **_memory(planned.need(part, len(rooms)), room),
+            }
+        )
+    return found
+
+
+def _judge(result: dict[str, Any], planned: Planned, cluster: Cluster) -> None:
+    """Say whether it fits, and what would."""
+    idle = [it["endpoint"] for it in result["workers"] if not it["layers"] and not it["has_output"]]
+    result["shortfall"] = [
+        {"host": host, "bytes": -it["headroom_bytes"]}
+        for host, it in [("the master", result["master"]), *((it["endpoint"], it) for it in result["workers"])]
+        if it["headroom_bytes"] is not None and it["headroom_bytes"] < 0
+    ]
+    if result["shortfall"]:
+        result["suggestions"] = suggestions(planned, cluster)
+    elif not idle:
+        result["fits"] = True if planned.kv_known else None
+        alone = _one_host(planned, cluster)
+        if alone and planned.kv_known:
+            result["fits_on_one"] = {"endpoint": alone, "message": f"It would fit on {alone} alone. {ONE_HOST}."}
+    result["message"] = _message(result, idle)
+
+
+def plan(headers: Sequence[Header], load: Load, cluster: Cluster) -> dict[str, Any]:
+    """Return how the model is divided and what comes of it; raises SplitError for what cannot be planned."""
+    check_cluster(cluster)
+    planned = Planned(source(headers), load)
+    rooms = rooms_of(planned, cluster)
+    result: dict[str, Any] = {
+        "fits": False,
+        "message": "",
+        "tensor_split": [],
+        "ctx_size": planned.context,
+        "layers": planned.count,
+        "workers": [],
+        "master": None,
+        "kv_known": planned.kv_known,
+        "compute_known": planned.compute_known,
+        "shortfall": [],
+        "suggestions": [],
+        "fits_on_one": None,
+        "notes": [*planned.model.notes, *_notes(planned)],
+    }
+    too_many = _too_many(planned, cluster)
+    if too_many and not cluster.tensor_split:
+        return {**result, "message": too_many}
+    if cluster.tensor_split:
+        parts = parts_of(planned.count, load.n_gpu_layers, cluster.tensor_split)
+        result["tensor_split"] = list(cluster.tensor_split)
+    else:
+        parts = choose(planned, cluster, rooms)
+        # Whole numbers: upstream's division by their sum then gives these very counts.
+        result["tensor_split"] = [part.end - part.first for part in parts]
+    result["workers"] = _workers(planned, cluster, rooms, parts)
+    own = planned.master(len(cluster.workers))
+    result["master"] = {"layers": planned.local, **_memory(own, master_room(cluster))}
+    _judge(result, planned, cluster)
+    return result

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: how the hosts of a cluster change their llama.cpp together, as far as no host has to be asked for it."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import (
+    release_problems,
+    shown,
+    source_of,
+)
+
+_SHOWN_TEXT = 60
+
+
+def plan(
+    looks: Mapping[str, Mapping[str, Any]],
+    master: str,
+    wanted: Mapping[str, str] | None,
+    *,
+    rollback: bool,
+    staged: bool,
+) -> dict[str, Any]:
+    """Say which release each host is to get, or why not, or what an interrupted upgrade has left to do.
+
+    A look is what release_journal returns, `wanted` a release's name by host (None while that is not known). With
+    `rollback` it is the one before.
+    """
+    ended = {look["finished"]["run"] for look in looks.values() if look["finished"]}
+    unfinished = {host: look["unfinished"] for host, look in looks.items() if look["unfinished"]}
+    # One host that was told of the good end is enough: all had the new release by then.
+    recover = {
+        host: {
+            "run": note["run"],
+            "release": note["to"] if note["run"] in ended else note["from"],
+            "state": "finished" if note["run"] in ended else "withdrawn",
+        }
+        for host, note in unfinished.items()
+    }
+    found: dict[str, Any] = {
+        "problems": [],
+        "recover": recover,
+        "interrupted": _interrupted(looks, unfinished, recover),
+        "enough": False,
+        "targets": {},
+        "from": None,
+        "to": None,
+        "protocols": {"from": None, "to": None},
+        "same": False,
+    }
+    if recover:
+        host, note = next(iter(unfinished.items()))
+        # An upgrade that is taken back, and a roll back that is brought to its end, are what a roll back asks for.
+        found["enough"] = rollback and (recover[host]["state"] == "finished") == (note.get("way") == "rollback")
+        found.update({key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")})
+        return found
+    problems = release_problems({host: _in_use(look) for host, look in looks.items()}, master)
+    targets = {host: _before(look) for host, look in looks.items()} if rollback else dict(wanted or {})
+    if rollback:
+        problems += _rollback_problems(looks, targets)
+    elif staged:
+        problems += [
+            f"{host} did not get the release {targets[host]}: run the playbook upgrade again."
+            for host, look in looks.items()
+            if targets and targets[host] not in look["releases"]
+        ]
+    if targets and not problems:
+        new = {host: look["releases"].get(targets[host], {}) for host, look in looks.items()}
+        spoken = [str(manifest["rpc_protocol"]) for manifest in new.values() if manifest.get("rpc_protocol")]
+        problems = _unlike(new) if staged else []
+        if staged and not rollback:
+            problems += _mute(new)
+        found.update(
+            {
+                "targets": targets,
+                "from": shown(_in_use(looks[master])),
+                "to": shown(new[master]) if new[master] else targets[master],
+                "protocols": {
+                    "from": _in_use(looks[master]).get("rpc_protocol"),
+                    "to": spoken[0] if spoken else None,
+                },
+                "same": all(look["current"] == targets[host] for host, look in looks.items()),
+            }
+        )
+    found["problems"] = problems
+    return found
+
+
+def canary(
+    before: Mapping[str, Any] | None, after: Sequence[Mapping[str, Any]], tolerance_percent: float, text: str
+) -> dict[str, Any]:
+    """Compare runs of a prompt with the new release to one with the old; `again` says that one more run may help."""
+    last = after[-1]
+    if last["failure"]:
+        return _verdict(f"With the new release the prompt could not be continued: {last['failure']}")
+    if not last["text"]:
+        return _verdict("With the new release the prompt is continued with nothing.")
+    if before is None:
+        return _verdict("", summary="The prompt is continued.")
+    same = last["text"] == before["text"]
+    if not same and text == "same":
+        return _verdict(
+            f"With the new release the prompt is continued with {_cut(last['text'])} instead of "
+            f"{_cut(before['text'])}: if that is a change that you accept, set upgrade_canary_text to any."
+        )
+    was, now = before["tokens_per_second"], max((run["tokens_per_second"] or 0 for run in after), default=0)
+    words = "the same text" if same else "another text, as upgrade_canary_text allows"
+    if not was or not now:
+        return _verdict("", summary=f"The prompt is continued with {words}; how quickly is not known.")
+    speed = f"{now:.1f} tokens/s instead of {was:.1f}"
+    if now < was * (1 - tolerance_percent / 100):
+        return _verdict(
+            f"With the new release it is {speed}, {100 * (1 - now / was):.0f} % fewer, and "
+            f"upgrade_canary_tolerance_percent allows {tolerance_percent:g} %.",
+            again=len(after) == 1,
+        )
+    return _verdict("", summary=f"The prompt is continued with {words}, {speed}.")
+
+
+def outcome(
+    hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str, *, rollback: bool
+) -> dict[str, Any]:
+    """Say what became of an upgrade: whether there is a problem, and a sentence for each host.
+
+    `end` is `old`, `new`, or `unknown` (the host that is told of the good end first was lost just then). A host has
+    `look` and `now` (at the begin and at the end, None if it could not be asked), `note` (its way, None if that was
+    not written), `touched` (whether it was to change), `lost`, and `out` and `stuck`, the reasons why it could not go
+    on and not go back.
+    """
+    way = "roll back" if rollback else "upgrade"
+    if planned.get("to"):
+        way += f" from llama.cpp {planned['from']} to {planned['to']}"
+    reasons = [f"{host}: {_whole(found['out'])}" for host, found in hosts.items() if found["out"]]
+    reasons += [f"{host} stopped answering." for host, found in hosts.items() if found["lost"]]
+    stuck = [host for host, found in hosts.items() if found["stuck"]]
+    if not reasons and not stuck:
+        problem = ""
+    elif end == "unknown":
+        problem = f"Whether the {way} was noted as ended is not known: run the playbook upgrade again, which ends it."
+    elif end == "new":
+        problem = f"The {way} is done, but not everywhere."
+    elif not any(found["note"] for found in hosts.values()):
+        problem = f"The {way} was not begun: every host has what it had."
+    else:
+        others = [host for host, found in hosts.items() if found["stuck"] or found["lost"] or _astray(found)]
+        which = f"all hosts but {', '.join(others)} have what they had" if others else "every host has what it had"
+        problem = f"The {way} failed, and {which} before."
+    return {
+        "problem": " ".join([problem, *reasons]) if problem else "",
+        "sentences": [_became(host, found, end) for host, found in hosts.items()],
+    }
+
+
+def _astray(found: Mapping[str, Any]) -> bool:
+    """Tell whether a host has another release than the one that it is to go back to."""
+    note, now = found["note"], found["now"]
+    return bool(note and now and now["current"] != note["from"])
+
+
+def _became(host: str, found: Mapping[str, Any], end: str) -> str:
+    releases, note = (found["look"] or {}).get("releases") or {}, found["note"]
+
+    def name(release: str) -> str:
+        return f"llama.cpp {_name(releases, release)}"
+
+    if note and (found["lost"] or found["stuck"]):
+        where = {"old": f"back to {name(note['from'])}", "new": f"to {name(note['to'])}"}
+        again = f"run the playbook upgrade again, which takes it {where.get(end, 'where the others are')}"
+        if found["lost"]:
+            return f"{host} stopped answering: bring it back, and {again}."
+        return f"{host} could not be mended ({_whole(found['stuck']).rstrip('.')}): look there, and {again}."
+    if found["lost"]:
+        return f"{host} stopped answering before anything was changed there."
+    now = found["now"]["current"] if found["now"] else None
+    if now is None:
+        return f"{host} has no release in use: run the playbook site."
+    if end == "old" and _astray(found):
+        return f"{host} still has {name(now)}: run the playbook upgrade again, which takes it where the others are."
+    if end == "old":
+        return f"{host} {'is back at' if found['touched'] else 'has kept'} {name(now)}."
+    return f"{host} has {name(now)}" + (f", and had {name(note['from'])}." if note and note["from"] != now else ".")
+
+
+def _interrupted(
+    looks: Mapping[str, Mapping[str, Any]],
+    notes: Mapping[str, Mapping[str, str]],
+    recover: Mapping[str, Mapping[str, str]],
+) -> str:
+    """Say in a sentence what an interrupted upgrade has left, empty if there is none."""
+    if not notes:
+        return ""
+    host, note = next(iter(notes.items()))
+    old, new = (_name(looks[host]["releases"], note[key]) for key in ("from", "to"))
+    done = recover[host]["state"] == "finished"
+    how = f"it was good, and is brought to its end with {new}" if done else f"all hosts go back to {old}"
+    what = "A roll back" if note.get("way") == "rollback" else "An upgrade"
+    return (
+        f"{what} from llama.cpp {old} to {new}, begun {note['time']}, was interrupted and has not ended on "
+        f"{', '.join(notes)}: {how}."
+    )
+
+
+def _name(releases: Mapping[str, Mapping[str, Any]], release: str) -> str:
+    return shown(releases[release]) if releases.get(release) else release
+
+
+def _rollback_problems(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[str, str]) -> list[str]:
+    """Say on which hosts there is nothing to roll back to."""
+    problems = []
+    unaware = []
+    for host, look in looks.items():
+        if not look["finished"] or look["finished"]["to"] != look["current"]:
+            unaware.append(host)
+        elif targets[host] not in look["releases"]:
+            problems.append(
+                f"{host} no longer has the release {targets[host]}, to which it would be rolled back: "
+                "name its version in llama_cpp_version instead, and raise llama_cpp_keep_releases."
+            )
+    if unaware:
+        problems.append(
+            f"Nothing is known on {', '.join(unaware)} of an upgrade to the release in use, which could be rolled "
+            "back: name the version to go to in llama_cpp_version instead."
+        )
+    return problems
+
+
+def _unlike(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say which of the new releases do not fit together."""
+    problems = []
+    for key, of in (("source", "commit"), ("rpc_protocol", "RPC protocol")):
+        kinds: dict[str, list[str]] = {}
+        for host, manifest in releases.items():
+            what = source_of(manifest) if key == "source" else manifest.get("rpc_protocol")
+            if what:
+                kinds.setdefault(str(what), []).append(host)
+        if len(kinds) > 1:
+            sides = " and ".join(f"{what} on {', '.join(hosts)}" for what, hosts in kinds.items())
+            problems.append(f"The hosts would get llama.cpp of another {of} each: {sides}; give them one.")
+    return problems
+
+
+def _mute(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say which of the new releases were built from a source that does not say its RPC protocol.
+
+    Of an artifact that somebody else has made it is not known, and cannot be: there, that workers answer and a prompt
+    is continued has to do.
+    """
+    mute = [
+        host
+        for host, manifest in releases.items()
+        if not manifest.get("rpc_protocol") and (manifest.get("source") or {}).get("kind") != "artifact"
+    ]
+    if not mute:
+        return []
+    what = f"The source of llama.cpp {shown(releases[mute[0]])}, which {', '.join(mute)} would get"
+    return [f"{what}, does not say its RPC protocol: name another one in llama_cpp_version, or in what else names it."]
+
+
+def _in_use(look: Mapping[str, Any]) -> Mapping[str, Any]:
+    return look["releases"].get(look["current"]) or {"unknown": "it has no release in use"}
+
+
+def _before(look: Mapping[str, Any]) -> str:
+    return str(look["finished"]["from"]) if look["finished"] else ""
+
+
+def _verdict(problem: str, *, again: bool = False, summary: str = "") -> dict[str, Any]:
+    return {"problem": problem, "again": again, "summary": summary}
+
+
+def _cut(text: str) -> str:
+    words = " ".join(text.split())
+    return f'"{words if len(words) <= _SHOWN_TEXT else words[: _SHOWN_TEXT - 1] + "…"}"'
+
+
+def _whole(reason: str) -> str:
+    """Return a reason as a sentence."""
+    return reason if reason.endswith((".", "!", "?")) else f"{reason}."

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: which tensors of a model a worker can have in its cache before it is first asked for them.
+
+A master asks a worker whether it has a tensor by the hash of the tensor's bytes, as they are in the GGUF file, if there
+are more than 10 MiB of them, and sends it only if not (ggml/src/ggml-rpc/ggml-rpc.cpp, rpc_use_hash_cache). In split
+mode layer a tensor goes to one worker as a whole; in split mode tensor each gets slices, which are other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+# HASH_THRESHOLD of upstream, beyond which tensors go by their hash.
+LARGEST_UNHASHED_BYTES = 10 << 20
+# The names that upstream gives entries.
+_ENTRY = re.compile(r"[0-9a-f]{16}")
+_LAYER = re.compile(r"^blk\.(\d+)\.")
+_EMBEDDING = "token_embd.weight"
+_BLOCK = 1 << 20
+
+
+class Part(NamedTuple):
+    """What a worker gets, as split_plan says it. `first_layer` matters only with `layers`."""
+
+    first_layer: int | None
+    layers: int
+    has_output: bool
+
+
+class Piece(NamedTuple):
+    """The bytes of a tensor in a file."""
+
+    path: str
+    name: str
+    offset: int
+    bytes: int
+
+
+def pieces(model: Path, part: Part | None = None) -> list[Piece]:
+    """Return what of a model a worker with this part is sent by hash; without a part, of all of it.
+
+    Raises GgufError if the model is not whole.
+    """
+    headers = read_model(model)
+    described = describe(headers)
+    tied = described.weights.tied_embeddings
+    found = []
+    for path, header in zip(model_parts(model), headers):
+        for tensor in header.tensors:
+            size = tensor.bytes or 0
+            if size > LARGEST_UNHASHED_BYTES and _goes(tensor.name, described.architecture or "", part, tied=tied):
+                found.append(Piece(str(path), tensor.name, header.start_bytes + tensor.offset, size))
+    return found
+
+
+def _goes(name: str, architecture: str, part: Part | None, *, tied: bool) -> bool:
+    """Tell whether a tensor goes to a worker with this part: the input stays with the master."""
+    layer = _LAYER.match(name)
+    if layer:
+        index = int(layer[1])
+        return part is None or (part.layers > 0 and 0 <= index - (part.first_layer or 0) < part.layers)
+    kind = "output" if name == _EMBEDDING and tied else place(name, architecture)
+    if kind == "input":
+        return False
+    return part is None or (part.has_output if kind == "output" else part.layers > 0)
+
+
+def lines(wanted: Iterable[Piece]) -> str:
+    """Return what the program rpc-cache reads."""
+    return "".join(f"{piece.offset} {piece.bytes} {piece.path}\n" for piece in wanted)
+
+
+def counted(said: str) -> dict[str, Any]:
+    """Return what rpc-cache has done, from its lines: hash, bytes, and what became of it."""
+    rows = [line.split() for line in said.splitlines()]
+    sizes: dict[str, list[int]] = {"added": [], "replaced": [], "missing": [], "there": []}
+    for row in rows:
+        if len(row) == 3 and row[2] in sizes:
+            sizes[row[2]].append(int(row[1]))
+    brought = sizes["added"] + sizes["replaced"] + sizes["missing"]
+    return {
+        "entries": sorted({row[0] for row in rows if len(row) == 3}),
+        "added": len(brought),
+        "added_bytes": sum(brought),
+        "replaced": len(sizes["replaced"]),
+        "there": len(sizes["there"]),
+        "there_bytes": sum(sizes["there"]),
+    }
+
+
+def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
+    """Return the digest by which two hosts tell that they have the same bytes; None if there are fewer.
+
+    It is not the cache's own, which only a compiled program is quick at, and a controller has none. `flags` are further
+    ones to open the file with.
+    """
+    left, value = size, hashlib.blake2b(digest_size=20)
+    with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
+        stream.seek(offset)
+        while left:
+            block = stream.read(min(left, _BLOCK))
+            if not block:
+                return None
+            value.update(block)
+            left -= len(block)
+    return value.hexdigest()
+
+
+def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> list[str]:
+    """Return the digests of those tensors whose bytes no entry of the folder has; entries of other sizes stay unread.
+
+    That they are read here says nothing of their use. If asked, those that are wanted count as used now.
+    """
+    # The folder is another account's. Only the owner and root may leave the time of reading as it is.
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK
+    if os.geteuid() in (0, folder.stat().st_uid):
+        flags |= os.O_NOATIME
+    wanted = {one["digest"]: int(one["bytes"]) for one in offered}
+    sizes = set(wanted.values())
+    found: set[str | None] = set()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not _ENTRY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False) or set(wanted) <= found:
+                continue
+            try:
+                about = entry.stat(follow_symlinks=False)
+                if about.st_size not in sizes:
+                    continue
+                name = digest(entry.path, 0, about.st_size, flags)
+                found.add(name)
+                if touch and name in wanted:
+                    os.utime(entry.path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
+            except OSError:  # it has gone
+                continue
+    return [name for name in wanted if name not in found]

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What of the role rpc_server, and of what it needs, is on this host. Private to this collection."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import pwd
+import re
+import stat
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Mapping
+
+UNIT_FOLDER = Path("/etc/systemd/system")
+# StateDirectory of the units. What is there outlives a process: each file says which start of its unit has written it.
+STATE_FOLDER = Path("var/lib/llama_cpp")
+# systemd's links to the name of the present start of each unit (unit_export_invocation_id), for all to read.
+INVOCATIONS = Path("run/systemd/units")
+# In the order in which they are stopped.
+METRICS_UNITS = ("llama-rpc-metrics.timer", "llama-rpc-metrics.service")
+# StateDirectory of the unit that keeps the cache in order; the worker cannot write there.
+CACHE_STATE_FOLDER = Path("/var/lib/llama_rpc_cache")
+MOST_STATUS_BYTES = 4096
+_REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
+_CACHE_USE = {"hits": int, "hit_bytes": int, "misses": int, "damaged": int}
+_UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
+_TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
+_CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
+# By upstream: 16 hexadecimal digits of a hash of what is in it (ggml/src/ggml-rpc/ggml-rpc.cpp).
+_ENTRY = re.compile(r"[0-9a-f]{16}")
+_TIDIED = {"time": int, "max_bytes": int, "min_free_bytes": int, "corrupted": int, "evicted": int}
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A unit file; without a digest it is something else, such as the link of a masked unit.
+
+    The port is 0 if it is for all workers of the host.
+    """
+
+    name: str
+    port: int
+    sha256: str | None
+    mode: str
+    uid: int
+    gid: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def read_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
+    """Return the units of workers, by port."""
+    return _read(folder, "llama-rpc-server@*.service", _UNIT)
+
+
+def read_timed_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
+    """Return the services that look after workers, and their timers: those of the host first, then by port."""
+    return _read(folder, "llama-rpc-*", _TIMED_UNIT)
+
+
+def _read(folder: Path, pattern: str, named: re.Pattern[str]) -> list[Unit]:
+    found = []
+    for path in folder.glob(pattern):
+        name = named.fullmatch(path.name)
+        if name:
+            status = path.lstat()
+            regular = stat.S_ISREG(status.st_mode)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if regular else None
+            mode = f"{stat.S_IMODE(status.st_mode):04o}"
+            found.append(Unit(path.name, int(name[1] or 0), digest, mode, status.st_uid, status.st_gid))
+    return sorted(found, key=lambda unit: (unit.port, unit.name))
+
+
+def read_metrics(folder: Path = UNIT_FOLDER) -> dict[str, Any] | None:
+    """Return where the link to the figures for node_exporter is, and which units write them; None if none do."""
+    units = [unit for unit in METRICS_UNITS if (folder / unit).is_file()]
+    try:
+        text = (folder / METRICS_UNITS[-1]).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^X-TextfileFolder=(/\S+)$", text, re.MULTILINE)
+    return {"folder": found.group(1), "units": units} if found else None
+
+
+def read_release(prefix: str) -> dict[str, Any]:
+    """Return which release is in use, which programs it has, and whether an upgrade has not ended."""
+    current = Path(prefix) / "current"
+    try:
+        name = Path(os.readlink(current)).name
+    except OSError:  # not there, or no link
+        name = None
+    return {
+        "id": name,
+        "program": os.access(current / "bin/rpc-server", os.X_OK),
+        "cache_program": os.access(current / "libexec/rpc-cache", os.X_OK),
+        # As _release/journal.py writes it; a name that the role llama_cpp would use, and no more is known of it here.
+        "upgrade": (Path(prefix) / "upgrade.json").exists(),
+    }
+
+
+def read_repack(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
+    """Return what the worker of a unit says of weights that it has repacked; None if it says nothing, or nonsense."""
+    return _read_said(port, root, "status", "repack", _REPACK)
+
+
+def read_cache_use(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
+    """Return what the worker of a unit says its cache was good for so far; None if it says nothing, or nonsense."""
+    return _read_said(port, root, "cache", "use", _CACHE_USE)
+
+
+def _read_said(port: int, root: Path, name: str, key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
+    """Return an object of a file that the worker of a unit writes about itself.
+
+    The worker, which strangers may talk to, writes that file: it is taken for nothing but these values. What an earlier
+    process has left is nothing.
+    """
+    start = None
+    with contextlib.suppress(OSError):
+        start = os.readlink(root / INVOCATIONS / f"invocation:llama-rpc-server@{port}.service")
+    said = _read_json(root / STATE_FOLDER / f"{name}-{port}.json")
+    found = said.get(key) if start is not None and said.get("invocation") == start else None
+    if not isinstance(found, dict) or not all(_is_a(found.get(name), kind) for name, kind in kinds.items()):
+        return None
+    return {name: kind(found[name]) for name, kind in kinds.items()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return a small JSON object that somebody else has written; an empty one if it is not that."""
+    text = b""
+    with contextlib.suppress(OSError):
+        # Neither a link is followed nor a pipe waited for.
+        number = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(number, "rb") as stream:
+            if stat.S_ISREG(os.fstat(number).st_mode):
+                text = stream.read(MOST_STATUS_BYTES + 1)
+    try:
+        said = json.loads(text) if len(text) <= MOST_STATUS_BYTES else None
+    except (ValueError, RecursionError):
+        said = None
+    return said if isinstance(said, dict) else {}
+
+
+def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_FOLDER) -> dict[str, Any] | None:
+    """Return what the worker of a unit has in its tensor cache, and when that was last put in order; None without one.
+
+    Strangers may make the worker write there: entries are counted by name and size, and none is opened.
+    """
+    try:
+        found = _CACHE.search((units / f"llama-rpc-server@{port}.service").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        found = None
+    if found is None:
+        return None
+    folder = Path(found[1]) / "rpc"
+    sizes: list[int] = []
+    free = None
+    with contextlib.suppress(OSError):
+        number = os.open(str(folder), os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+        try:
+            disk = os.fstatvfs(number)
+            free = disk.f_bavail * disk.f_frsize
+            sizes = _entry_sizes(number)
+        finally:
+            os.close(number)
+    said = read_tidied(port, state)
+    kept_since = None
+    with contextlib.suppress(OSError):
+        kept_since = int((units / f"llama-rpc-cache@{port}.timer").lstat().st_mtime)
+    return {
+        "folder": str(folder),
+        "entries": len(sizes),
+        "bytes": sum(sizes),
+        "free_bytes": free,
+        "max_bytes": said.get("max_bytes") or None,
+        "min_free_bytes": said.get("min_free_bytes"),
+        "kept_since": kept_since,
+        "tidied_at": said.get("time"),
+        "corrupted": said.get("corrupted"),
+        "evicted": said.get("evicted"),
+    }
+
+
+def read_tidied(port: int, state: Path = CACHE_STATE_FOLDER) -> dict[str, Any]:
+    """Return what the unit that keeps a cache in order has said last; nothing if it has not, or nonsense."""
+    said = _read_json(state / str(port) / "status.json")
+    return said if all(_is_a(said.get(key), kind) for key, kind in _TIDIED.items()) else {}
+
+
+def _entry_sizes(folder: int) -> list[int]:
+    sizes = []
+    with os.scandir(folder) as found:
+        for entry in found:
+            # One that goes meanwhile is none.
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                if _ENTRY.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
+                    sizes.append(status.st_size)
+    return sizes
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """Tell whether a value of JSON is a truth value, or a number that such a thing can have."""
+    if kind is bool or isinstance(value, bool):
+        return kind is bool and isinstance(value, bool)
+    whole = isinstance(value, int) or (kind is float and isinstance(value, float) and math.isfinite(value))
+    return whole and 0 <= value < 1e15  # type: ignore[operator]
+
+
+def read_account(name: str) -> dict[str, Any] | None:
+    """Return what is said of an account, wherever the host's accounts are kept."""
+    try:
+        found = pwd.getpwnam(name)
+    except KeyError:
+        return None
+    return {"uid": found.pw_uid, "comment": found.pw_gecos}

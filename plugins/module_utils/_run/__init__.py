@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""One run of a llama.cpp program over workers: its options, watch, progress, log and failures.
+
+What several programs share belongs here, and what is special to inference.
+Floor 3: it imports from floors 1 and 2; floor 4 may import it. Only `runner.py` knows Ansible.
+"""

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: what a llama.cpp build is and can do, as data, from its own `--version` and `--help` and its manifest.
+
+All differences between upstream's generations are in the tables of this file. What `--help` states is preferred to
+what a build number suggests, since a build from a source archive calls itself build 0 or 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.elf import read_program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# In this order: `llama-completion` is what `llama-cli` was before b7348, when that became a chat client.
+PROGRAMS = ("llama-completion", "llama-cli")
+BENCH_PROGRAMS = ("llama-bench",)
+
+# The RPC protocol of source archives in use, by commit: their builds have no build number to tell it by.
+# (ggml/include/ggml-rpc.h at that commit, RPC_PROTO_*_VERSION)
+PROTOCOL_BY_COMMIT = {
+    "4227c9b": "2.0.0",
+    "f49e917": "3.6.1",
+    "f449e05": "4.0.1",
+    "e3546c7": "4.0.2",
+    "4df29be": "5.0.0",
+    "0c1e570": "7.0.0",
+}
+
+# Until b6687 a worker is one device with the name RPC[host:port]. From b6688, which is protocol 3, each device of a
+# worker has a number of its own, counted over all workers: RPC0, RPC1, ... (ggml/src/ggml-rpc/ggml-rpc.cpp,
+# ggml_backend_rpc_add_server)
+COUNTED_DEVICES_SINCE_BUILD = 6688
+COUNTED_DEVICES_SINCE_PROTOCOL = 3
+# A full checkout has build numbers of this size; from an archive it is 0 or 1.
+SMALLEST_REAL_BUILD = 1000
+
+# Field of Capabilities, what to pass, and the option in `--help` that shows that the build has it. (common/arg.cpp)
+_ARGUMENTS = (
+    # Without it the program turns into a chat as soon as the model brings a chat template.
+    ("no_conversation", ("-no-cnv",), "-no-cnv"),
+    ("no_display_prompt", ("--no-display-prompt",), "--no-display-prompt"),
+    # The prompt is taken as it is; by default `\n` in it becomes a line feed.
+    ("no_escape", ("--no-escape",), "--no-escape"),
+    # b7501 on: by default upstream changes the context to what it thinks fits the workers, and loads twice to find out.
+    ("no_fit", ("-fit", "off"), "-fit"),
+)
+# September 2025 on (ggml-org/llama.cpp#15792); before, `--log-colors` takes no value and is off unless given.
+_COLORS_WITH_VALUE = re.compile(r"^--log-colors \[", re.MULTILINE)
+# b9151 on: each line begins with a time and a level, and device and buffer lines are of the level "trace".
+_TRACE_LEVEL = re.compile(r"^ +- (\d+): trace\b", re.MULTILINE)
+
+# llama-bench says in its help which values these options take; the oldest builds take no words for flash attention.
+# (tools/llama-bench/llama-bench.cpp, print_usage)
+_BENCH_VALUES = {
+    option: re.compile(rf"^ +-\w+, {option} +<([\w|]+)>", re.MULTILINE) for option in ("--flash-attn", "--split-mode")
+}
+_FLASH_ATTN_NUMBERS = {"on": "1", "off": "0"}
+
+_VERSION_NUMBERED = re.compile(r"^version: (\d+) \(([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
+_VERSION_NAMED = re.compile(r"^version: (\S+) \(build (\d+), commit ([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
+_PROTOCOL = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){2}")
+_OPTION_NAMES = re.compile(r"^ {0,2}-{1,2}[A-Za-z][\w-]*(?:, +-{1,2}[A-Za-z][\w-]*)*", re.MULTILINE)
+
+
+class BinaryError(Exception):
+    """There is no llama.cpp program here that can run; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A llama.cpp program: what it is, and what it takes."""
+
+    program: str
+    version: str | None
+    build_number: int | None
+    commit: str | None
+    # "7.0.0", or None where neither the manifest nor the commit tells.
+    protocol: str | None
+    # Whether RPC devices are RPC0, RPC1, ... (True) or RPC[host:port] (False); None where that is not known.
+    counted_devices: bool | None
+    # The spellings of each option: {-m, --model}, ...
+    options: tuple[frozenset[str], ...]
+
+    def has(self, option: str) -> bool:
+        """Whether `--help` names this option."""
+        return any(option in names for names in self.options)
+
+    def spellings(self, option: str) -> frozenset[str]:
+        """Return all spellings of an option, itself included."""
+        return next((names for names in self.options if option in names), frozenset([option]))
+
+    def rpc_device_names(self, endpoints: Sequence[str], device_counts: Sequence[int] | None) -> list[str] | None:
+        """Return the names by which `--device` asks for every device of these workers, or None if they are not known.
+
+        `device_counts` holds how many devices each worker has, as asked from the workers themselves.
+        """
+        if not self.has("--device") or self.counted_devices is None:
+            return None
+        if not self.counted_devices:
+            return [f"RPC[{endpoint}]" for endpoint in endpoints]
+        if device_counts is None:
+            return None
+        return [f"RPC{index}" for index in range(sum(device_counts))]
+
+
+@dataclass(frozen=True)
+class Capabilities(Program):
+    """A completion program, and the arguments by which this build does a thing."""
+
+    # "prefixed": a time and a level before each line; "plain": neither.
+    log_format: str
+    no_conversation: tuple[str, ...]
+    no_display_prompt: tuple[str, ...]
+    no_escape: tuple[str, ...]
+    no_fit: tuple[str, ...]
+    no_colors: tuple[str, ...]
+    # Needed so that the lines about devices, buffers and offloaded layers are in the log.
+    verbosity: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Bench(Program):
+    """A benchmark program, and what differs among builds."""
+
+    split_modes: tuple[str, ...]
+    # Names of the patches that it was built with; None if no manifest tells.
+    patches: tuple[str, ...] | None
+    # How this build spells on, off and auto.
+    flash_attn: Mapping[str, str]
+
+
+def find_program(bin_dir: str, names: Sequence[str] = PROGRAMS) -> str:
+    """Return the path of the first of these programs in a folder.
+
+    Raises BinaryError if there is none, or if what is there is no program for this machine.
+    """
+    folder = Path(bin_dir)
+    if not folder.is_dir():
+        raise BinaryError(f"There is no folder {bin_dir}; install llama.cpp there, or set bin_dir.")
+    for name in names:
+        path = folder / name
+        if path.exists() or path.is_symlink():
+            _check_program(path)
+            return str(path)
+    missing = f"neither {' nor '.join(names)}" if len(names) > 1 else f"no {names[0]}"
+    raise BinaryError(f"There is {missing} in {bin_dir}; install llama.cpp there, or set bin_dir.")
+
+
+def _check_program(path: Path) -> None:
+    # A shell that is asked to start a file of an unknown format reads it as a script; so look first.
+    if not path.is_file():
+        raise BinaryError(f"{path} is not a file; install llama.cpp again.")
+    if not os.access(path, os.X_OK | os.R_OK):
+        raise BinaryError(f"{path} may not be run by this user; mend its permissions, or run as another user.")
+    program = read_program(path)
+    if program is None:
+        with path.open("rb") as file:
+            if file.read(2) == b"#!":
+                return
+        raise BinaryError(f"{path} is not a program; install llama.cpp again.")
+    ours = platform.machine()
+    if not program.fits(ours):
+        raise BinaryError(
+            f"{path} is built for another kind of machine than this one ({ours}); build llama.cpp for it."
+        )
+
+
+def read_manifest(bin_dir: str) -> Mapping[str, object]:
+    """Return the manifest of the release that a `bin` folder belongs to, or an empty one."""
+    try:
+        manifest = json.loads((Path(bin_dir).resolve().parent / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _identity(program: str, version_text: str) -> tuple[str | None, int | None, str | None]:
+    """Return version, build number and commit."""
+    named = _VERSION_NAMED.search(version_text)
+    if named:
+        version, build, commit = named.groups()
+        return version, int(build), None if commit == "unknown" else commit
+    numbered = _VERSION_NUMBERED.search(version_text)
+    if numbered:
+        build, commit = numbered.groups()
+        return None, int(build), None if commit == "unknown" else commit
+    raise BinaryError(f"{program} does not answer --version as llama.cpp does; set bin_dir to a llama.cpp release.")
+
+
+def _counted_devices(protocol: str | None, build_number: int | None) -> bool | None:
+    if protocol is not None:
+        return int(protocol.split(".", 1)[0]) >= COUNTED_DEVICES_SINCE_PROTOCOL
+    if build_number is not None and build_number >= SMALLEST_REAL_BUILD:
+        return build_number >= COUNTED_DEVICES_SINCE_BUILD
+    return None
+
+
+def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | None, str | None]:
+    """Return commit and RPC protocol, as exactly as the manifest of the program's release knows them."""
+    source = manifest.get("source")
+    full_commit = _text(source.get("commit")) if isinstance(source, dict) else None
+    if full_commit and (commit is None or full_commit.startswith(commit)):
+        commit = full_commit
+    stated = _text(manifest.get("rpc_protocol"))
+    if stated is None or not _PROTOCOL.fullmatch(stated):
+        stated = None
+    return commit, stated or PROTOCOL_BY_COMMIT.get((commit or "")[:7])
+
+
+def _patches(manifest: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Return the names of a release's patches, sorted: in another order they make the same build."""
+    patches = manifest.get("patches")
+    if not isinstance(patches, list):
+        return None
+    names = [_text(patch.get("name")) if isinstance(patch, dict) else None for patch in patches]
+    return None if None in names else tuple(sorted(name for name in names if name))
+
+
+def _options(help_text: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))
+
+
+def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
+    """Return what a build is and can do, from what it says of itself. Raises BinaryError if it is not of use."""
+    version, build_number, commit = _identity(program, version_text)
+    options = _options(help_text)
+    known = frozenset().union(*options)
+    if "--rpc" not in known:
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    arguments = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
+    if not arguments["no_conversation"]:
+        raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
+    commit, protocol = _release(commit, manifest)
+    trace = _TRACE_LEVEL.search(help_text)
+    return Capabilities(
+        program=program,
+        version=version,
+        build_number=build_number,
+        commit=commit,
+        protocol=protocol,
+        counted_devices=_counted_devices(protocol, build_number),
+        log_format="prefixed" if trace else "plain",
+        no_colors=("--log-colors", "off") if _COLORS_WITH_VALUE.search(help_text) else (),
+        verbosity=("-lv", trace.group(1)) if trace else (),
+        options=options,
+        **arguments,
+    )
+
+
+def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Bench:
+    """Return what a build of llama-bench is and can do, as `describe` does.
+
+    Older ones do not answer --version: what build they are, their results say.
+    """
+    options = _options(help_text)
+    known = frozenset().union(*options)
+    if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
+        raise BinaryError(f"{program} does not answer --help as llama-bench does; set bin_dir to a llama.cpp release.")
+    if "--rpc" not in known:
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    version, build_number, commit = _identity(program, version_text) if "--version" in known else (None, None, None)
+    commit, protocol = _release(commit, manifest)
+    values = {
+        option: found[1].split("|")
+        for option in _BENCH_VALUES
+        for found in [_BENCH_VALUES[option].search(help_text)]
+        if found
+    }
+    words = values.get("--flash-attn", [])
+    return Bench(
+        program=program,
+        version=version,
+        build_number=build_number,
+        commit=commit,
+        protocol=protocol,
+        counted_devices=_counted_devices(protocol, build_number),
+        options=options,
+        split_modes=tuple(values.get("--split-mode", [])),
+        patches=_patches(manifest),
+        flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
+    )

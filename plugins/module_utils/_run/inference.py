@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: one run of distributed inference, as a command line before it and as a result after it.
+
+Knows neither Ansible nor processes: it checks what was asked for, builds the command, and judges how the run ended.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+    BASE_S,
+    LOAD_BYTES_PER_S,
+    S_PER_TOKEN,
+    STALL_S,
+    Ending,
+    Failure,
+    OptionError,
+    cannot_run,
+    check_number,
+    check_workers,
+    cut_off,
+    device_counts,
+    dropped,
+    given_up,
+    mismatched,
+    model_invalid,
+    not_connected,
+    other_version,
+    out_of_memory,
+    shares,
+    unknown,
+    worker_failure,
+    working,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Capabilities
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import Perf
+
+# Linux takes at most 128 KiB as one argument (MAX_ARG_STRLEN); a longer prompt goes through a file.
+MAX_PROMPT_ARGUMENT_BYTES = 100_000
+# Of the default time limit: 10 tokens of 4 bytes.
+_PROMPT_BYTES_PER_S = 40
+# No more of a prompt than this is computed without a word to the master: a batch of 2048 tokens of 4 bytes.
+_BATCH_BYTES = 2048 * 4
+# Up to this size of model slow hosts read those 10 tokens a second.
+_QUICK_MODEL_BYTES = 4e9
+
+# Upstream options that the module gives itself, by the module's option to use instead; None where there is no choice.
+_OWNED: dict[str, str | None] = {
+    "--model": "model",
+    "--model-url": "model",
+    "--docker-repo": "model",
+    "--hf-repo": "model",
+    "--hf-file": "model",
+    "--prompt": "prompt",
+    "--file": "prompt",
+    "--binary-file": "prompt",
+    "--rpc": "workers",
+    "--device": "workers",
+    "--n-predict": "n_predict",
+    "--n-gpu-layers": "n_gpu_layers",
+    "--tensor-split": "tensor_split",
+    "--ctx-size": "ctx_size",
+    "--seed": "seed",
+    "--temp": "temperature",
+    "--threads": "threads",
+    # The proof of work and the figures are read from the log, the text from standard output.
+    "--verbosity": None,
+    "--verbose": None,
+    "--log-disable": None,
+    "--log-colors": None,
+    "--log-jsonl": None,
+    "--log-prefix": None,
+    "--log-timestamps": None,
+    "--no-perf": None,
+    "--color": None,
+    "--no-display-prompt": None,
+    "--escape": None,
+    "--no-escape": None,
+    # These wait for a person, or end without inference.
+    "--conversation": None,
+    "--no-conversation": None,
+    "--interactive": None,
+    "--interactive-first": None,
+    "--help": None,
+    "--version": None,
+    "--list-devices": None,
+    "--cache-list": None,
+    "--completion-bash": None,
+}
+
+
+class OutputLost(Failure):
+    """A failure of a run whose last lines are missing; the same run again most likely has them.
+
+    Upstream builds since 2026 write text and log from a thread that the end of the program does not wait for.
+    (common/log.cpp, ggml-org/llama.cpp#22142) On a busy host it now and then has not written all by then.
+    """
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run.
+
+    `tensor_split` has a share for each worker, or is empty; `threads` None leaves it to upstream; `timeout` is in
+    seconds, None derives it.
+    """
+
+    model: str
+    prompt: str
+    workers: tuple[Endpoint, ...]
+    n_predict: int
+    n_gpu_layers: int
+    tensor_split: tuple[float, ...]
+    ctx_size: int
+    seed: int
+    temperature: float
+    threads: int | None
+    extra_args: tuple[str, ...]
+    timeout: int | None
+    stall_timeout: int | None
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The workers as upstream's log names them."""
+        return [str(worker) for worker in self.workers]
+
+
+# Before the run
+
+
+def check_options(options: Options) -> None:
+    """Raise OptionError for the first value that no build can run."""
+    check_workers(options)
+    check_number("n_predict", options.n_predict, 1, 1_000_000)
+    check_number("ctx_size", options.ctx_size, 0, 2**31 - 1)
+    check_number("seed", options.seed, -1, 2**32 - 1)
+    check_number("temperature", options.temperature, 0, 100)
+    if options.threads is not None:
+        check_number("threads", options.threads, 1, 512)
+    if options.timeout is not None:
+        check_number("timeout", options.timeout, 1, 30 * 24 * 3600)
+    if options.stall_timeout is not None:
+        check_number("stall_timeout", options.stall_timeout, 1, 30 * 24 * 3600)
+    if 0 < options.ctx_size <= options.n_predict:
+        raise OptionError(
+            f"n_predict is {options.n_predict}, which leaves no room for the prompt in ctx_size "
+            f"({options.ctx_size}); raise ctx_size or lower n_predict."
+        )
+    for name, text in [("prompt", options.prompt), *(("extra_args", text) for text in options.extra_args)]:
+        if "\0" in text:
+            raise OptionError(f"{name} holds a NUL character, which no program can be given; take it out.")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise OptionError(f"{name} is not valid UTF-8 text; mend its encoding.") from None
+
+
+def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> None:
+    """Raise OptionError for an option that the module gives itself, in any of its spellings."""
+    owned = {name: option for known, option in _OWNED.items() for name in capabilities.spellings(known)}
+    for text in extra_args:
+        # Upstream takes --top_k for --top-k.
+        name = text.replace("_", "-") if text.startswith("--") else text
+        if name not in owned:
+            continue
+        option = owned[name]
+        remedy = f"use the option {option} instead" if option else "take it out, the result depends on it"
+        raise OptionError(f"extra_args may not hold {text}; {remedy}.")
+
+
+def time_limit(options: Options, model_bytes: int) -> int:
+    """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
+
+    The latter is 120 s, the model at 10 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
+    """
+    if options.timeout is not None:
+        return options.timeout
+    load = model_bytes / LOAD_BYTES_PER_S
+    prompt = len(options.prompt.encode()) / _PROMPT_BYTES_PER_S
+    return math.ceil(BASE_S + load + prompt + options.n_predict * S_PER_TOKEN)
+
+
+def stall_limit(options: Options, model_bytes: int) -> int:
+    """Return how many seconds a run may stand still: as asked for, or one that even slow hosts stay under.
+
+    While a worker computes a batch of the prompt nothing of it can be seen. The latter is 120 s, and that batch at 40
+    bytes (10 tokens) a second; for more than 4 GB of model as much longer as it is larger.
+    """
+    if options.stall_timeout is not None:
+        return options.stall_timeout
+    batch = min(len(options.prompt.encode()), _BATCH_BYTES) / _PROMPT_BYTES_PER_S
+    return math.ceil(STALL_S + batch * max(1.0, model_bytes / _QUICK_MODEL_BYTES))
+
+
+def build_command(
+    capabilities: Capabilities, options: Options, statuses: Sequence[WorkerStatus], prompt_file: str | None
+) -> list[str]:
+    """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
+    names = capabilities.rpc_device_names(options.endpoints, device_counts(statuses) if statuses else None)
+    split = shares(options.tensor_split, statuses) if statuses else options.tensor_split
+    return [
+        capabilities.program,
+        *("-m", options.model),
+        *(("-bf", prompt_file) if prompt_file else ("-p", options.prompt)),
+        *("-n", str(options.n_predict)),
+        *("-c", str(options.ctx_size)),
+        *("-s", str(options.seed)),
+        *("--temp", f"{options.temperature:.10g}"),
+        *(("-t", str(options.threads)) if options.threads is not None else ()),
+        # Devices have names only after --rpc.
+        *("--rpc", ",".join(options.endpoints)),
+        # All or none: upstream then refuses to go on without a worker, and leaves devices of the master out.
+        *(("--device", ",".join(names)) if names else ()),
+        *("-ngl", str(options.n_gpu_layers)),
+        *(("-ts", ",".join(f"{share:g}" for share in split)) if split else ()),
+        *capabilities.no_fit,
+        *capabilities.no_conversation,
+        *capabilities.no_display_prompt,
+        *capabilities.no_escape,
+        *capabilities.no_colors,
+        *capabilities.verbosity,
+        *options.extra_args,
+    ]
+
+
+# After the run
+
+
+def generated_text(stdout: str) -> str:
+    """Return the text alone, exactly: without the mark and the two line feeds that upstream prints after it."""
+    if not stdout.endswith("\n\n"):
+        return stdout
+    text = stdout[:-2]
+    mark = " [end of text]\n"
+    return text[: -len(mark)] if text.endswith(mark) else text
+
+
+# What upstream prints; with its source files.
+# common/log.cpp: the time and the level of a line
+_LEVEL = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ([IWED]) ", re.MULTILINE)
+# common/arg.cpp
+_BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re.MULTILINE)
+_UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
+_OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
+# tools/completion/completion.cpp
+_LONG_PROMPT = re.compile(r"prompt is too long \((?P<tokens>\d+) tokens, max (?P<room>\d+)\)")
+_EMPTY_PROMPT = re.compile(r"\binput is empty\b")
+# common/common.cpp, where the context is rounded up and the batch is not
+_LONG_BATCH = re.compile(r"failed to add token \d+ at index (?P<room>\d+) \(error -?\d+, n = (?P<tokens>\d+)\)")
+
+
+def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
+    """Return why the run failed, or None if it ended well and every worker took part."""
+    failure = given_up(options, ending)
+    if failure:
+        return failure
+    if ending.exit_status == 0:
+        return _incomplete(ending) or dropped(options, ending, protocol)
+    return (
+        cannot_run(ending)
+        or _option_rejected(ending, protocol)
+        or mismatched(ending, protocol)
+        or not_connected(options, ending)
+        or other_version(options, ending, protocol)
+        or out_of_memory(ending, "lower ctx_size")
+        or cut_off(options, ending, protocol)
+        or model_invalid(options, ending)
+        or _message_lost(options, ending)
+        or unknown(ending)
+    )
+
+
+def _incomplete(ending: Ending) -> Failure | None:
+    # The figures come after the text and through the same queue: where there is one of them, the text is whole.
+    if ending.log["perf"]:
+        return None
+    program = Path(ending.program).name
+    message = f"{program} ended without its figures, so that the text may be cut off; run again."
+    return OutputLost("unknown", None, message)
+
+
+def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
+    """Whether a run lost its last lines: what it had to say, the text, or, after the text, figures."""
+    if failure:
+        return isinstance(failure, OutputLost)
+    # Of the figures of all generations, the last that every build prints.
+    return perf is None or perf["total"]["time_ms"] is None
+
+
+def _message_lost(options: Options, ending: Ending) -> Failure | None:
+    """Return the failure of a program that gave up, and then says why, but did not get to say it."""
+    if ending.exit_status != 1:
+        return None
+    if not working(options, ending):
+        # What ends a program that early and is none of the others is the model.
+        message = (
+            f"llama.cpp ended while it opened {options.model} and its message is lost; fetch it again, or use another."
+        )
+        return OutputLost("model_invalid", None, message)
+    levels = _LEVEL.findall(ending.stderr)
+    if "E" not in levels and (levels or not ending.stderr.strip()):
+        return OutputLost("unknown", None, unknown(ending).message)
+    return None
+
+
+def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
+    text = ending.stderr
+    bad = _BAD_ARGUMENT.search(text)
+    if bad and bad[1] in ("--rpc", "--device"):
+        # Some builds skip a worker that they cannot reach; then its device has no name.
+        message = f"llama.cpp did not take all workers: {bad[2]}; look at the workers' logs."
+        return worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
+    if bad:
+        return Failure("option_rejected", None, f"llama.cpp does not take this value of {bad[1]}: {bad[2]}.")
+    unknown = _UNKNOWN_ARGUMENT.search(text)
+    if unknown:
+        return Failure("option_rejected", None, f"llama.cpp has no option {unknown[1]}; take it out of extra_args.")
+    other = _OTHER_ARGUMENT.search(text)
+    if other:
+        return Failure("option_rejected", None, f"llama.cpp rejects the options: {other[1]}.")
+    long = _LONG_PROMPT.search(text) or _LONG_BATCH.search(text)
+    if long:
+        tokens, room = long["tokens"], long["room"]
+        message = f"The prompt has {tokens} tokens and there is room for {room}; raise ctx_size or shorten it."
+        return Failure("option_rejected", None, message)
+    if _EMPTY_PROMPT.search(text):
+        return Failure("option_rejected", None, "The prompt is empty, and this model needs one; set prompt.")
+    return None

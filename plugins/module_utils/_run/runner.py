@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: runs a program to its end or to its time limit, through AnsibleModule; knows nothing of llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import IO
+
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import Watch
+
+# Between the polite signal and the one that cannot be ignored.
+KILL_AFTER_S = 5
+# What coreutils' timeout exits with when it ended the program.
+_TIMEOUT_STATUSES = (124, 137)
+# The shell is there to close standard input, and replaces itself: whatever ends the program ends all of it.
+_WITHOUT_STDIN = ("/bin/sh", "-c", 'exec "$@" </dev/null', "sh")
+
+
+class RunnerError(Exception):
+    """A program cannot be started; the message is one sentence."""
+
+
+class Module(Protocol):
+    """What is needed of AnsibleModule."""
+
+    def run_command(self, args: list[str], **options: object) -> tuple[int, bytes, bytes]:
+        """Run a command and return its status, standard output and standard error."""
+
+    def get_bin_path(self, arg: str) -> str | None:
+        """Return the path of a program, or None."""
+
+
+class Listeners(NamedTuple):
+    """Who gets the output of a program as it comes."""
+
+    stdout: Callable[[bytes], None]
+    stderr: Callable[[bytes], None]
+
+
+class _Heard:
+    """One of the pipes that run_command reads; a listener gets what is read, too."""
+
+    def __init__(self, pipe: IO[bytes], listener: Callable[[bytes], None]) -> None:
+        self._pipe = pipe
+        self._listener = listener
+        self.fileno = pipe.fileno
+        self.close = pipe.close
+
+    def read(self, size: int) -> bytes | None:
+        data: bytes | None = self._pipe.read(size)
+        self._listener(data or b"")
+        return data
+
+
+def _begun(listeners: Listeners | None, watch: Watch | None) -> Callable[[Any], None]:
+    def begin(process: Any) -> None:  # noqa: ANN401 (a Popen, whose pipes are of a type of their own)
+        if listeners:
+            process.stdout = _Heard(process.stdout, watch.heard(listeners.stdout) if watch else listeners.stdout)
+            process.stderr = _Heard(process.stderr, watch.heard(listeners.stderr) if watch else listeners.stderr)
+        if watch:
+            watch.begin(process)
+
+    return begin
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a program ended."""
+
+    # As a shell gives it: 128 + n when signal n ended it.
+    exit_status: int
+    stdout: str
+    stderr: str
+    wall_time_ms: float
+    timed_out: bool
+
+
+def run(
+    module: Module,
+    command: Sequence[str],
+    timeout: int,
+    environment: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
+    listeners: Listeners | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Run a command with standard input closed and end it after `timeout` seconds, or when `watch` finds it in vain.
+
+    The time limit is held by coreutils' `timeout`, so it holds as well when this process is killed. Variables that
+    begin with one of `without` are removed from the environment. Raises RunnerError.
+    """
+    limiter = module.get_bin_path("timeout")
+    if limiter is None:
+        raise RunnerError("There is no program timeout on this host; install GNU coreutils.")
+    for name in [name for name in os.environ if name.startswith(without)] if without else ():
+        del os.environ[name]
+    limited = [limiter, "-s", "TERM", "-k", str(KILL_AFTER_S), str(timeout), *command]
+    started = time.monotonic()
+    try:
+        status, stdout, stderr = module.run_command(
+            [*_WITHOUT_STDIN, *limited],
+            encoding=None,
+            expand_user_and_vars=False,
+            handle_exceptions=False,
+            environ_update=dict(environment or {}),
+            before_communicate_callback=_begun(listeners, watch) if listeners or watch else None,
+        )
+    except OSError as error:
+        raise RunnerError(f"{command[0]} cannot be started: {error.strerror}.") from error
+    finally:
+        if watch:
+            watch.end()
+    seconds = time.monotonic() - started
+    exit_status = 128 - status if status < 0 else status
+    return Run(
+        exit_status=exit_status,
+        stdout=stdout.decode("utf-8", errors="replace"),
+        stderr=stderr.decode("utf-8", errors="replace"),
+        wall_time_ms=round(seconds * 1000, 3),
+        timed_out=exit_status in _TIMEOUT_STATUSES and seconds >= timeout,
+    )

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: what all runs of a llama.cpp program over RPC workers have in common, before it and after it.
+
+Knows neither Ansible nor processes, nor what the program is for.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.keepalive import GONE_AFTER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog
+
+# GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
+MAX_DEVICES = 15
+# An abort would start a debugger to print its trace (ggml/src/ggml.c); messages and numbers are in English and C form.
+ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
+# Upstream takes defaults of options from the environment; a run must be what its command says. (common/arg.cpp)
+WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
+
+# Of the default time limit: what a slow card, a slow network and a slow processor take.
+BASE_S = 120
+# How long nothing has to move until a run is ended, beside what the prompt takes.
+STALL_S = 120
+# A link of 100 Mbit/s: every byte of the model may have to go through the one of the master.
+LOAD_BYTES_PER_S = 10_000_000
+PROMPT_TOKENS_PER_S = 10
+S_PER_TOKEN = 2
+
+
+class OptionError(ValueError):
+    """What was asked for cannot be run; the message is one sentence that names the option."""
+
+
+class ModelError(ValueError):
+    """The model cannot be loaded; the message is one sentence."""
+
+
+class Failure(NamedTuple):
+    """Why there is no result, or none to trust."""
+
+    kind: str
+    endpoint: str | None
+    message: str
+
+
+class Asked(Protocol):
+    """What every run is asked for; `tensor_split` has a share for each worker, or is empty."""
+
+    @property
+    def model(self) -> str:
+        """Path of the model."""
+
+    @property
+    def workers(self) -> tuple[Endpoint, ...]:
+        """The workers, in the order in which they get the layers."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The workers as upstream's log names them."""
+
+    @property
+    def n_gpu_layers(self) -> int:
+        """How many layers to offload."""
+
+    @property
+    def tensor_split(self) -> tuple[float, ...]:
+        """The share of each worker."""
+
+
+# Before the run
+
+
+def check_number(name: str, value: float, low: float, high: float) -> None:
+    """Raise OptionError for a number that is out of bounds."""
+    if not low <= value <= high:
+        raise OptionError(f"{name} is {value}; give a number from {low} to {high}.")
+
+
+def check_workers(asked: Asked) -> None:
+    """Raise OptionError if these workers cannot share these layers in any build."""
+    count = len(asked.workers)
+    if not 1 <= count <= MAX_DEVICES:
+        raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_DEVICES}.")
+    check_number("n_gpu_layers", asked.n_gpu_layers, 1, 1_000_000)
+    if asked.n_gpu_layers < count:
+        raise OptionError(
+            f"n_gpu_layers is {asked.n_gpu_layers} for {count} workers; "
+            "each worker needs at least one layer, so raise it or name fewer workers."
+        )
+    _check_tensor_split(asked)
+
+
+def _check_tensor_split(asked: Asked) -> None:
+    split = asked.tensor_split
+    if not split:
+        return
+    if len(split) != len(asked.workers):
+        raise OptionError(
+            f"tensor_split has {len(split)} entries for {len(asked.workers)} workers; give one share for each worker."
+        )
+    for endpoint, share in zip(asked.endpoints, split):
+        if not (share > 0 and math.isfinite(share)):
+            raise OptionError(
+                f"tensor_split gives worker {endpoint} the share {share:g}; "
+                "give it a number above 0, or take the worker out of workers."
+            )
+
+
+_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+def check_model(path: str) -> int:
+    """Return the size in bytes of a model, all parts of a split one together; raises ModelError."""
+    model = Path(path)
+    parts = [model]
+    split = _SPLIT_NAME.fullmatch(model.name)
+    if split:
+        if int(split["number"]) != 1:
+            first = f"{split['stem']}-00001-of-{split['count']}.gguf"
+            raise ModelError(f"The model {path} is not the first part of a split model; give {first}.")
+        names = [f"{split['stem']}-{n:05}-of-{split['count']}.gguf" for n in range(1, int(split["count"]) + 1)]
+        parts = [model.with_name(name) for name in names]
+    return sum(_part_bytes(part) for part in parts)
+
+
+def _part_bytes(path: Path) -> int:
+    try:
+        if path.is_dir():
+            raise ModelError(f"The model {path} is a folder; give the path of a GGUF file.")
+        if not path.is_file():
+            raise ModelError(f"There is no model {path} on this host; put it there, or mend the path.")
+        with path.open("rb") as file:
+            magic = file.read(4)
+        size = path.stat().st_size
+    except OSError as error:
+        raise ModelError(f"The model {path} cannot be read: {error.strerror}.") from error
+    if size == 0:
+        raise ModelError(f"The model {path} is empty; fetch it again.")
+    if magic != b"GGUF":
+        raise ModelError(f"The model {path} is not a GGUF file; convert it, or give another.")
+    return size
+
+
+_KIND_BY_STATE = {
+    "busy": "worker_busy",
+    "incompatible": "protocol_mismatch",
+    "refused": "worker_unreachable",
+    "unreachable": "worker_unreachable",
+    "unresolved": "worker_unreachable",
+    "not_rpc": "worker_unreachable",
+}
+
+
+def worker_failure(statuses: Sequence[WorkerStatus], protocol: str | None) -> Failure | None:
+    """Return why these workers cannot be used by a master of this protocol, naming every bad one, or None."""
+    bad = [Failure(_KIND_BY_STATE[s.state], s.endpoint, s.message) for s in statuses if s.state in _KIND_BY_STATE]
+    bad += _mismatches(statuses, protocol)
+    if bad:
+        return bad[0]._replace(message=" ".join(failure.message for failure in bad))
+    by_address: dict[tuple[str | None, int], str] = {}
+    for status in statuses:
+        other = by_address.setdefault((status.address, status.port), status.endpoint)
+        # The second connection would wait for the end of the first.
+        if status.address and other != status.endpoint:
+            message = f"{other} and {status.endpoint} are one worker ({status.address}); name it once in workers."
+            return Failure("option_rejected", status.endpoint, message)
+    devices = sum(len(status.devices) for status in statuses)
+    if devices > MAX_DEVICES:
+        message = f"The workers have {devices} devices and llama.cpp uses at most {MAX_DEVICES}; name fewer workers."
+        return Failure("option_rejected", None, message)
+    return None
+
+
+def _mismatches(statuses: Sequence[WorkerStatus], protocol: str | None) -> list[Failure]:
+    """Return the workers that this master refuses: another major version, or a newer minor one."""
+    spoken = [status for status in statuses if status.protocol]
+    if not spoken:
+        return []
+    # Where the master's own protocol is not known, its workers must at least agree with each other.
+    reference = protocol or str((spoken[0].protocol or {})["version"])
+    whose = "this master" if protocol else f"worker {spoken[0].endpoint}"
+    major, minor = (int(part) for part in reference.split(".")[:2])
+    return [
+        Failure(
+            "protocol_mismatch",
+            status.endpoint,
+            f"Worker {status.endpoint} speaks RPC protocol {version['version']} and {whose} {reference}; "
+            "install the same llama.cpp release on all hosts.",
+        )
+        for status in spoken
+        for version in [status.protocol or {}]
+        if version["major"] != major or (protocol and version["minor"] > minor)
+    ]
+
+
+def device_counts(statuses: Sequence[WorkerStatus]) -> list[int]:
+    """Return how many devices each worker has."""
+    return [len(status.devices) for status in statuses]
+
+
+def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[float]:
+    """Divide each worker's share among its devices by their free memory, as upstream does without shares."""
+    shares = []
+    for share, status in zip(split, statuses):
+        free = [device["memory_free_bytes"] for device in status.devices]
+        whole = sum(free)
+        shares += [share * part / whole if whole else share / len(free) for part in free]
+    return shares
+
+
+# After the run
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended: its status as a shell gives it, its log, and the workers as they were afterwards."""
+
+    program: str
+    exit_status: int
+    timed_out: bool
+    timeout: int
+    stderr: str
+    log: PerfLog
+    workers_after: Sequence[WorkerStatus]
+    # It was ended because the host of this worker, an address and a port, answered no more ...
+    gone: tuple[str, int] | None = None
+    # ... or because nothing had moved for so long.
+    still_s: int | None = None
+
+
+_ABORTED, _SEGMENTATION_FAULT, _BROKEN_PIPE = 134, 139, 141
+_KILLED, _ILLEGAL_INSTRUCTION = 137, 132
+_CANNOT_START = (126, 127)
+
+# What upstream prints; with its source files.
+# ggml/src/ggml-rpc/ggml-rpc.cpp and transport.cpp
+_NOT_CONNECTED = re.compile(r"Failed to connect to ([^\s:]+:\d+)")
+_NOT_RESOLVED = re.compile(r"Cannot resolve host '([^']*)'")
+_OTHER_VERSION = re.compile(r"(?<!WARNING: )RPC server version mismatch: (\S+)")
+_HANDSHAKE_FAILED = re.compile(r"RPC handshake failed for ([^\s:]+:\d+)")
+_CUT_OFF = re.compile(r"Remote RPC server crashed or returned malformed response|(?:recv|send) failed \(bytes_")
+# src/llama-model.cpp, src/llama-context.cpp, src/llama-kv-cache.cpp, ggml/src/ggml-alloc.c
+_NO_MEMORY = re.compile(
+    r"(?:unable|failed) to allocate (?P<buffer>\S+) buffer"
+    r"|failed to allocate (?:compute|buffer|output)|failed to reserve (?:memory|initial output buffer)"
+    r"|std::bad_alloc|Cannot allocate memory"
+)
+_RETRIED = "retrying without pipeline parallelism"
+# src/llama-model.cpp
+_BAD_MODEL = re.compile(r"error loading model: (.*)")
+_NO_MODEL = re.compile(r"failed to load model")
+# src/llama.cpp: in split mode "tensor" the devices act as one, whose buffers name none of them. This line has the
+# endpoint unless --device was given, which takes all devices or none.
+_JOINT_DEVICE = re.compile(r"\bllama_\w+: - device \d+: RPC\d+(?: \((\S+)\))?$", re.MULTILINE)
+
+
+def working(asked: Asked, ending: Ending) -> set[str]:
+    """Return the endpoints that hold a part of the model, as the log proves."""
+    joint = _JOINT_DEVICE.findall(ending.stderr)
+    if len(joint) >= len(asked.workers) and not any(joint):
+        return set(asked.endpoints)
+    return {endpoint for endpoint in joint if endpoint} | {
+        device["endpoint"] for device in ending.log["devices"] if device["endpoint"] and device["model_buffer_mib"]
+    }
+
+
+def given_up(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run that was ended because it took too long, stood still, or had lost a host."""
+    if ending.timed_out:
+        return _timed_out(asked, ending)
+    # It may have ended well in the moment in which it was given up.
+    if ending.exit_status == 0:
+        return None
+    if ending.gone:
+        return _gone(asked, ending.gone, ending)
+    return None if ending.still_s is None else _timed_out(asked, ending)
+
+
+def _gone(asked: Asked, peer: tuple[str, int], ending: Ending) -> Failure:
+    addresses = {status.endpoint: status.address for status in ending.workers_after}
+    lost = [w for w in asked.workers if w.port == peer[1] and peer[0] in (w.host, addresses.get(str(w)))]
+    endpoint = str(lost[0]) if lost else f"{peer[0]}:{peer[1]}"
+    now = " ".join(s.message for s in ending.workers_after if s.endpoint == endpoint and s.state != "ready")
+    return Failure(
+        "worker_lost",
+        endpoint,
+        f"Worker {endpoint} was lost during the run: its host took nothing for {GONE_AFTER_S} s. "
+        f"{now or 'It answers now; run again.'}",
+    )
+
+
+def _timed_out(asked: Asked, ending: Ending) -> Failure:
+    limit = "timeout" if ending.still_s is None else "stall_timeout"
+    started = working(asked, ending)
+    suspects = [s for s in ending.workers_after if s.state != "ready" and s.endpoint not in started]
+    # Of those that had started, one that cannot be reached explains the wait, or else one that is silent still. One
+    # that refuses is no suspect: it has died of its answer to a master that was gone.
+    suspects = suspects or [s for s in ending.workers_after if s.state == "unreachable"]
+    silent = [] if suspects else [s for s in ending.workers_after if s.state == "busy"]
+    found = " ".join(status.message for status in suspects) or f"Nothing hinders it; raise {limit}, or ask for less."
+    if silent:
+        names = ", ".join(status.endpoint for status in silent)
+        found = (
+            f"{names} has answered nothing since: it computes its last batch to the end, or it hangs; look at the "
+            f"processes of that host, start the RPC server again if it hangs, and raise {limit} if it is slow."
+        )
+    stopped = [s.endpoint for s in ending.workers_after if s.state == "refused" and s.endpoint in started]
+    if stopped:
+        found += f" {', '.join(stopped)} stopped as its master was ended; start it again unless systemd does."
+    endpoint = next((status.endpoint for status in [*suspects, *silent]), None)
+    why = (
+        f"The run did not end within {ending.timeout} s"
+        if ending.still_s is None
+        else f"The run stood still for {ending.still_s} s"
+    )
+    return Failure("timed_out", endpoint, f"{why} and was ended. {found}")
+
+
+def dropped(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a run that ended well without one of its workers."""
+    idle = [e for e in asked.endpoints if e not in working(asked, ending)]
+    if not idle:
+        return None
+    # Some builds go on without a worker that they cannot use.
+    known = worker_failure([status for status in ending.workers_after if status.endpoint in idle], protocol)
+    if known:
+        return known
+    total = (ending.log["offload"] or {"layers_total": len(asked.workers)})["layers_total"]
+    if total < len(asked.workers):
+        why = f"the model has only {total} layers for {len(asked.workers)} workers; name at most {total} workers."
+    else:
+        why = "llama.cpp gave it no layer; give it a share with tensor_split, or take it out of workers."
+    return Failure("worker_dropped", idle[0], f"No part of the model was on {', '.join(idle)}: {why}")
+
+
+def cannot_run(ending: Ending) -> Failure | None:
+    """Return the failure of a program that this host cannot run."""
+    if ending.exit_status in _CANNOT_START:
+        why = "cannot be started on this host; install llama.cpp again"
+    elif ending.exit_status == _ILLEGAL_INSTRUCTION:
+        why = "uses instructions that this host's CPU does not have; build it for this host"
+    else:
+        return None
+    return Failure("binary_missing", None, f"{ending.program} {why}.")
+
+
+def mismatched(ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a run over a worker of another protocol, whatever the build made of it.
+
+    Not every generation says so: some say that they could not connect, or nothing.
+    """
+    known = worker_failure(ending.workers_after, protocol)
+    return known if known and known.kind == "protocol_mismatch" else None
+
+
+def not_connected(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run that could not connect to a worker."""
+    connect = _NOT_CONNECTED.search(ending.stderr)
+    resolve = _NOT_RESOLVED.search(ending.stderr)
+    if connect:
+        endpoint: str | None = connect[1]
+    elif resolve:
+        endpoint = next((str(worker) for worker in asked.workers if worker.host == resolve[1]), None)
+    else:
+        return None
+    if endpoint in working(asked, ending):
+        return _lost([status for status in ending.workers_after if status.endpoint == endpoint])
+    now = [status.message for status in ending.workers_after if status.endpoint == endpoint and status.state != "ready"]
+    message = now[0] if now else "It answers now; run again."
+    return Failure("worker_unreachable", endpoint, f"The master could not connect to worker {endpoint}. {message}")
+
+
+def other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a run with a worker of another RPC protocol."""
+    version = _OTHER_VERSION.search(ending.stderr)
+    handshake = _HANDSHAKE_FAILED.search(ending.stderr)
+    if not version and not handshake:
+        return None
+    known = worker_failure(ending.workers_after, protocol)
+    if known and known.kind == "protocol_mismatch":
+        return known
+    only = asked.endpoints[0] if len(asked.workers) == 1 else None
+    endpoint = handshake[1] if handshake else only
+    theirs = f"RPC protocol {version[1]}" if version else "another RPC protocol"
+    return Failure(
+        "protocol_mismatch",
+        endpoint,
+        f"{endpoint or 'A worker'} speaks {theirs}, which this master does not; "
+        "install the same llama.cpp release on all hosts.",
+    )
+
+
+def out_of_memory(ending: Ending, smaller: str) -> Failure | None:
+    """Return the failure of a run that was short of memory; `smaller` is what to do about it beside the usual."""
+    # What comes before a retry was not the end.
+    found = _NO_MEMORY.search(ending.stderr.rpartition(_RETRIED)[2])
+    if found:
+        buffer = re.fullmatch(r"RPC\d*\[(.+)\]", found["buffer"] or "")
+        endpoint = buffer[1] if buffer else None
+        who = f"Worker {endpoint}" if endpoint else "The master, or a worker that it does not name,"
+    elif ending.exit_status == _KILLED:
+        endpoint, who = None, "The program was killed by the system, most likely because the master"
+    else:
+        return None
+    remedy = f"{smaller}, use a smaller model or quantization, or give it less with tensor_split"
+    return Failure("out_of_memory", endpoint, f"{who} has too little memory for its part; {remedy}.")
+
+
+def _lost(gone: Sequence[WorkerStatus]) -> Failure:
+    if not gone:
+        message = "A worker broke the connection during the run and all answer again; look for a restart in their logs."
+        return Failure("worker_lost", None, message)
+    names = ", ".join(status.endpoint for status in gone)
+    now = " ".join(status.message for status in gone if status.state != "ready")
+    return Failure("worker_lost", gone[0].endpoint, f"Worker {names} was lost during the run. {now}".rstrip())
+
+
+def cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a run to which a worker broke the connection."""
+    gone = [status for status in ending.workers_after if status.state not in ("ready", "busy", "incompatible")]
+    cut_off = _CUT_OFF.search(ending.stderr)
+    crashed = ending.exit_status in (_ABORTED, _SEGMENTATION_FAULT)
+    # Of all that the program writes to, only a worker can be gone: this host reads its output to the end.
+    broke = ending.exit_status == _BROKEN_PIPE
+    if not cut_off and not broke and not (crashed and gone):
+        return None
+    # One that took the connection, and now takes none, was there.
+    left = [status for status in gone if status.state in ("refused", "unreachable")]
+    if working(asked, ending) or broke or (cut_off and left):
+        return _lost(gone)
+    # All connections are made before a buffer is.
+    known = worker_failure(ending.workers_after, protocol)
+    if known:
+        return known
+    only = asked.endpoints[0] if len(asked.workers) == 1 else None
+    return Failure(
+        "protocol_mismatch",
+        only,
+        f"{only or 'A worker'} broke the connection at the first message, as workers of another RPC protocol do; "
+        "install the same llama.cpp release on all hosts.",
+    )
+
+
+def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run whose model llama.cpp says that it cannot load."""
+    reasons = _BAD_MODEL.findall(ending.stderr)
+    remedy = "fetch it again, or use another"
+    if reasons:
+        message = f"llama.cpp cannot load {asked.model}: {reasons[-1].rstrip('.')}; {remedy}."
+    elif _NO_MODEL.search(ending.stderr):
+        message = f"llama.cpp cannot load {asked.model}; {remedy}."
+    else:
+        return None
+    return Failure("model_invalid", None, message)
+
+
+def unknown(ending: Ending) -> Failure:
+    """Return the failure of a program that said nothing that is known."""
+    program = Path(ending.program).name
+    message = f"{program} ended with status {ending.exit_status} and no message that is known; see log_tail."
+    return Failure("unknown", None, message)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: what a module does around a run of a llama.cpp program over RPC workers, through AnsibleModule."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Listeners, Run, RunnerError, run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Module as RunsCommands
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import Watch
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+    ENVIRONMENT,
+    WITHOUT_ENVIRONMENT,
+    Ending,
+    Failure,
+    worker_failure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+
+PROBE_TIMEOUT_S = 5.0
+# What a build says of itself takes milliseconds.
+DESCRIBE_TIMEOUT_S = 30
+LOG_TAIL_LINES = 20
+LOG_TAIL_COLUMNS = 500
+
+
+class Module(RunsCommands, Protocol):
+    """What is needed of AnsibleModule."""
+
+    params: dict[str, Any]
+    check_mode: bool
+    tmpdir: str
+
+    def warn(self, warning: str) -> None:
+        """Show a warning."""
+
+    def exit_json(self, **result: object) -> NoReturn:
+        """End well."""
+
+    def fail_json(self, msg: str, **result: object) -> NoReturn:
+        """End with a failure."""
+
+
+class WorkerTask:
+    """One call of a module: its result grows as it goes, and is returned whole however it ends."""
+
+    def __init__(self, module: Module, result: dict[str, Any], progress: Progress | None = None) -> None:
+        self.module = module
+        self.result = result
+        self.progress = progress or Progress()
+
+    def fail(self, failure: Failure) -> NoReturn:
+        """End the module with a failure and all that is known."""
+        self.result["failure"] = failure._asdict()
+        self.module.fail_json(msg=failure.message, **self.result)
+
+    def run(
+        self, command: Sequence[str], timeout: int, listeners: Listeners | None = None, watch: Watch | None = None
+    ) -> Run:
+        """Run a program of llama.cpp. Raises RunnerError."""
+        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT, listeners, watch)
+
+    def verify(self, workers: Sequence[Endpoint], protocol: str | None) -> list[WorkerStatus]:
+        """Return the state of the workers, all of them ready."""
+        statuses = probe(workers, PROBE_TIMEOUT_S)
+        failure = worker_failure(statuses, protocol)
+        if failure:
+            self.fail(failure)
+        return statuses
+
+    def ended(
+        self, command: Sequence[str], timeout: int, workers: Sequence[Endpoint], still_s: int | None = None
+    ) -> tuple[Run, Ending]:
+        """Run a program over workers, and return how it ended; by itself, or as nothing moved for `still_s`."""
+        watch = Watch(still_s)
+        try:
+            ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log), watch)
+        except RunnerError as error:
+            self.fail(Failure("binary_missing", None, str(error)))
+        log = parse_log(ended.stderr, require_perf=False)
+        used = {device["endpoint"] for device in log["devices"]}
+        well = ended.exit_status == 0 and not ended.timed_out and used.issuperset(map(str, workers))
+        ending = Ending(
+            program=command[0],
+            exit_status=ended.exit_status,
+            timed_out=ended.timed_out,
+            timeout=timeout,
+            stderr=ended.stderr,
+            log=log,
+            # Upstream does not say which worker it lost, or did not use; the workers themselves do.
+            workers_after=[] if well else probe(workers, PROBE_TIMEOUT_S),
+            gone=watch.gone,
+            still_s=still_s if watch.stood_still else None,
+        )
+        return ended, ending
+
+    def keep_log_tail(self, ending: Ending, failure: Failure | None) -> None:
+        """Put the end of the log of a run that failed into the result, and only that of such a run."""
+        self.result.pop("log_tail", None)
+        if failure:
+            tail = ending.stderr.splitlines()[-LOG_TAIL_LINES:]
+            self.result["log_tail"] = [line[:LOG_TAIL_COLUMNS] for line in tail]

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Whether hosts make a cluster, and whether it is well. Private to this collection; asks nobody."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Iterable, Mapping, Sequence
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_table
+
+# ggml/include/ggml-backend.h, GGML_SCHED_MAX_BACKENDS: 16 devices in one run, of which the master's CPU is one.
+MAX_WORKERS = 15
+# Every five minutes a worker's cache is put in order; of a disk full of new entries that takes an hour or two.
+MOST_UNTIDY_S = 86400
+
+
+def group_problems(masters: Sequence[str], workers: Sequence[str], master_group: str, worker_group: str) -> list[str]:
+    """Return what is missing in the two groups of the inventory."""
+    found = []
+    if not masters:
+        found.append(f"There is no master: put a host into the group {master_group} of the inventory.")
+    if not workers:
+        found.append(f"There are no workers: put at least one host into the group {worker_group} of the inventory.")
+    return found
+
+
+def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Say which hosts are another host under a second name; `places` are (host, where Ansible connects to)."""
+    found: dict[str, str] = {}
+    first: dict[str, str] = {}
+    for host, place in places:
+        other = first.setdefault(place.lower(), host)
+        if other != host:
+            found[host] = (
+                f"{other} and {host} are the same host ({place}): keep one of the names, "
+                "and give it rpc_server_instances if it is to run several workers."
+            )
+    return found
+
+
+def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
+    """Say which workers llama.cpp cannot tell apart, and whether they are too many; given are (host, host:port)."""
+    found: list[str] = []
+    owners: dict[str, str] = {}
+    for host, endpoint in endpoints:
+        other = owners.get(endpoint.lower())
+        if other is None:
+            owners[endpoint.lower()] = host
+        else:
+            whose = "" if host == other else f", of {other} and of {host}"
+            found.append(f"{endpoint} is named twice as a worker{whose}: give each an address or a port of its own.")
+    if len(owners) > MAX_WORKERS:
+        found.append(
+            f"There are {len(owners)} workers and llama.cpp takes at most {MAX_WORKERS} in one run: "
+            f"leave out {', '.join(list(owners)[MAX_WORKERS:])}."
+        )
+    return found
+
+
+def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> list[str]:
+    """Say which hosts have another llama.cpp than the master, or none.
+
+    A value is the release's manifest, or a dictionary whose one key `unknown` says why it could not be read.
+    """
+    found = []
+    own = releases.get(master, {"unknown": "it was not asked"})
+    for host in [master, *(name for name in releases if name != master)]:
+        manifest = releases.get(host, own)
+        reason = manifest.get("unknown")
+        if reason is not None:
+            found.append(
+                f"Which llama.cpp {host} has is not known ({str(reason).strip().rstrip('.')}): "
+                "install it there with the playbook site, or with the role llama_cpp."
+            )
+        elif "unknown" not in own and source_of(manifest) != source_of(own):
+            found.append(
+                f"{host} has llama.cpp {shown(manifest)} and the master {master} has {shown(own)}: "
+                "install the same on both with the playbook site."
+            )
+    return found
+
+
+def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what workers say of themselves with what masters see of them.
+
+    A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
+    `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the release, or None) and `upgrade`
+    (what release_journal knows of one that has not ended, or None); a host without `servers` was not asked. What a
+    master has seen has `workers` (rpc_worker_info), `manifest` and `upgrade`, or `out`.
+    """
+    own = next(((name, master["manifest"]) for name, master in seen.items() if master.get("manifest")), None)
+    rows = []
+    for host, look in looks.items():
+        for endpoint in look["endpoints"]:
+            views = {
+                name: view
+                for name, master in seen.items()
+                for view in master["workers"]
+                if view["endpoint"].lower() == endpoint.lower()
+            }
+            rows.append(_row(host, look, endpoint, views, own))
+    problems = [
+        f"{name} could not be asked. {master['out']}"
+        if master.get("out")
+        else f"{name} has no llama.cpp release: run the playbook site."
+        for name, master in seen.items()
+        if master.get("out") or not master.get("manifest")
+    ]
+    halfway = [name for name, view in (*looks.items(), *seen.items()) if view.get("upgrade")]
+    if halfway:
+        problems.insert(
+            0,
+            f"An upgrade was interrupted, and has not ended on {', '.join(dict.fromkeys(halfway))}: "
+            "run the playbook upgrade, which ends it.",
+        )
+    problems += [problem for row in rows for problem in row["problems"]]
+    return {"all_well": bool(rows) and not problems, "workers": rows, "problems": list(dict.fromkeys(problems))}
+
+
+def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the workers of a verification."""
+    # Only releases with the patch rpc-repack say anything of it.
+    repacked = ("repacked",) if any(worker.get("repack") for worker in workers) else ()
+    cached = ("cache",) if any(worker.get("cache") for worker in workers) else ()
+    keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
+    header = ("worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "well")
+    rows = [
+        [*(worker.get(key) for key in keys),
+         *(_repacked(worker.get("repack")) for _column in repacked),
+         *(_cached(worker.get("cache")) for _column in cached),
+         # The port of a client is another one each time.
+         ", ".join(client.rpartition(":")[0] for client in worker.get("clients") or []) or None,
+         "no" if worker["problems"] else "yes"]
+        for worker in workers
+    ]  # fmt: skip
+    return "Workers\n" + render_table(header, rows, left=len(header))
+
+
+def _repacked(repack: Mapping[str, Any] | None) -> str | None:
+    if not repack:
+        return None
+    if not (repack["enabled"] and repack["kernels"]):
+        return "no kernels" if repack["enabled"] else "off"
+    return f"{repack['mib']:.0f} of {repack['of_mib']:.0f} MiB" if repack["of_weights"] else "on"
+
+
+def _cached(cache: Mapping[str, Any] | None) -> str | None:
+    if not cache:
+        return None
+    held = f"{cache['bytes'] / (1 << 30):.1f}"
+    return f"{held} of {cache['max_bytes'] / (1 << 30):.1f} GiB" if cache["max_bytes"] else f"{held} GiB"
+
+
+def _row(
+    host: str,
+    look: Mapping[str, Any],
+    endpoint: str,
+    views: Mapping[str, Mapping[str, Any]],
+    own: tuple[str, Mapping[str, Any]] | None,
+) -> dict[str, Any]:
+    """Return what is known of one worker, with a sentence for each thing that is not well."""
+    problems = []
+    port = int(endpoint.rpartition(":")[2])
+    server = next((server for server in look.get("servers") or [] if server["port"] == port), None)
+    clients = server["clients"] if server else []
+    manifest, out = look.get("manifest"), look.get("out")
+    cache = server.get("cache") if server else None
+    service = firewall = None
+    if out:
+        problems.append(f"{host} could not be asked. {out}")
+    elif "servers" in look:
+        service, wrong = _service(host, port, server, manifest)
+        problems += wrong
+        firewall, wrong = _firewall(host, look.get("firewall"))
+        problems += wrong
+        problems += _untidy(host, port, cache)
+        if own is not None:
+            problems += release_problems({own[0]: own[1], host: manifest or {"unknown": "it has no release"}}, own[0])
+    for master, view in views.items():
+        # A worker that serves is well, if one knows whom it serves.
+        if view["state"] != "ready" and not (view["state"] == "busy" and clients):
+            problems.append(
+                f"{endpoint} of {host} answers nobody and has no client: "
+                f"`systemctl restart llama-rpc-server@{port}.service` there."
+                if view["state"] == "busy" and "servers" in look
+                else f"As {master} sees it: {view['message']}"
+            )
+    if not views and not clients:
+        problems.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
+    # A worker that serves is not asked: each connection would wait in its queue.
+    view = next(iter(views.values()), {"state": "busy"} if clients else {})
+    return {
+        "host": host,
+        "endpoint": endpoint,
+        "service": service,
+        "firewall": firewall,
+        "state": view.get("state"),
+        "protocol": (view.get("protocol") or {}).get("version"),
+        "release": shown(manifest) if manifest else None,
+        # Of an artifact that is not this collection's own they are not known.
+        "patches": [patch["name"] for patch in (manifest or {}).get("patches") or []],
+        "repack": server.get("repack") if server else None,
+        # Not what else comes and goes on its disk.
+        "cache": {key: value for key, value in cache.items() if key != "free_bytes"} if cache else None,
+        "clients": clients,
+        "well": not problems,
+        "problems": problems,
+    }
+
+
+def _service(
+    host: str, port: int, server: Mapping[str, Any] | None, manifest: Mapping[str, Any] | None
+) -> tuple[str, list[str]]:
+    unit = f"llama-rpc-server@{port}.service"
+    listeners = server["listeners"] if server else []
+    if not listeners:
+        return "stopped", [
+            f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."
+        ]
+    # Something else may have the port on another address.
+    listener = next((found for found in listeners if found.get("unit") == unit), listeners[0])
+    program = str(listener.get("program") or "")
+    if listener.get("unit") != unit:
+        other = listener.get("unit") or program or f"process {listener.get('pid')}"
+        return "other", [
+            f"Port {port} of {host} belongs to {other}, not to {unit}: end that, or take another rpc_server_port."
+        ]
+    if manifest and "/releases/" in program and f"/releases/{manifest.get('id')}/" not in program:
+        return "old", [
+            f"The worker on port {port} of {host} still runs the release before: the playbook site restarts it."
+        ]
+    return "running", []
+
+
+def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
+    if cache is None:
+        return []
+    never = cache["tidied_at"] is None
+    at = cache["kept_since"] if never else cache["tidied_at"]
+    if at is None or time.time() - at <= MOST_UNTIDY_S:
+        return []
+    hours = f"{(time.time() - at) / 3600:.0f} hours"
+    was = (
+        f"not put in order once in the {hours} since its timer was made" if never else f"last put in order {hours} ago"
+    )
+    sentence = (
+        f"The tensor cache of {host}:{port} was {was}: "
+        f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."
+    )
+    return [sentence]
+
+
+def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[str]]:
+    if firewall is None:
+        return "left alone", []
+    if firewall["firewalld"] != "running":
+        return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
+    differing = [*firewall["problems"], *firewall["changes"]]
+    if differing:
+        return "differs", [
+            f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."
+        ]
+    return "closed", []
+
+
+def source_of(manifest: Mapping[str, Any]) -> str:
+    """Return what the release was built from: the commit if it is known, else the digest of the source."""
+    source = manifest.get("source") or {}
+    return str(source.get("commit") or source.get("sha256") or manifest.get("id"))
+
+
+def shown(manifest: Mapping[str, Any]) -> str:
+    """Return how a release is named to people."""
+    return str(manifest.get("version") or source_of(manifest)[:9])

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Imports of plugins/module_utils go one way: a package imports from lower floors only, and its files in no circle."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from graphlib import CycleError, TopologicalSorter
+
+from support.tree import ROOT
+
+NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
+FLOORS = {
+    "_gguf": 1, "_host": 1, "_status": 1,
+    "_plan": 2, "_files": 2, "_rpc": 2, "_release": 2,
+    "_run": 3,
+    "_measure": 4,
+}  # fmt: skip
+# Of an `__init__.py`, which a module ships with each package that it needs a file of; so it imports nothing itself.
+LINES = 3
+
+
+def imported(path: Path, folder: Path) -> set[tuple[str, ...]]:
+    """Return what a file imports of module_utils, also for types alone, as paths: ("_rpc", "units")."""
+    found = set()
+    here = [*NAME.split("."), *path.relative_to(folder).with_suffix("").parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [*here[: -node.level], *filter(None, [node.module])] if node.level else [node.module or ""]
+            names = [".".join([*base, alias.name]) for alias in node.names]
+        found |= {tuple(name[len(NAME) + 1 :].split(".")[:2]) for name in names if name.startswith(f"{NAME}.")}
+    return found
+
+
+def against_the_floors(folder: Path, floors: dict[str, int] = FLOORS) -> list[str]:
+    """Return a sentence for each import that goes up or along a floor, or round in a circle."""
+    problems = []
+    for package in sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"):
+        within = {}
+        for path in sorted((folder / package).rglob("*.py")):
+            name = f"{package}/{path.name}"
+            imports = imported(path, folder)
+            within[path.stem] = {file for other, file in imports if other == package and file != path.stem}
+            problems += [
+                f"{name} imports {other}, which is on no lower floor."
+                for other in sorted({other for other, _file in imports} - {package})
+                if floors.get(other, 99) >= floors.get(package, 0)
+            ]
+        try:
+            TopologicalSorter(within).prepare()
+        except CycleError as error:
+            problems.append(f"{package} imports in a circle: {', '.join(sorted(set(error.args[1])))}.")
+    return problems
+
+
+def test_imports_go_down_the_floors_and_never_round() -> None:
+    assert against_the_floors(ROOT / "plugins/module_utils") == []
+
+
+def test_every_file_is_in_a_package_that_says_what_belongs_there() -> None:
+    folder = ROOT / "plugins/module_utils"
+    assert {path.parent.name for path in folder.rglob("*.py")} == set(FLOORS), "a file outside of the packages"
+    for package, floor in FLOORS.items():
+        [docstring] = ast.parse((folder / package / "__init__.py").read_text(encoding="utf-8")).body
+        assert isinstance(docstring, ast.Expr), f"{package}/__init__.py holds more than a docstring"
+        said = str(ast.literal_eval(docstring.value)).splitlines()
+        assert len(list(filter(None, said))) == LINES, package
+        assert said[-1].startswith(f"Floor {floor}: "), package
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"_rpc/units.py": "from {}._gguf.model import describe"}, []),
+        ({"_rpc/units.py": "from {}._rpc.client import probe"}, []),
+        ({"_gguf/model.py": "from {}._rpc.a import x"}, ["_gguf/model.py imports _rpc, which is on no lower floor."]),
+        ({"_gguf/model.py": "from {}._run import watch"}, ["_gguf/model.py imports _run, which is on no lower floor."]),
+        ({"_rpc/units.py": "import {}._plan.need"}, ["_rpc/units.py imports _plan, which is on no lower floor."]),
+        ({"_rpc/units.py": "from .._plan import need"}, ["_rpc/units.py imports _plan, which is on no lower floor."]),
+        ({"_rpc/units.py": "from {}._new.x import y"}, ["_rpc/units.py imports _new, which is on no lower floor."]),
+        (
+            {"_rpc/units.py": "if TYPE_CHECKING:\n    from {}._run.watch import Watch"},
+            ["_rpc/units.py imports _run, which is on no lower floor."],
+        ),
+        (
+            {"_rpc/units.py": "from {}._rpc import client", "_rpc/client.py": "def f():\n    from . import units"},
+            ["_rpc imports in a circle: client, units."],
+        ),
+    ],
+    ids=["down", "within", "up", "up-by-package", "along", "along-relative", "unknown", "up-for-types", "circle"],
+)  # fmt: skip
+def test_an_import_against_the_floors_is_found(tmp_path: Path, files: dict[str, str], said: list[str]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text.format(NAME))
+    assert [*map(str, against_the_floors(tmp_path))] == said

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Downloads over real HTTP on loopback, from a stand-in for the hub and its storage (hub_stand_in.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import download
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import record as records
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
+    DownloadError,
+    Limits,
+    Wanted,
+    fetch,
+    plan,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, known
+
+from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTENT = random.Random(1).randbytes(3 << 20)
+OTHER = random.Random(2).randbytes(3 << 20)
+NAME = "data.bin"
+TOKEN = "hf_neverseenanywhere"
+
+
+def limits(retries: int = 0, stall: float = 5, total: float = 20) -> Limits:
+    return Limits(stall, retries, time.monotonic() + total)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with running_hub({NAME: CONTENT}) as hub:
+        yield hub
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "LONGEST_PAUSE_S", 0.01)
+
+
+def wanted(hub: Hub, folder: Path, digest: str = "", **more: Any) -> Wanted:
+    return Wanted(more.pop("url", hub.url(NAME)), folder / NAME, digest or sha256(CONTENT), **more)
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def ranges(hub: Hub) -> list[str | None]:
+    return [seen.headers.get("Range") for seen in hub.downloads()]
+
+
+def test_a_file_is_fetched_verified_and_recorded_and_the_second_time_neither_fetched_nor_read(
+    hub: Hub, tmp_path: Path
+) -> None:
+    file = wanted(hub, tmp_path)
+    assert fetch(file, {"source": "test"}, limits()) is True
+    assert file.path.read_bytes() == CONTENT
+    assert left(tmp_path) == [f".{NAME}.llama_cpp.json", NAME]
+    record = known(file.path)
+    assert record is not None
+    assert (record.sha256, record.origin, record.adopted) == (sha256(CONTENT), {"source": "test"}, False)
+    before = len(hub.seen)
+    # Other bytes under the same size, time and inode: whoever reads them notices.
+    times = file.path.stat()
+    file.path.write_bytes(OTHER)
+    os.utime(file.path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert fetch(file, {"source": "test"}, limits()) is False
+    assert len(hub.seen) == before
+
+
+def test_what_was_changed_is_noticed_and_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    file = wanted(hub, tmp_path)
+    fetch(file, {}, limits())
+    file.path.write_bytes(OTHER)
+    assert fetch(file, {}, limits()) is True
+    assert file.path.read_bytes() == CONTENT
+
+
+def test_a_touched_file_is_read_once_and_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    file = wanted(hub, tmp_path)
+    fetch(file, {}, limits())
+    os.utime(file.path)
+    assert fetch(file, {}, limits()) is True
+    assert fetch(file, {}, limits()) is False
+    assert len(hub.downloads()) == 1
+
+
+def test_a_file_of_somebody_else_is_taken_over_or_refused_but_never_overwritten(hub: Hub, tmp_path: Path) -> None:
+    file = wanted(hub, tmp_path)
+    file.path.write_bytes(CONTENT)
+    assert fetch(file, {}, limits()) is True
+    record = known(file.path)
+    assert record is not None
+    assert record.adopted
+    records.record_path(file.path).unlink()
+    file.path.write_bytes(OTHER)
+    with pytest.raises(FileError, match=f"{sha256(OTHER)}, and {sha256(CONTENT)} is wanted: move it away"):
+        fetch(file, {}, limits())
+    assert file.path.read_bytes() == OTHER
+    assert hub.seen == []
+
+
+def test_a_download_that_breaks_off_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after = [1 << 20]
+    fetch(wanted(hub, tmp_path), {}, limits(retries=1))
+    assert ranges(hub) == [None, "bytes=1048576-"]
+    assert hub.downloads()[1].headers["If-Range"].startswith('"')
+
+
+def test_a_later_run_goes_on_where_the_last_one_was(hub: Hub, tmp_path: Path) -> None:
+    file = wanted(hub, tmp_path)
+    hub.cut_after = [1 << 20]
+    with pytest.raises(DownloadError, match="the connection ended after 1048576 of 3145728 bytes"):
+        fetch(file, {}, limits())
+    assert left(tmp_path) == [f".{NAME}.part.json", f"{NAME}.part"]
+    assert fetch(file, {}, limits()) is True
+    assert ranges(hub) == [None, "bytes=1048576-"]
+    assert left(tmp_path) == [f".{NAME}.llama_cpp.json", NAME]
+
+
+def test_progress_gives_new_patience(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after = [1 << 20] * 2
+    fetch(wanted(hub, tmp_path), {}, limits(retries=1))
+    assert len(ranges(hub)) == 3
+
+
+def break_off(hub: Hub, file: Wanted) -> None:
+    hub.cut_after = [1 << 20]
+    with pytest.raises(DownloadError):
+        fetch(file, {}, limits())
+    hub.seen.clear()
+
+
+def test_a_server_without_ranges_is_read_from_the_beginning(hub: Hub, tmp_path: Path) -> None:
+    hub.ranges = False
+    break_off(hub, wanted(hub, tmp_path))
+    fetch(wanted(hub, tmp_path), {}, limits())
+    assert (tmp_path / NAME).read_bytes() == CONTENT
+
+
+def test_a_file_that_has_changed_on_the_server_is_begun_anew(hub: Hub, tmp_path: Path) -> None:
+    hub.files[NAME] = OTHER
+    break_off(hub, wanted(hub, tmp_path))
+    hub.files[NAME] = CONTENT
+    fetch(wanted(hub, tmp_path), {}, limits())
+    assert len(hub.downloads()) == 1, "If-Range brought the new version at once"
+
+
+def test_first_bytes_of_another_version_are_noticed_at_the_end(hub: Hub, tmp_path: Path) -> None:
+    file = wanted(hub, tmp_path)
+    break_off(hub, file)
+    file.part.write_bytes(OTHER[: 1 << 20])
+    fetch(file, {}, limits())
+    assert ranges(hub) == ["bytes=1048576-", None]
+    assert file.path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), len(CONTENT) + 7], ids=["whole", "too-long"])
+def test_a_part_that_is_whole_or_longer(hub: Hub, tmp_path: Path, size: int) -> None:
+    file = wanted(hub, tmp_path)
+    break_off(hub, file)
+    file.part.write_bytes((CONTENT + OTHER)[:size])
+    file.note.write_text(json.dumps({**json.loads(file.note.read_text()), "total": None}))
+    fetch(file, {}, limits(retries=1))
+    assert file.path.read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_is_not_gone_on_with(hub: Hub, tmp_path: Path) -> None:
+    break_off(hub, wanted(hub, tmp_path, sha256(OTHER)))
+    fetch(wanted(hub, tmp_path), {}, limits())
+    assert ranges(hub) == [None]
+
+
+def test_a_wrong_digest_names_both_and_leaves_nothing(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=f"SHA-256 digest {sha256(CONTENT)}, but {'0' * 64} was expected") as caught:
+        fetch(wanted(hub, tmp_path / "new", "0" * 64), {}, limits())
+    assert SIGNATURE not in str(caught.value)
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", [f"{NAME}.part", f".{NAME}.part.json", f".{NAME}.llama_cpp.json.new"])
+def test_a_link_that_somebody_has_laid_is_not_followed(hub: Hub, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "models"
+    folder.mkdir()
+    (folder / name).symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        fetch(wanted(hub, folder), {}, limits())
+    assert victim.read_text() == "mine"
+
+
+def test_a_web_page_is_no_model_whatever_its_digest(tmp_path: Path) -> None:
+    page = b"<!DOCTYPE html><title>Sign in</title>"
+    with running_hub({"model.gguf": page}) as hub:
+        file = Wanted(hub.direct("model.gguf"), tmp_path / "model.gguf", sha256(page))
+        with pytest.raises(download.GgufError, match="it is a web page"):
+            fetch(file, {}, limits())
+    assert left(tmp_path) == []
+
+
+def test_the_token_goes_to_the_hub_alone(hub: Hub, tmp_path: Path) -> None:
+    hub.token = TOKEN
+    fetch(wanted(hub, tmp_path), {}, limits(), TOKEN)
+    assert [(seen.server, "Authorization" in seen.headers) for seen in hub.seen] == [("front", True), ("store", False)]
+
+
+def test_the_token_stays_with_a_redirect_on_the_same_host(hub: Hub, tmp_path: Path) -> None:
+    hub.token = TOKEN
+    url = hub.url(NAME).replace(hub.repo, "renamed/model-GGUF")
+    fetch(wanted(hub, tmp_path, url=url), {}, limits(), TOKEN)
+    assert [("Authorization" in seen.headers) for seen in hub.seen] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "token", "words"),
+    [
+        pytest.param({"token": TOKEN}, None, r"\(401\): it needs a token with access", id="no-token"),
+        pytest.param({"token": TOKEN}, "wrong", r"\(401\): the token lacks access", id="wrong-token"),
+        pytest.param({"gated": True}, "any", r"\(403\): the token lacks access", id="gated"),
+        pytest.param({"statuses": [404]}, None, r"does not exist \(404\): correct the URL", id="missing"),
+        pytest.param({"statuses": [503] * 9}, None, "the server answers 503 .*3 times in a row", id="out-of-service"),
+        pytest.param({"statuses": [400]}, None, "the server answers 400", id="bad-request"),
+        pytest.param({"cut_after": [0] * 9}, None, "ended after 0 of 3145728 bytes, 3 times", id="nothing-comes"),
+        pytest.param({"cut_after": [0] * 9, "chunked": True}, None, "the connection ended before the file", id="chunk"),
+    ],
+)
+def test_what_a_server_refuses_is_a_sentence_and_leaves_nothing(
+    hub: Hub, tmp_path: Path, behaviour: dict[str, Any], token: str | None, words: str
+) -> None:
+    for name, value in behaviour.items():
+        setattr(hub, name, value)
+    with pytest.raises(DownloadError, match=words) as caught:
+        fetch(wanted(hub, tmp_path / "a/b"), {}, limits(retries=2), token)
+    assert TOKEN not in str(caught.value)
+    assert SIGNATURE not in str(caught.value)
+    assert left(tmp_path) == []
+
+
+def test_what_passes_is_waited_for(hub: Hub, tmp_path: Path) -> None:
+    hub.statuses = [503, 429, 200]
+    assert fetch(wanted(hub, tmp_path), {}, limits(retries=2)) is True
+
+
+def test_a_body_of_unknown_length(hub: Hub, tmp_path: Path) -> None:
+    hub.chunked = True
+    assert fetch(wanted(hub, tmp_path), {}, limits()) is True
+
+
+def test_a_server_that_falls_silent_is_given_up(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after, hub.stall_s = [1000], 3
+    started = time.monotonic()
+    with pytest.raises(DownloadError, match=r"localhost has sent nothing for 0\.3 s"):
+        fetch(wanted(hub, tmp_path), {}, limits(stall=0.3))
+    assert time.monotonic() - started < 2
+
+
+def test_the_whole_has_a_limit(hub: Hub, tmp_path: Path) -> None:
+    hub.cut_after, hub.stall_s = [1000] * 99, 3
+    with pytest.raises(DownloadError, match="the time limit of the download is over; what has arrived is kept"):
+        fetch(wanted(hub, tmp_path), {}, limits(retries=99, stall=0.2, total=0.5))
+    assert (tmp_path / f"{NAME}.part").stat().st_size >= 1000
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:{port}/x", "127.0.0.1 refuses connections"),
+        ("http://no-such-host.invalid/x", "the name no-such-host.invalid cannot be resolved"),
+        ("ftp://127.0.0.1/x", "is no URL that can be fetched: give one with http:// or https://"),
+        ("http://me:secret@127.0.0.1/x", "the URL of 127.0.0.1 holds a user name or password"),
+        ("http://[::1/x?secret", "is no URL that can be fetched"),
+    ],
+    ids=["refused", "unknown-name", "ftp", "password", "nonsense"],
+)
+def test_an_address_that_cannot_work(tmp_path: Path, url: str, words: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        file = Wanted(url.format(port=unused.getsockname()[1]), tmp_path / NAME, "0" * 64)
+        with pytest.raises(DownloadError, match=words) as caught:
+            fetch(file, {}, limits())
+    assert "secret" not in str(caught.value)
+    assert left(tmp_path) == []
+
+
+def test_redirects_end(tmp_path: Path) -> None:
+    with running_hub({}) as hub:
+        hub.repo = "renamed/model-GGUF"  # leads to itself
+        with pytest.raises(DownloadError, match="it redirects too often"):
+            fetch(wanted(hub, tmp_path), {}, limits())
+
+
+def test_two_runs_fetch_once(hub: Hub, tmp_path: Path) -> None:
+    results: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(fetch(wanted(hub, tmp_path), {}, limits()))) for _run in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(results) == [False, False, True]
+    assert len(hub.downloads()) == 1
+    assert left(tmp_path) == [f".{NAME}.llama_cpp.json", NAME]
+
+
+@contextmanager
+def little_room(monkeypatch: pytest.MonkeyPatch, free: int) -> Iterator[None]:
+    class Found:
+        f_bavail, f_frsize = free, 1
+
+    monkeypatch.setattr(records.os, "statvfs", lambda _path: Found)
+    yield
+    monkeypatch.undo()
+
+
+def test_room_is_checked_for_all_files_before_the_first(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [Wanted(hub.url(NAME), tmp_path / name, sha256(CONTENT)) for name in ("a", "b")]
+    with little_room(monkeypatch, 5 << 20), pytest.raises(FileError, match=r"needs 0\.01 GiB on .*GiB are missing"):
+        plan(files, {}, limits(), None, write=True)
+    assert hub.downloads() == []
+    assert [file.path.name for file in plan(files, {}, limits(), None, write=True)] == ["a", "b"]
+
+
+def test_a_small_file_of_git_is_verified_too(tmp_path: Path) -> None:
+    with running_hub({"config.json": b"{}"}, small={"config.json"}) as hub:
+        file = Wanted(hub.url("config.json"), tmp_path / "config.json", git_blob(b"{}"))
+        assert fetch(file, {}, limits()) is True
+        assert fetch(file, {}, limits()) is False
+        wrong = Wanted(hub.url("config.json"), tmp_path / "other.json", git_blob(b"[]"))
+        with pytest.raises(FileError, match="git object name"):
+            fetch(wrong, {}, limits())

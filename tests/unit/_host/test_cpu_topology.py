@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How many cores a service may use, on trees of /proc and /sys as kernels have them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import (
+    CpuSetError,
+    format_cpu_list,
+    parse_cpu_list,
+    read_topology,
+)
+
+PID_1 = {
+    "v2": "0::/init.scope\n",
+    "v1": "3:cpu,cpuacct:/docker/abc/init.scope\n2:cpuset:/docker/abc\n1:name=systemd:/init.scope\n",
+}
+
+
+def host(
+    online: str,
+    cores: list[str] | None = None,
+    nodes: dict[int, str] | None = None,
+    allowed: str | None = None,
+    groups: str = PID_1["v2"],
+    file: str = "core_cpus_list",
+    **files: str,
+) -> dict[str, str]:
+    """Return the files of a host: its physical cores as CPU lists, its NUMA nodes, and others with `__` for `/`."""
+    tree = {
+        "proc/1/cgroup": groups,
+        "proc/1/status": f"Name:\tsystemd\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed or online}\n",
+        "sys/devices/system/cpu/online": online + "\n",
+        **{f"sys/devices/system/node/node{node}/cpulist": cpus + "\n" for node, cpus in (nodes or {}).items()},
+        **{name.replace("__", "/"): text for name, text in files.items()},
+    }
+    if groups == PID_1["v2"]:
+        tree["sys/fs/cgroup/cgroup.controllers"] = "cpuset cpu memory\n"
+    for core in cores or []:
+        for cpu in parse_cpu_list(core):
+            tree[f"sys/devices/system/cpu/cpu{cpu}/topology/{file}"] = core + "\n"
+    return tree
+
+
+def plant(root: Path, tree: dict[str, str]) -> Path:
+    for name, text in tree.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+SMT = [f"{core},{core + 8}" for core in range(8)]
+AMPERE = {0: "0-63", 1: "64-127"}
+SLICES = {"": "0-7\n", "system.slice__": "4-7\n"}
+CGROUP = "sys__fs__cgroup__"
+
+# The host, a part of it, the CPUs of that part, and how many threads it runs at full speed.
+HOSTS: dict[str, tuple[dict[str, str], dict[str, Any], str, int]] = {
+    "x86-8-cores-with-SMT": (host("0-15", SMT, {0: "0-15"}), {}, "0-15", 8),
+    "x86-with-SMT-linux-4": (host("0-15", SMT, {0: "0-15"}, file="thread_siblings_list"), {}, "0-15", 8),
+    "x86-with-SMT-turned-off": (host("0-7", [str(n) for n in range(8)], {0: "0-7"}), {}, "0-7", 8),
+    "one-thread-of-each-core-is-a-core": (host("0-15", SMT, {0: "0-15"}, allowed="0-3"), {}, "0-3", 4),
+    "both-threads-of-a-core-are-one": (host("0-15", SMT, {0: "0-15"}, allowed="0,8"), {}, "0,8", 1),
+    "Graviton-16-cores": (host("0-15", [str(n) for n in range(16)], {0: "0-15"}), {}, "0-15", 16),
+    "Raspberry-Pi-without-NUMA": (host("0-3", [str(n) for n in range(4)]), {}, "0-3", 4),
+    "Ampere-two-nodes": (host("0-127", [str(n) for n in range(128)], AMPERE), {}, "0-127", 128),
+    "Ampere-second-node": (host("0-127", [str(n) for n in range(128)], AMPERE), {"numa_node": 1}, "64-127", 64),
+    "CPU-list": (host("0-15", SMT, {0: "0-15"}), {"cpu_affinity": "0-3 8-11"}, "0-3,8-11", 4),
+    "node-and-CPU-list": (host("0-127", None, AMPERE), {"numa_node": 1, "cpu_affinity": "60-70"}, "64-70", 7),
+    "no-topology-files": (host("0-3"), {}, "0-3", 4),
+    "offline-CPUs-do-not-count": (host("0,2", [str(n) for n in range(4)], allowed="0-3"), {}, "0,2", 2),
+    "container-with-quota-of-1.5": (host("0-7", **{CGROUP + "cpu.max": "150000 100000\n"}), {}, "0-7", 1),
+    "quota-below-one": (host("0-7", **{CGROUP + "cpu.max": "50000 100000\n"}), {}, "0-7", 1),
+    "quota-above-the-cores": (host("0-3", **{CGROUP + "cpu.max": "6400000 100000\n"}), {}, "0-3", 4),
+    "quota-max-is-none": (host("0-7", **{CGROUP + "cpu.max": "max 100000\n"}), {}, "0-7", 8),
+    "quota-of-the-slice-of-services": (
+        host("0-7", **{CGROUP + "cpu.max": "max 100000\n", CGROUP + "system.slice__cpu.max": "300000 100000\n"}),
+        {},
+        "0-7",
+        3,
+    ),
+    "smallest-quota-on-the-way": (
+        host("0-7", **{CGROUP + "cpu.max": "200000 100000\n", CGROUP + "system.slice__cpu.max": "300000 100000\n"}),
+        {},
+        "0-7",
+        2,
+    ),
+    "quota-holds-for-a-node-too": (
+        host("0-127", None, AMPERE, **{CGROUP + "cpu.max": "800000 100000\n"}),
+        {"numa_node": 0},
+        "0-63",
+        8,
+    ),
+    "quota-of-the-old-tree": (
+        host(
+            "0-7",
+            groups=PID_1["v1"],
+            **{
+                CGROUP + "cpu,cpuacct__docker__abc__cpu.cfs_quota_us": "250000\n",
+                CGROUP + "cpu,cpuacct__docker__abc__cpu.cfs_period_us": "100000\n",
+            },
+        ),
+        {},
+        "0-7",
+        2,
+    ),
+    "no-quota-in-the-old-tree": (
+        host(
+            "0-7",
+            groups=PID_1["v1"],
+            **{CGROUP + "cpu,cpuacct__cpu.cfs_quota_us": "-1\n", CGROUP + "cpu,cpuacct__cpu.cfs_period_us": "100000\n"},
+        ),
+        {},
+        "0-7",
+        8,
+    ),
+    "CPU-set-of-the-slice-of-services": (
+        host(
+            "0-7",
+            **{CGROUP + "cpuset.cpus.effective": "0-7\n", CGROUP + "system.slice__cpuset.cpus.effective": "4-7\n"},
+        ),
+        {},
+        "4-7",
+        4,
+    ),
+    "CPU-set-of-the-old-tree": (
+        host("0-7", groups=PID_1["v1"], **{CGROUP + "cpuset__docker__abc__cpuset.effective_cpus": "0-1\n"}),
+        {},
+        "0-1",
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("tree", "part", "cpus", "cores"), HOSTS.values(), ids=HOSTS.keys())
+def test_cores_that_a_service_may_use(
+    tree: dict[str, str], part: dict[str, Any], cpus: str, cores: int, tmp_path: Path
+) -> None:
+    topology = read_topology(plant(tmp_path, tree))
+    chosen = topology.select(**part)
+    assert (format_cpu_list(chosen), topology.count_cores(chosen)) == (cpus, cores)
+
+
+BAD = {
+    "no-such-node": ({"numa_node": 2}, "there is no NUMA node 2 on this host; there are: 0, 1"),
+    "no-such-CPU": (
+        {"cpu_affinity": "120-130"},
+        "CPU 128-130 of the list '120-130' cannot .* usable are 0-127",
+    ),
+    "nothing-in-common": ({"numa_node": 0, "cpu_affinity": "64"}, "have none in common"),
+    "no-list": ({"cpu_affinity": "a"}, "'a' is no CPU list: write it like 0-3,8"),
+    "backwards": ({"cpu_affinity": "3-1"}, "'3-1' is no CPU list"),
+    "huge": ({"cpu_affinity": "0-99999999999"}, "is no CPU list"),
+    "empty": ({"cpu_affinity": ""}, "no usable CPU is left"),
+}
+
+
+@pytest.mark.parametrize(("part", "said"), BAD.values(), ids=BAD.keys())
+def test_a_part_that_does_not_exist_is_explained(part: dict[str, Any], said: str, tmp_path: Path) -> None:
+    topology = read_topology(plant(tmp_path, host("0-127", None, AMPERE)))
+    with pytest.raises(CpuSetError, match=said):
+        topology.select(**part)
+
+
+def test_a_host_that_says_nothing_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(CpuSetError, match="is /proc mounted"):
+        read_topology(tmp_path)
+
+
+def test_a_node_of_memory_alone_is_none_to_compute_on(tmp_path: Path) -> None:
+    topology = read_topology(plant(tmp_path, host("0-3", None, {0: "0-3", 1: ""})))
+    assert list(topology.nodes) == [0]
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-3", "0,2-3,8", "5-127"])
+def test_cpu_lists_are_read_and_written_alike(text: str) -> None:
+    assert format_cpu_list(parse_cpu_list(text)) == text

@@ -1,0 +1,731 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""llama-bench: what is run, what its figures are, and when a run is slower than a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
+    Baseline,
+    BaselineError,
+    Options,
+    OutputError,
+    Tolerance,
+    build_command,
+    build_of,
+    check_baseline_options,
+    check_baseline_place,
+    check_build,
+    check_options,
+    check_tolerance,
+    classify,
+    difference_message,
+    differences,
+    figures_of,
+    metrics,
+    model_of,
+    options_of,
+    parse_lines,
+    read_baseline,
+    regression_message,
+    time_limit,
+    write_baseline,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus, parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
+    Bench,
+    BinaryError,
+    describe_bench,
+    find_program,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import (
+    LOADING,
+    MEASURING,
+    PREPARING,
+    State,
+    read_state,
+    told,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Ending, Failure, OptionError
+from hypothesis import given
+from hypothesis import strategies as st
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+A, B = "10.0.0.1:50052", "10.0.0.2:50052"
+PATH = "/var/lib/bench.json"
+
+
+def bench(version: str, manifest: dict[str, Any] | None = None) -> Bench:
+    folder = FIXTURES / "capabilities"
+    said = (folder / "llama-bench-0.3.36-version.txt").read_text() if version == "0.3.36" else "error: --version\n"
+    return describe_bench(
+        "/opt/llama-bench", said, (folder / f"llama-bench-{version}-help.txt").read_text(), manifest or {}
+    )
+
+
+NEW, OLD = bench("0.3.36"), bench("0.3.16")
+BUILD = {"number": 0, "commit": "0c1e57098", "version": None}
+RECORDED = pytest.mark.parametrize("version", ["0.3.36", "0.3.16"])
+
+
+def recorded(version: str) -> str:
+    return (FIXTURES / "bench" / f"llama-bench-{version}.jsonl").read_text()
+
+
+def options(*workers: str, **changes: Any) -> Options:
+    base = Options(
+        model="/srv/m.gguf",
+        workers=tuple(parse_endpoint(worker) for worker in workers or (A, B)),
+        n_prompt=(512,),
+        n_gen=(128,),
+        mixed=(),
+        n_depth=(0,),
+        batch_size=(2048,),
+        ubatch_size=(512,),
+        cache_type_k="f16",
+        cache_type_v="f16",
+        flash_attn=None,
+        split_mode="layer",
+        tensor_split=(),
+        n_gpu_layers=999,
+        threads=None,
+        repetitions=5,
+        timeout=None,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def status(endpoint: str, state: str = "ready") -> WorkerStatus:
+    host, port = endpoint.split(":")
+    version = {"version": "7.0.0", "major": 7, "minor": 0, "patch": 0} if state == "ready" else None
+    devices = [{"index": 0, "memory_free_bytes": 1000, "memory_total_bytes": 1000}]
+    return WorkerStatus(
+        endpoint, host, int(port), host, state, state == "ready", version, devices, 1.0, f"{endpoint} is {state}."
+    )
+
+
+# Before the run
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_prompt": (), "n_gen": (0,)}, "There is nothing to measure; give a number above 0"),
+        ({"n_prompt": (512, -1)}, "n_prompt is -1; give a number from 0 to"),
+        ({"n_gen": (-1,)}, "n_gen is -1; give"),
+        ({"mixed": ((0, 8),)}, "mixed is 0; give a number from 1 to"),
+        ({"n_depth": ()}, "n_depth is empty; give at least one number"),
+        ({"batch_size": (0,)}, "batch_size is 0; give a number from 1 to"),
+        ({"ubatch_size": ()}, "ubatch_size is empty"),
+        ({"repetitions": 0}, "repetitions is 0; give a number from 1 to"),
+        ({"threads": 0}, "threads is 0; give"),
+        ({"timeout": 0}, "timeout is 0; give"),
+        ({"n_gpu_layers": 1}, "n_gpu_layers is 1 for 2 workers"),
+        ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
+        ({"workers": ()}, "workers has 0 entries"),
+        ({"model": "/srv/a,b.gguf"}, "takes the comma in /srv/a,b.gguf for a separator; rename the model"),
+        ({"model": "/srv/a\0b.gguf"}, "model holds a NUL character"),
+        ({"n_prompt": tuple(range(1, 500)), "ubatch_size": (1, 2, 3)}, "make 1500 tests; ask for at most 1000 at once"),
+    ],
+)
+def test_a_value_that_cannot_be_run_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        check_options(options(**changes))
+
+
+def test_values_at_the_edge_are_taken() -> None:
+    check_options(options(n_prompt=(0, 512), n_gen=(), n_depth=(0, 1_000_000), ubatch_size=(1,), repetitions=1))
+    check_options(options(n_prompt=(), n_gen=(), mixed=((1, 1),)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "old", "new"),
+    [
+        ({}, None, None),
+        ({"split_mode": "tensor"}, "no split_mode tensor; use another or a newer build", None),
+        ({"flash_attn": "auto"}, "no flash_attn auto; use on or off", None),
+        ({"flash_attn": "on", "n_depth": (0, 4096)}, None, None),
+    ],
+    ids=["defaults", "tensor", "auto", "in-both"],
+)
+def test_what_a_build_does_not_have_is_refused(changes: dict[str, Any], old: str | None, new: str | None) -> None:
+    for build, message in ((OLD, old), (NEW, new)):
+        if message is None:
+            check_build(options(**changes), build)
+        else:
+            with pytest.raises(OptionError, match=message):
+                check_build(options(**changes), build)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((-1.0, None, None), "tolerance_percent is -1; give a number from 0 to below 100"),
+        ((5.0, -0.5, None), "prompt_tolerance_percent is -0.5; give"),
+        ((5.0, None, 100.0), "generation_tolerance_percent is 100; give"),
+        ((float("nan"), None, None), "tolerance_percent is nan; give"),
+        ((float("inf"), None, None), "tolerance_percent is inf; give"),
+    ],
+)
+def test_a_tolerance_that_means_nothing_is_refused(given: tuple[float, float, float], message: str) -> None:
+    with pytest.raises(OptionError, match=f"^{message}"):
+        check_tolerance(*given)
+
+
+def test_the_tolerance_of_a_kind_is_its_own_or_the_common_one() -> None:
+    assert check_tolerance(5.0, None, None) == Tolerance(5.0, 5.0, 5.0)
+    assert check_tolerance(5.0, 0.0, 20.0) == Tolerance(0.0, 20.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((None, True, False), "baseline_update is true and there is no baseline_path"),
+        ((None, False, True), "baseline_required is true and there is no baseline_path"),
+        ((PATH, True, True), "baseline_update and baseline_required are both true"),
+    ],
+)
+def test_options_of_a_baseline_that_contradict(given: tuple[str | None, bool, bool], message: str) -> None:
+    path, update, required = given
+    with pytest.raises(OptionError, match=message):
+        check_baseline_options(path, update=update, required=required)
+
+
+def test_the_limit_grows_with_what_is_asked_for() -> None:
+    # 512 tokens read at 10 a second and 128 generated in 2 s each, six times; 2 GB at 10 MB/s.
+    assert time_limit(options(), 2_000_000_000) == 120 + 200 + 1844
+    assert time_limit(options(n_depth=(0, 1000)), 0) == 120 + 4887
+    assert time_limit(options(ubatch_size=(64, 512), n_gen=(), repetitions=1), 0) == 120 + 205
+    assert time_limit(options(timeout=7), 10**12) == 7
+
+
+def test_the_command_of_each_generation() -> None:
+    asked = options(
+        n_prompt=(64, 128),
+        n_gen=(),
+        mixed=((32, 8), (16, 4)),
+        n_depth=(0, 512),
+        ubatch_size=(64, 512),
+        flash_attn="on",
+        tensor_split=(1.0, 3.0),
+        threads=4,
+        cache_type_k="q8_0",
+    )
+    ready = [status(A), status(B)]
+    common = "-p 64,128 -n 0 -pg 32,8 -pg 16,4 -d 0,512 -b 2048 -ub 64,512 -ctk q8_0 -ctv f16"
+    assert " ".join(build_command(NEW, asked, ready)) == (
+        f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -dev RPC0/RPC1 -ngl 999 -sm layer -ts 1/3 {common}"
+        " -fa on -t 4 -r 5 -o jsonl --progress -v"
+    )
+    # It has no names for devices, and numbers for flash attention.
+    assert " ".join(build_command(OLD, asked, ready)) == (
+        f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -ngl 999 -sm layer -ts 1/3 {common}"
+        " -fa 1 -t 4 -r 5 -o jsonl --progress -v"
+    )
+    # How many devices the workers have is not known.
+    assert "-dev" not in build_command(NEW, asked, [])
+
+
+@pytest.mark.parametrize(
+    ("usage", "message"),
+    [
+        ("", "does not answer --help as llama-bench does"),
+        ("usage: x\n  -p, --n-prompt <n>\n  -n, --n-gen <n>\n  -v, --verbose\n", "was built without RPC"),
+    ],
+    ids=["another-program", "without-rpc"],
+)
+def test_a_program_that_is_of_no_use_is_refused(usage: str, message: str) -> None:
+    with pytest.raises(BinaryError, match=message):
+        describe_bench("/opt/llama-bench", "", usage, {})
+
+
+def test_a_folder_without_llama_bench_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BinaryError, match=f"There is no llama-bench in {tmp_path}; install"):
+        find_program(str(tmp_path), ("llama-bench",))
+
+
+# The figures
+
+
+@RECORDED
+def test_figures_are_those_of_upstream(version: str) -> None:
+    lines = parse_lines(recorded(version), whole=True)
+    tests = figures_of(lines)
+    assert [(test["name"], test["kind"]) for test in tests] == [
+        ("pp64", "prompt"),
+        ("tg16", "generation"),
+        ("pp32+tg8", "mixed"),
+        ("pp64 @ d32", "prompt"),
+        ("tg16 @ d32", "generation"),
+        ("pp32+tg8 @ d32", "mixed"),
+    ]
+    for test, line in zip(tests, lines):
+        rates = test["tokens_per_second"]
+        assert rates["mean"] == pytest.approx(line["avg_ts"], rel=1e-5)
+        assert rates["stddev"] == pytest.approx(line["stddev_ts"], rel=1e-3)
+        assert rates["samples"] == pytest.approx(line["samples_ts"], rel=1e-4)
+        assert (rates["min"], rates["max"]) == (min(rates["samples"]), max(rates["samples"]))
+        assert (test["batch_size"], test["ubatch_size"]) == (2048, 512)
+
+
+def test_what_ran_is_told_by_the_program_and_its_results() -> None:
+    new, old = (parse_lines(recorded(version), whole=True)[0] for version in ("0.3.36", "0.3.16"))
+    assert build_of(NEW, new) == {"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev", "patches": None}
+    assert build_of(OLD, None) == {"number": None, "commit": None, "version": None, "patches": None}
+    assert build_of(OLD, old) == {"number": 1, "commit": "4227c9b", "version": None, "patches": None}
+    for manifest, patches in (
+        ({"patches": []}, []),
+        ({"patches": [{"name": "rpc-load", "sha256": "a"}, {"name": "log-flush"}]}, ["log-flush", "rpc-load"]),
+        ({"patches": ["rpc-load"]}, None),
+        ({"patches": [{"name": "rpc-load"}, {"name": 1}]}, None),
+        ({"patches": {}}, None),
+    ):
+        assert build_of(bench("0.3.36", manifest), new)["patches"] == patches
+    assert model_of("/srv/m.gguf", None, new) == {
+        "path": "/srv/m.gguf",
+        "type": "llama ?B Q8_0",
+        "size_bytes": 26108736,
+        "n_params": 24548864,
+        "sha256": None,
+    }
+    assert (options_of(options(), new)["flash_attn"], options_of(options(), new)["threads"]) == ("auto", 4)
+    assert options_of(options(), old)["flash_attn"] == "off"
+    assert options_of(options(), {**old, "flash_attn": True})["flash_attn"] == "on"
+    assert options_of(options(), {**new, "flash_attn": 1})["flash_attn"] == "on"
+
+
+def test_one_repetition_has_no_spread() -> None:
+    line = {**json.loads(recorded("0.3.36").splitlines()[0]), "samples_ns": [64_000_000]}
+    (test,) = figures_of([line])
+    assert test["tokens_per_second"] == {"mean": 1000, "stddev": None, "min": 1000, "max": 1000, "samples": [1000]}
+
+
+def test_what_was_done_before_a_run_was_ended_counts() -> None:
+    text = recorded("0.3.36")
+    first = text.index("\n") + 1
+    assert len(parse_lines(text[: first + 300], whole=False)) == 1
+    assert parse_lines("", whole=False) == []
+    with pytest.raises(OutputError, match="Line 2 of what llama-bench printed is no result: "):
+        parse_lines(text[: first + 300], whole=True)
+
+
+@pytest.mark.parametrize("line", ["hello", "[]", "3", "{}", '{"n_prompt": 1}', "[" * 5000, '{"samples_ns": [0]}'])
+def test_what_is_no_result_is_said(line: str) -> None:
+    with pytest.raises(OutputError, match=r"^Line 1 of what llama-bench printed is no result"):
+        parse_lines(line + "\n" + recorded("0.3.36"), whole=True)
+
+
+@given(st.text(), st.booleans())
+def test_whatever_is_printed_is_read_or_refused(text: str, whole: bool) -> None:
+    with suppress(OutputError):
+        assert parse_lines(text, whole=whole) == []
+
+
+# Against a baseline
+
+
+def measured(**changes: Any) -> Baseline:
+    line = parse_lines(recorded("0.3.36"), whole=True)[0]
+    base = Baseline(
+        build={"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev"},
+        model=model_of("/srv/m.gguf", None, line),
+        workers=[A, B],
+        options=options_of(options(), line),
+        tests=[figures("prompt", 100.0, 2.0), figures("generation", 20.0, None)],
+        created="2026-01-02T03:04:05Z",
+    )
+    return dataclasses.replace(base, **changes)
+
+
+def figures(kind: str, mean: float, stddev: float | None, **changes: Any) -> dict[str, Any]:
+    n_prompt, n_gen = {"prompt": (512, 0), "generation": (0, 128), "mixed": (512, 128)}[kind]
+    rates = {"mean": mean, "stddev": stddev, "min": mean, "max": mean, "samples": [mean]}
+    return {
+        "name": {"prompt": "pp512", "generation": "tg128", "mixed": "pp512+tg128"}[kind],
+        "kind": kind,
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_depth": 0,
+        "batch_size": 2048,
+        "ubatch_size": 512,
+        "tokens_per_second": rates,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generation", "tolerance", "slower"),
+    [
+        (100.0, 20.0, Tolerance(0, 0, 0), []),
+        (99.99, 20.0, Tolerance(0, 0, 0), ["pp512"]),
+        (95.0, 19.0, Tolerance(5, 5, 5), []),
+        (94.9, 18.9, Tolerance(5, 5, 5), ["pp512", "tg128"]),
+        (94.9, 18.9, Tolerance(10, 5, 0), ["tg128"]),
+        (94.9, 18.9, Tolerance(5, 10, 0), ["pp512"]),
+        (300.0, 60.0, Tolerance(0, 0, 0), []),
+    ],
+    ids=["equal", "least", "at-the-limit", "both", "generation-alone", "prompt-alone", "faster"],
+)
+def test_slower_than_tolerated_is_a_regression(
+    prompt: float, generation: float, tolerance: Tolerance, slower: list[str]
+) -> None:
+    now = measured(tests=[figures("prompt", prompt, 1.0), figures("generation", generation, 0.5)])
+    found = metrics(measured(), now, tolerance)
+    assert [metric["name"] for metric in found if metric["regression"]] == slower
+    assert (regression_message(found, PATH) is None) == (not slower)
+
+
+def test_a_regression_is_one_sentence_with_both_figures_and_their_spread() -> None:
+    now = measured(tests=[figures("prompt", 80.0, 3.0), figures("generation", 21.0, 0.5)])
+    found = metrics(measured(), now, Tolerance(5, 5, 5))
+    assert regression_message(found, PATH) == (
+        f"Slower than the baseline {PATH}: pp512 80.00 (± 3.00) after 100.00 (± 2.00) tokens per second, "
+        "-20.0 % with 5 % tolerated."
+    )
+    assert found[1] == {
+        "name": "tg128",
+        "kind": "generation",
+        "n_prompt": 0,
+        "n_gen": 128,
+        "n_depth": 0,
+        "batch_size": 2048,
+        "ubatch_size": 512,
+        "baseline": {"mean": 20.0, "stddev": None, "min": 20.0, "max": 20.0},
+        "now": {"mean": 21.0, "stddev": 0.5, "min": 21.0, "max": 21.0},
+        "change_percent": 5.0,
+        "tolerance_percent": 5,
+        "regression": False,
+    }
+
+
+def test_figures_of_several_batches_are_told_apart() -> None:
+    tests = [figures("prompt", 100.0, 1.0, ubatch_size=size) for size in (64, 512)]
+    slow = [figures("prompt", 100.0, 1.0, ubatch_size=64), figures("prompt", 50.0, None, ubatch_size=512)]
+    message = regression_message(metrics(measured(tests=tests), measured(tests=slow), Tolerance(5, 5, 5)), PATH)
+    assert message
+    assert ": pp512 b2048 ub512 50.00 (one run) after" in message
+    assert "ub64" not in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"build": {"number": 0, "commit": "4227c9b", "version": None}},
+            "build commit was 0c1e57098 and is 4227c9b",
+        ),
+        ({"workers": [A]}, "number of workers was 2 and is 1"),
+        ({"tests": [figures("prompt", 1.0, 1.0)]}, "tests was pp512 b2048 ub512, tg128 b2048 ub512 and is pp512 b2048"),
+        ({"model": {**measured().model, "type": "llama 8B Q4_0"}}, "model type was llama ?B Q8_0 and is llama 8B Q4_0"),
+        ({"model": {**measured().model, "n_params": 5}}, "model n_params was 24548864 and is 5"),
+        ({"options": {**measured().options, "threads": 64}}, "threads was 4 and is 64"),
+        ({"options": {**measured().options, "flash_attn": "on"}}, "flash_attn was auto and is on"),
+        ({"options": {**measured().options, "tensor_split": [1.0, 3.0]}}, "tensor_split was none and is [1.0, 3.0]"),
+    ],
+    ids=["build", "workers", "tests", "model", "parameters", "threads", "flash", "split"],
+)
+def test_what_differs_is_not_compared_but_said(changes: dict[str, Any], said: str) -> None:
+    found = differences(measured(), measured(**changes))
+    assert len(found) == 1
+    message = difference_message(found, PATH)
+    assert message.startswith(f"Not compared with the baseline {PATH}: {said}")
+    assert message.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"created": "2026-02-02T03:04:05Z"},
+        {"workers": ["10.0.0.8:50052", "10.0.0.9:50052"]},
+        {"build": {"number": 1, "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f", "version": None}},
+        {"model": {**measured().model, "path": "/mnt/other.gguf", "sha256": "ab" * 32}},
+        {"options": {**measured().options, "repetitions": 50}},
+        {"tests": list(reversed(measured().tests))},
+    ],
+    ids=["later", "other-hosts", "commit-in-full", "moved", "repetitions", "order"],
+)
+def test_what_does_not_change_the_figures_is_compared(changes: dict[str, Any]) -> None:
+    assert differences(measured(), measured(**changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ([], ["log-flush", "rpc-load"], "build patches was none and is log-flush, rpc-load"),
+        (["rpc-load"], [], "build patches was rpc-load and is none"),
+        (["rpc-load"], ["rpc-load"], None),
+        (None, ["rpc-load"], None),
+        (["rpc-load"], None, None),
+    ],
+)
+def test_builds_of_other_patches_differ(before: list[str] | None, after: list[str] | None, said: str | None) -> None:
+    found = differences(*(measured(build={**BUILD, "patches": patches}) for patches in (before, after)))
+    assert (difference_message(found, PATH) if found else None) == (
+        f"Not compared with the baseline {PATH}: {said}." if said else None
+    )
+    # Of a baseline that was written before patches were kept, they are not known.
+    assert differences(measured(build=BUILD), measured(build={**BUILD, "patches": after})) == []
+
+
+@pytest.mark.parametrize("patches", [None, [], ["rpc-load"]])
+def test_a_baseline_may_tell_of_patches(tmp_path: Path, patches: list[str] | None) -> None:
+    path = str(tmp_path / "b.json")
+    told = measured(build={**BUILD, "patches": patches})
+    write_baseline(path, told)
+    assert read_baseline(path) == told
+    write_baseline(path, measured(build={**BUILD, "patches": [1]}))
+    with pytest.raises(BaselineError, match=r"is damaged \(build.patches is not"):
+        read_baseline(path)
+
+
+def test_models_of_other_digests_differ() -> None:
+    one, other = (measured(model={**measured().model, "sha256": digit * 64}) for digit in "ab")
+    assert [found["what"] for found in differences(one, other)] == ["model sha256"]
+
+
+def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    assert read_baseline(str(path)) is None
+    check_baseline_place(str(path))
+    write_baseline(str(path), measured())
+    assert read_baseline(str(path)) == measured()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_baseline_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    real, link = tmp_path / "real/b.json", tmp_path / "b.json"
+    link.symlink_to(real)
+    write_baseline(str(link), measured())
+    real.chmod(0o640)
+    write_baseline(str(link), measured(created="later"))
+    assert link.is_symlink()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert read_baseline(str(link)) == measured(created="later")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not JSON of this module"),
+        (b"{", "is not JSON of this module"),
+        (b"\xff\xfe", "is not JSON of this module"),
+        (b"[" * 100_000, "is not JSON of this module"),
+        (b'{"schema": NaN}', "is not JSON of this module"),
+        (b"[]", "is not a baseline of llama_bench"),
+        (b'{"users": ["root"]}', "is not a baseline of llama_bench"),
+        (b'{"schema": "llama_cpp.cluster.llama_bench"}', "is of schema version null and this collection knows 1"),
+        (
+            b'{"schema": "llama_cpp.cluster.llama_bench", "schema_version": 2}',
+            "is of schema version 2 and this collection knows 1",
+        ),
+        (b'{"schema": "llama_cpp.cluster.llama_bench", "schema_version": 1}', r"is damaged \(build is not"),
+    ],
+    ids=["empty", "cut", "binary", "nested", "nan", "list", "another-file", "no-version", "newer", "hollow"],
+)
+def test_a_file_that_is_no_baseline_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "b.json"
+    path.write_bytes(content)
+    with pytest.raises(BaselineError, match=message) as caught:
+        read_baseline(str(path))
+    said = str(caught.value)
+    assert str(path) in said
+    assert said.endswith("it was left as it is; move it away, or choose another path.")
+    assert path.read_bytes() == content
+
+
+WRONG: list[Any] = [None, True, "x", -1, [], {}, [{}], 1e999]
+
+
+@given(st.data())
+def test_a_damaged_baseline_is_refused_and_never_compared(data: st.DataObject) -> None:
+    content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(measured())))
+    content.update(schema="llama_cpp.cluster.llama_bench", schema_version=1)
+    places = [(content, name) for name in ("build", "model", "workers", "options", "tests", "created")]
+    places += [(content["tests"][0], name) for name in ("name", "kind", "n_prompt", "ubatch_size", "tokens_per_second")]
+    places += [(content["tests"][0]["tokens_per_second"], "mean"), (content["model"], "n_params")]
+    holder, name = data.draw(st.sampled_from(places))
+    value = data.draw(st.sampled_from([v for v in WRONG if not isinstance(v, type(holder[name]))]))
+    if isinstance(holder[name], float):
+        value = data.draw(st.sampled_from([0, -1.0, "x", None, True, 1e999]))
+    holder[name] = value
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "b.json")
+        path.write_text(json.dumps(content).replace("Infinity", "1e999"))
+        with pytest.raises(BaselineError, match=r"is damaged \("):
+            read_baseline(str(path))
+
+
+def test_a_place_for_no_baseline_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BaselineError, match=f"The baseline {tmp_path} is a folder"):
+        read_baseline(str(tmp_path))
+    with pytest.raises(BaselineError, match=f"There is no folder {tmp_path}/no for the baseline; make it"):
+        check_baseline_place(str(tmp_path / "no/b.json"))
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with pytest.raises(BaselineError, match="is not a file"):
+        read_baseline(str(fifo))
+    with pytest.raises(BaselineError, match=r"b\.json cannot be written: "):
+        write_baseline("/proc/b.json", measured())
+
+
+# How a run ended
+
+
+def judged(stderr: str, exit_status: int = 1, after_run: list[WorkerStatus] | None = None, **changes: Any) -> Any:
+    after_run = [status(A), status(B)] if after_run is None else after_run
+    log = parse_log(stderr, require_perf=False)
+    ending = Ending("/opt/llama-bench", exit_status, False, 60, stderr, log, after_run)
+    return classify(options(), dataclasses.replace(ending, **changes), "7.0.0")
+
+
+@RECORDED
+def test_a_run_on_all_workers_is_a_success(version: str) -> None:
+    assert judged((FIXTURES / "bench" / f"llama-bench-{version}.log").read_text(), 0) is None
+
+
+BUFFERS = "".join(f"load_tensors: RPC[{endpoint}] model buffer size =    14.96 MiB\n" for endpoint in (A, B))
+LOST = "ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response\n"
+NO_CONTEXT = "llama_bench: error: failed to create context with model 'm.gguf'\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "exit_status", "after_run", "kind", "endpoint", "message"),
+    [
+        (BUFFERS.splitlines()[0], 0, None, "worker_dropped", B, f"No part of the model was on {B}"),
+        (BUFFERS + LOST, 134, [status(A), status(B, "refused")], "worker_lost", B, f"{B} was lost during the run"),
+        (
+            f"ggml-rpc.cpp:547: Failed to connect to {B}\n",
+            134,
+            [status(A), status(B, "refused")],
+            "worker_unreachable",
+            B,
+            f"could not connect to worker {B}",
+        ),
+        (
+            "error: invalid device: RPC1\nerror: invalid parameter for argument: -dev\nusage: x\n",
+            1,
+            [status(A), status(B, "refused")],
+            "worker_unreachable",
+            B,
+            f"{B} is refused",
+        ),
+        (
+            "error: invalid device: RPC1\nerror: invalid parameter for argument: -dev\n",
+            1,
+            None,
+            "worker_dropped",
+            None,
+            "did not take all workers: invalid device: RPC1",
+        ),
+        (
+            "error: invalid parameter for argument: -ctk\nusage: x\n",
+            1,
+            None,
+            "option_rejected",
+            None,
+            "does not take this value of -ctk.",
+        ),
+        (
+            f"{BUFFERS}llama_init_from_model: quantized V cache requires flash_attn to be enabled\n{NO_CONTEXT}",
+            1,
+            None,
+            "option_rejected",
+            None,
+            "quantized V cache requires flash_attn to be enabled; change flash_attn, cache types or sizes",
+        ),
+        (
+            (
+                f"{BUFFERS}alloc_tensor_range: failed to allocate RPC0[{A}] buffer of size 512001310720\n"
+                "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache\n"
+                f"{NO_CONTEXT}"
+            ),
+            1,
+            None,
+            "out_of_memory",
+            A,
+            f"Worker {A} has too little memory for its part; lower n_depth, n_prompt, n_gen or ubatch_size",
+        ),
+        (
+            (
+                "llama_model_load: error loading model: tensor 'blk.1.attn_output.weight' data is not within the file "
+                "bounds, model is corrupted or incomplete\nllama_bench: error: failed to load model 'bad.gguf'\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "cannot load /srv/m.gguf: tensor 'blk.1.attn_output.weight' data is not within",
+        ),
+        ("something new\n", 3, None, "unknown", None, "llama-bench ended with status 3 and no message that is known"),
+        ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
+    ],
+    ids=[
+        "dropped",
+        "lost",
+        "refused",
+        "skipped",
+        "device-missing",
+        "bad-value",
+        "context",
+        "memory",
+        "truncated-model",
+        "unknown",
+        "illegal-instruction",
+    ],
+)
+def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
+    stderr: str,
+    exit_status: int,
+    after_run: list[WorkerStatus] | None,
+    kind: str,
+    endpoint: str | None,
+    message: str,
+) -> None:
+    failure = judged(stderr, exit_status, after_run)
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.endpoint) == (kind, endpoint)
+    assert message in failure.message
+    assert failure.message.endswith(".")
+    assert "\n" not in failure.message
+
+
+# Where it is, for those who wait
+
+
+@RECORDED
+def test_the_phases_of_a_real_run_come_in_order(version: str, tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    found: list[State] = []
+    with told(str(path)) as progress:
+        progress.begin(1, 26_134_464, 0, [A, B])
+        for line in (FIXTURES / "bench" / f"llama-bench-{version}.log").read_bytes().splitlines(keepends=True):
+            progress.log(line)
+            progress.text(b"{}\n" if progress.state.phase == MEASURING else b"")
+            state = read_state(path.read_text())
+            assert state is not None
+            if not found or state != found[-1]:
+                found.append(state)
+    assert list(dict.fromkeys(state.phase for state in found)) == [LOADING, PREPARING, MEASURING]
+    # Six tests of a warm-up and three runs each; until the first run begins, it is not known how many there are.
+    measuring = [state for state in found if state.phase == MEASURING]
+    assert [(state.tokens, state.tokens_asked) for state in measuring] == [(0, 0), *((n, 24) for n in range(1, 24))]
+    shown = [Teller().line(state, 0, 0.0) for state in measuring]
+    assert (shown[0], shown[-1]) == ("measuring", "measuring, 23 of 24 runs done")
+
+
+def test_a_worker_that_hangs_is_named_when_time_is_out() -> None:
+    failure = judged(BUFFERS, 124, [status(A), status(B, "busy")], timed_out=True)
+    assert failure[:2] == ("timed_out", B)
+    assert f"{B} has answered nothing since: it computes its last batch to the end, or it hangs" in failure.message

@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The report of a benchmark: what it says, in which forms, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_history import benchmark_history
+from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import SHOWN_RUNS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.benchmark_sample import (
+    ENDPOINTS,
+    HOSTILE,
+    IDENTITY,
+    NAMES,
+    OPTIONS,
+    figures,
+    history,
+    hostile,
+    results,
+    run,
+)
+
+NOW = "2026-11-21T19:42:02Z"
+
+
+class Page(HTMLParser):
+    """The tags and the text of a page; what is open when it ends is left in `open`."""
+
+    EMPTY = ("meta", "link", "img", "br", "hr", "input", "source")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def made():
+    return benchmark_report(results())
+
+
+# What it says
+
+
+def last(prompt, generation, spread=0.02, **changes):
+    """Results whose last run of the same kind had these figures."""
+    before = run("2026-11-20T01:02:03Z", 1, 1, tests=figures(prompt, generation, spread=spread))
+    return results(history=[{**before, **changes}])
+
+
+START = "3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
+FIRST = f"{START}; the first run of this build, model and shape."
+AGAINST = f"{START}; against the last run of the same build, model and shape (2026-11-20 01:02 UTC): "
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (results(history=[]), FIRST),
+        (last(38.2, 2.39, 0.002), f"{AGAINST}generation 5 % faster, prompt the same within the spread."),
+        (last(48.0, 2.60, 0.001), f"{AGAINST}generation 3 % slower, prompt 20 % slower."),
+        (last(38.4, 2.50), f"{AGAINST}generation the same within the spread, prompt the same within the spread."),
+        (last(30, 2, build={"commit": "4227c9be8"}), FIRST),
+        (last(30, 2, build={"commit": "0c1e57098", "patches": ["rpc-load"]}), FIRST),
+        (last(30, 2, model={**IDENTITY, "file_type": "Q8_0"}), FIRST),
+        (last(30, 2, workers=ENDPOINTS[:2]), FIRST),
+        (last(30, 2, options={**OPTIONS, "cache_type_k": "q8_0"}), FIRST),
+        (last(30, 2, options={**OPTIONS, "repetitions": 2}), f"{AGAINST}generation 25 % faster, prompt 28 % faster."),
+        (last(0, 0, 0), f"{AGAINST}generation the same within the spread, prompt the same within the spread."),
+    ],
+    ids=["first", "faster", "slower", "same", "build", "patches", "model", "workers", "option", "more-repetitions",
+         "nothing"],
+)  # fmt: skip
+def test_a_sentence_says_the_result(given, sentence):
+    report = benchmark_report(given)
+    assert report["report"]["summary"] == sentence
+    assert sentence in Page(report["html"]).text.replace("\u00a0", " ")
+
+
+def test_one_sample_has_no_spread():
+    given = results(history=[])
+    for test in given["bench"]["tests"]:
+        test["tokens_per_second"].update(stddev=None, samples=[10.0], mean=10.0)
+    given["bench"]["workers"] = ENDPOINTS[:1]
+    assert benchmark_report(given)["report"]["summary"].startswith("1 worker, 10.0 t/s generation and 10.0 t/s prompt;")
+
+
+def test_plan_and_reality_stand_side_by_side_for_each_worker(made):
+    split = made["report"]["split"]
+    assert [(share["name"], share["endpoint"]) for share in split] == [
+        *zip(NAMES, ENDPOINTS),
+        ("master.example.com (master)", None),
+    ]
+    mib = 1 << 20
+    assert split[0]["compute"] == {"planned_bytes": 584 * mib, "measured_bytes": 610 * mib, "difference_percent": 4.45}
+    assert split[2]["has_output"] is True
+    assert (split[2]["first_layer"], split[2]["layers_planned"]) == (54, 26)
+    assert split[0]["total"]["measured_bytes"] == sum(
+        split[0][key]["measured_bytes"] for key in ("weights", "kv", "compute")
+    )
+    text = Page(made["html"]).text.replace("\u00a0", " ")
+    assert "layers 54\u201379 and the output" in text
+    assert "+4.5 %" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "factor", "words"),
+    [
+        ("weights_bytes", 1.0, "On every worker the plan was right within its limits"),
+        (
+            "weights_bytes",
+            0.97,
+            "beyond its limits (2 % for weights and KV cache, 25 % for compute buffers): weights of worker1",
+        ),
+        ("kv_bytes", 1.03, "KV cache of worker1.example.com -2.9 %"),
+        ("compute_bytes", 0.5, "compute buffers of worker1.example.com +108.9 %"),
+        ("compute_bytes", 0.9, "On every worker the plan was right within its limits"),
+    ],
+    ids=["right", "weights", "kv", "compute", "compute-within"],
+)
+def test_where_the_plan_was_wrong_is_said(key, factor, words):
+    given = results()
+    given["plan"]["workers"][0][key] = round(given["plan"]["workers"][0][key] * factor)
+    made = benchmark_report(given)
+    assert words in made["report"]["split_note"]
+
+
+def test_devices_of_one_worker_are_added_up_and_upper_case_is_the_same_worker():
+    given = results()
+    given["run"]["devices"].append({**given["run"]["devices"][1], "model_buffer_mib": 1.0, "kv_buffer_mib": None})
+    given["plan"]["workers"][0]["endpoint"] = given["plan"]["workers"][0]["endpoint"].upper()
+    share = benchmark_report(given)["report"]["split"][0]
+    assert share["weights"]["measured_bytes"] == round(13_902.2 * (1 << 20))
+    assert share["layers_measured"] == 54
+
+
+def test_workers_of_one_host_are_told_apart_and_what_the_log_leaves_out_is_nothing():
+    given = results()
+    given["hosts"][1]["endpoints"] = ENDPOINTS[:2]
+    del given["hosts"][2]
+    split = benchmark_report(given)["report"]["split"]
+    assert [share["name"] for share in split[:3]] == [
+        f"{NAMES[0]}, {ENDPOINTS[0]}",
+        f"{NAMES[0]}, {ENDPOINTS[1]}",
+        NAMES[2],
+    ]
+    assert split[3]["kv"] == {"planned_bytes": 0, "measured_bytes": 0, "difference_percent": 0.0}
+
+
+def test_a_commit_is_short_on_the_page_and_whole_in_the_history():
+    given = results(history=[])
+    given["bench"]["build"]["commit"] = "0c1e57098" + "a" * 31
+    made = benchmark_report(given)
+    assert "a" * 31 not in made["html"] + made["markdown"]
+    assert json.loads(made["history_line"])["build"]["commit"] == "0c1e57098" + "a" * 31
+
+
+def test_builds_of_one_commit_are_told_apart_by_their_patches():
+    before = run("2026-11-20T01:02:03Z", 30, 2, build={"commit": "0c1e57098", "patches": []})
+    given = results(history=[before])
+    given["bench"]["build"]["patches"] = ["log-flush", "<rpc>"]
+    made = benchmark_report(given)
+    assert json.loads(made["history_line"])["build"]["patches"] == ["log-flush", "<rpc>"]
+    text = Page(made["html"]).text
+    for words in ("· patches log-flush, <rpc> ·", "· patches none ·"):
+        assert words in text
+    assert "first run of this build" in made["report"]["summary"]
+
+
+def test_only_the_benchmark_itself_is_needed():
+    made = benchmark_report({"time": NOW, "bench": results()["bench"]})
+    assert made["report"]["split"] == made["report"]["hosts"] == []
+    text = Page(made["html"]).text
+    assert "Throughput" in text
+    assert "None" not in text + made["markdown"]
+
+
+def test_the_report_is_json_of_a_named_version(made):
+    assert json.loads(json.dumps(made["report"], allow_nan=False)) == made["report"]
+    assert made["report"]["schema_version"] == 1
+
+
+# History
+
+
+def test_the_line_of_a_run_is_read_back_and_compared_with(made):
+    text = "".join(json.dumps(line) + "\n" for line in history()) + made["history_line"] + "\n"
+    runs = benchmark_history(text)["runs"]
+    assert len(runs) == len(history()) + 1
+    assert runs == made["report"]["history"]
+    again = benchmark_report(results(history=runs))
+    assert "prompt the same within the spread" in again["report"]["summary"]
+
+
+def test_a_history_whose_last_line_has_no_end_is_whole_and_an_empty_one_is_none():
+    assert len(benchmark_history(json.dumps(history()[0]))["runs"]) == 1
+    assert benchmark_history("") == {"runs": [], "problem": ""}
+
+
+GOOD = json.dumps(history()[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (GOOD[:40], "it is no JSON from column"),
+        ("", "it is empty"),
+        ("[]", "it must be a dictionary"),
+        (GOOD.replace('"schema_version": 1', '"schema_version": 2'), "schema_version must be 1"),
+        (GOOD.replace("2026-10-03T02:10:00Z", "yesterday"), "time must be a time in UTC"),
+        (GOOD.replace('"n_gen": 64', '"n_gen": -1'), "tests[1].n_gen must be a number from 0 to 1e18"),
+        (GOOD.replace('"n_gen": 64', '"n_gen": 1.5'), "tests[1].n_gen must be a whole number"),
+        (GOOD.replace('"mean": 29.1', '"mean": NaN'), "NaN is no number"),
+        (GOOD.replace('"mean": 29.1', '"mean": 1e999'), "tests[0].tokens_per_second.mean must be a number from 0"),
+        (GOOD.replace('"mean": 29.1', f'"mean": {"9" * 400}'), "tests[0].tokens_per_second.mean must be"),
+        (GOOD.replace('"kind": "prompt"', '"kind": "other"'), "tests[0].kind must be one of generation, prompt, mixed"),
+        (GOOD.replace('"tests":', '"test":'), "tests must be a list"),
+        ("[" * 100_000, "it is nested too deep"),
+        (GOOD.replace("Llama", "\udcff"), "it is no UTF-8"),
+        ('"' + "x" * 1_000_001 + '"', "it is longer than a million characters"),
+    ],
+    ids=["cut-off", "empty", "list", "schema", "time", "negative", "fraction", "nan", "infinity", "digits", "kind",
+         "no-tests", "nested", "no-utf-8", "long"],
+)  # fmt: skip
+def test_a_broken_line_is_named_and_refused(line, reason):
+    found = benchmark_history(f"{GOOD}\n{line}\n{GOOD}\n", name="here/history.jsonl")
+    assert found["runs"] == []
+    message = found["problem"]
+    assert message.startswith(f"Line 2 of the history here/history.jsonl is no run of a benchmark ({reason}")
+    assert message.endswith("mend it, or move the file away to begin another.")
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def marks(html, plot):
+    """The points of a plot from left to right: whether each is of this run's series, and its class."""
+    drawn = html.partition(f'id="plot-{plot}"')[2].partition("</div>")[0]
+    return re.findall(r'overflow="visible"><g class="(s\d)', drawn), re.findall(r'class="join (s\d)', drawn)
+
+
+def test_runs_of_other_builds_and_models_look_otherwise_and_are_not_joined(made):
+    points, joins = marks(made["html"], "generation")
+    assert points == ["s2"] * 6 + ["s0"] * 5 + ["s1"] + ["s0"] * 8
+    assert sorted(joins) == ["s0"] * 12 + ["s2"] * 5
+    text = Page(made["html"]).text.replace("\u00a0", " ")
+    assert "build 0c1e57098 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers (this run)" in text
+    assert "build 4227c9be8 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers" in text
+
+
+def test_many_kinds_of_runs_and_a_long_history_stay_readable():
+    runs = [
+        run(f"2026-10-{1 + index // 24:02}T{index % 24:02}:00:00Z", 30, 2, f"commit{index % 9}") for index in range(200)
+    ]
+    made = benchmark_report(results(history=runs))
+    assert len(made["report"]["history"]) == SHOWN_RUNS
+    assert len(marks(made["html"], "generation")[0]) == SHOWN_RUNS
+    assert "5 others, see the table" in Page(made["html"]).text
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e-9, 0.004, 9.99, 999.9, 1e17], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0], ids=str)
+def test_a_plot_holds_all_its_points_whatever_their_size(mean, spread):
+    given = results(history=history()[:2])
+    given["bench"]["tests"] = figures(mean, mean, spread=0)
+    for test in given["bench"]["tests"]:
+        test["tokens_per_second"]["stddev"] = mean * spread
+    html = benchmark_report(given)["html"]
+    for y in re.findall(r'<svg x="[\d.]+%" y="(-?[\d.]+)"', html):
+        assert 26 <= float(y) <= 216
+
+
+# Forms
+
+
+@pytest.fixture(scope="module", params=["sample", "hostile"])
+def page(request, made):
+    return Page((made if request.param == "sample" else benchmark_report(hostile()))["html"])
+
+
+def test_the_page_is_well_formed_loads_nothing_and_runs_nothing(page):
+    assert page.open == []
+    assert {name for name, _attributes in page.tags} <= set(
+        "html head meta title style body header main section footer h1 h2 h3 p time dl dt dd div small ul li span svg "
+        "g path circle rect line text desc figure figcaption table caption thead tbody tr th td details summary".split()
+    )
+    names = {name for _tag, attributes in page.tags for name in attributes}
+    assert not {name for name in names if name.startswith("on")}
+    assert not names & {"src", "href", "style", "srcset", "action", "background", "xlink:href"}
+    policy = next(meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+
+
+def test_the_page_can_be_heard_and_navigated(page):
+    assert page.tags[0] == ("html", {"lang": "en"})
+    assert [name for name, _a in page.tags if name == "h1"] == ["h1"]
+    identifiers = [attributes["id"] for _tag, attributes in page.tags if "id" in attributes]
+    assert len(identifiers) == len(set(identifiers))
+    for tag, attributes in page.tags:
+        assert set((attributes.get("aria-labelledby") or "").split()) <= set(identifiers), tag
+        if tag == "svg" and "overflow" not in attributes:
+            assert attributes.get("role") == "img" or attributes.get("aria-hidden") == "true"
+        if tag == "th":
+            assert attributes.get("scope") in ("col", "row")
+    assert len(page.all("caption")) == len(page.all("table"))
+    pictures = [attributes for attributes in page.all("svg") if attributes.get("role") == "img"]
+    assert len(page.all("title")) >= 1 + len(pictures)
+
+
+def test_names_that_are_meant_to_do_harm_are_text():
+    made = benchmark_report(hostile())
+    page = Page(made["html"])
+    shown = HOSTILE.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd").strip()
+    assert page.text.count(shown) > 20
+    for text in (made["html"], made["markdown"]):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    assert "<img" not in made["html"] + made["markdown"]
+    assert "<script" not in made["html"] + made["markdown"]
+    # Each row of a table has as many cells as its head, whatever a name holds.
+    for table in re.findall(r"(?:^\|.*\n)+", made["markdown"], re.MULTILINE):
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
+    assert not re.search(r"(?<!\\)`|(?<!\\)\]\(", made["markdown"])
+
+
+def test_markdown_reads_like_this(made):
+    text = made["markdown"].replace("\u00a0", " ")
+    assert text.startswith(
+        "# Llama 3.1 70B Instruct over 3 workers\n\n3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
+    )
+    assert "| generation | 64 tokens | 2.51 ± 0.03 | 5 |" in text
+    assert "| worker1.example.com | Compute | 584.0 MiB | 610.0 MiB | +4.5 % |" in text
+    assert "| 2026-11-21 19:42 | 2.51 ± 0.03 | 38.4 ± 0.5 | build 0c1e57098 · Llama 3.1 70B Instruct" in text
+
+
+@given(st.text(alphabet=st.characters(), max_size=80))
+@settings(max_examples=25, deadline=None)
+def test_any_name_is_text(name):
+    given = results(history=[], hosts=[{"name": name, "master": True}], title=name)
+    given["bench"]["build"]["commit"] = name
+    page = Page(benchmark_report(given)["html"])
+    assert page.open == []
+    assert len(page.all("h1")) == 1
+
+
+# What it refuses
+
+
+def without(*path):
+    given = copy.deepcopy(results())
+    inner = given
+    for key in path[:-1]:
+        inner = inner[key]
+    del inner[path[-1]]
+    return given
+
+
+def with_value(value, *path):
+    given = copy.deepcopy(results())
+    inner = given
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (without("bench"), "bench must be a dictionary"),
+        (without("time"), "time must be a time in UTC such as 2026-01-31T23:59:59Z"),
+        (with_value("21 November", "time"), "time must be a time in UTC such as 2026-01-31T23:59:59Z"),
+        (with_value([], "bench", "tests"), "There is nothing to report: bench.tests is empty."),
+        (with_value({"kind": "worker_lost", "message": "The worker went away."}, "bench", "failure"),
+         "There is nothing to report, since the benchmark failed: The worker went away."),
+        (with_value("fast", "bench", "tests", 0, "tokens_per_second", "mean"),
+         "bench.tests[0].tokens_per_second.mean must be a number"),
+        (with_value(float("nan"), "bench", "tests", 1, "tokens_per_second", "samples", 2),
+         "bench.tests[1].tokens_per_second.samples[2] must be a number from 0 to 1e18"),
+        (with_value(True, "bench", "tests", 0, "n_prompt"), "bench.tests[0].n_prompt must be a number"),
+        (with_value("all", "bench", "workers"), "bench.workers must be a list"),
+        (with_value("x", "plan", "workers", 1, "kv_bytes"), "plan.workers[1].kv_bytes must be a number"),
+        (with_value("x", "run", "devices", 1, "kv_buffer_mib"), "run.devices.kv_buffer_mib must be a number"),
+        (with_value({}, "history", 3), "history[3].schema_version must be 1"),
+        (with_value("x", "hosts", 0), "hosts[0] must be a dictionary"),
+    ],
+    ids=["no-bench", "no-time", "time", "no-tests", "failed", "mean", "nan", "bool", "workers", "plan", "devices",
+         "history", "hosts"],
+)  # fmt: skip
+def test_what_makes_no_report_is_named(given, message):
+    with pytest.raises(AnsibleFilterError, match=f"^{re.escape(message)}$"):
+        benchmark_report(given)
+
+
+@pytest.mark.parametrize("given", [None, "text", []], ids=["nothing", "text", "list"])
+def test_other_things_are_refused(given):
+    with pytest.raises(AnsibleFilterError, match="benchmark_report needs a dictionary"):
+        benchmark_report(given)
+    if not isinstance(given, str):
+        with pytest.raises(AnsibleFilterError, match="benchmark_history needs the text"):
+            benchmark_history(given)

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which hosts one build serves, from what they say of themselves."""
+
+from __future__ import annotations
+
+import re
+from itertools import combinations
+from typing import Any
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.cpu_class import FilterModule
+from ansible_collections.llama_cpp.cluster.plugins.filter.libc_can_run import libc_can_run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, describe_parts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+cpu_class = FilterModule().filters()["cpu_class"]
+
+# Lines of /proc/cpuinfo; flags that do not matter are left out of those of x86.
+A72 = "fp asimd evtstrm crc32 cpuid"
+N1 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
+V1 = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 "
+    "sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng"
+)
+V2 = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 "
+    "asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 "
+    "flagm2 frint svei8mm svebf16 i8mm bf16 dgh rng bti"
+)
+SME = V2 + " sme smei16i64 smef64f64 smei8i32 smef16f32 smeb16f32 smef32f32 smefa64"
+X86 = "fpu sse sse2 ssse3 sse4_1 sse4_2 popcnt xsave"
+HASWELL = X86 + " avx f16c fma bmi1 bmi2 avx2"
+SKYLAKE_X = HASWELL + " avx512f avx512dq avx512cd avx512bw avx512vl"
+ZEN4 = SKYLAKE_X + " avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vnni"
+SAPPHIRE_RAPIDS = ZEN4 + " avx_vnni amx_bf16 amx_tile amx_int8"
+ALDER_LAKE = HASWELL + " avx_vnni"
+
+# The host; its class, part and -march.
+ARM: dict[str, tuple[dict[str, Any], tuple[str, str | None, str]]] = {
+    "Cortex-A72-has-nothing-that-matters": (
+        {"cpu": A72, "parts": ["0x41/0xd08"], "libc": "glibc 2.31"},
+        ("aarch64-baseline-glibc2.31", "Cortex-A72", "armv8-a"),
+    ),
+    "Neoverse-N1": (
+        {"cpu": N1, "parts": ["0x41/0xd0c"], "libc": "glibc 2.36"},
+        ("aarch64-dotprod-fp16-glibc2.36", "Neoverse N1", "armv8.2-a+dotprod+fp16"),
+    ),
+    "Cortex-A76-is-of-the-class-of-N1": (
+        {"cpu": N1, "parts": ["0x41/0xd0b"], "libc": "glibc 2.36"},
+        ("aarch64-dotprod-fp16-glibc2.36", "Cortex-A76", "armv8.2-a+dotprod+fp16"),
+    ),
+    "big-cores-are-named-first": (
+        {"cpu": N1, "parts": ["0x41/0xd05", "0x41/0xd0b"], "libc": "glibc 2.36"},
+        ("aarch64-dotprod-fp16-glibc2.36", "Cortex-A76 + Cortex-A55", "armv8.2-a+dotprod+fp16"),
+    ),
+    "Neoverse-V1": (
+        {"cpu": V1, "parts": ["0x41/0xd40"], "libc": "glibc 2.34"},
+        ("aarch64-dotprod-fp16-i8mm-bf16-sve-glibc2.34", "Neoverse V1", "armv8.2-a+dotprod+fp16+i8mm+bf16+sve"),
+    ),
+    "Neoverse-V2": (
+        {"cpu": V2, "parts": ["0x41/0xd4f"], "libc": "glibc 2.39"},
+        (
+            "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-glibc2.39",
+            "Neoverse V2",
+            "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
+        ),
+    ),
+    "Cobalt-100": (
+        {"cpu": V2, "parts": ["0x6d/0xd49"], "libc": "glibc 2.39"},
+        (
+            "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-glibc2.39",
+            "Azure Cobalt 100",
+            "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
+        ),
+    ),
+    "with-SME": (
+        {"cpu": SME, "parts": ["0x4e/0x010"], "libc": "glibc 2.41"},
+        (
+            "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-sme-glibc2.41",
+            "Olympus",
+            "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2+sme",
+        ),
+    ),
+    "SME-without-SVE2-is-not-built-for": (
+        {"cpu": SME.replace(" sve2 ", " ").replace(" sve ", " "), "parts": []},
+        ("aarch64-dotprod-fp16-i8mm-bf16", None, "armv8.2-a+dotprod+fp16+i8mm+bf16"),
+    ),
+    "without-what-armv8.2-implies": (
+        {"cpu": N1.replace(" atomics", ""), "libc": "musl"},
+        ("aarch64-baseline-musl", None, "armv8-a"),
+    ),
+    "unknown-part": ({"cpu": A72, "parts": ["0x41/0xD99"]}, ("aarch64-baseline", "0x41/0xd99", "armv8-a")),
+    "nothing-said-of-the-CPU": ({"cpu": None, "parts": None, "libc": None}, ("aarch64-baseline", None, "armv8-a")),
+    "label-of-the-line": ({"cpu": f"Features\t: {N1}"}, ("aarch64-dotprod-fp16", None, "armv8.2-a+dotprod+fp16")),
+    "portable": (
+        {"cpu": V2, "parts": ["0x41/0xd4f"], "libc": "glibc 2.39", "portable": True},
+        ("aarch64-portable-glibc2.39", "Neoverse V2", ""),
+    ),
+    "options-of-the-user": (
+        {"cpu": V2, "parts": [], "libc": "glibc 2.39", "native": False},
+        ("aarch64-generic-glibc2.39", None, ""),
+    ),
+    "fewer-features": (
+        {"cpu": V2, "libc": "glibc 2.39", "features": ["dotprod", "fp16"]},
+        ("aarch64-dotprod-fp16-glibc2.39", None, "armv8.2-a+dotprod+fp16"),
+    ),
+    "what-a-feature-needs-comes-with-it": (
+        {"cpu": V2, "features": ["sve2"]},
+        ("aarch64-fp16-sve-sve2", None, "armv8.2-a+fp16+sve+sve2"),
+    ),
+    "features-as-the-kernel-names-them": (
+        {"cpu": N1, "features": ["asimddp"]},
+        ("aarch64-dotprod", None, "armv8.2-a+dotprod"),
+    ),
+    "no-feature-at-all": ({"cpu": V2, "features": ["baseline"]}, ("aarch64-baseline", None, "armv8-a")),
+    "another-name-of-the-machine": ({"machine": "arm64", "cpu": A72}, ("aarch64-baseline", None, "armv8-a")),
+}
+
+
+@pytest.mark.parametrize(("host", "expected"), ARM.values(), ids=ARM.keys())
+def test_class_of_an_arm_host(host: dict[str, Any], expected: tuple[str, str | None, str]) -> None:
+    arguments = {key: host[key] for key in ("features", "portable", "native") if key in host}
+    found = cpu_class({"machine": "aarch64", **host}, **arguments)
+    assert (found["name"], found["part"], found["march"]) == expected
+    assert found["machine"] == "aarch64"
+    assert found["cmake_options"].get("GGML_CPU_ARM_ARCH", "") == found["march"]
+    if found["march"]:
+        assert found["flags"] == [f"-march={found['march']}"]
+
+
+# The host's flags, the features asked for, and the class; its options that are on.
+INTEL = {
+    "before-AVX": (X86, [], "x86_64-sse42-glibc2.36", "SSE42"),
+    "virtual-CPU-without-anything": ("fpu sse sse2", [], "x86_64-baseline-glibc2.36", ""),
+    "Haswell": (HASWELL, [], "x86_64-f16c-fma-bmi2-avx2-glibc2.36", "AVX AVX2 BMI2 F16C FMA SSE42"),
+    "Alder-Lake": (
+        ALDER_LAKE,
+        [],
+        "x86_64-f16c-fma-bmi2-avx2-avxvnni-glibc2.36",
+        "AVX AVX2 AVX_VNNI BMI2 F16C FMA SSE42",
+    ),
+    "Skylake-X": (SKYLAKE_X, [], "x86_64-bmi2-avx2-avx512-glibc2.36", "AVX AVX2 AVX512 BMI2 F16C FMA SSE42"),
+    "Zen-4": (
+        ZEN4,
+        [],
+        "x86_64-bmi2-avx2-avx512-vbmi-vnni-bf16-glibc2.36",
+        "AVX AVX2 AVX512 AVX512_BF16 AVX512_VBMI AVX512_VNNI BMI2 F16C FMA SSE42",
+    ),
+    "Sapphire-Rapids": (
+        SAPPHIRE_RAPIDS,
+        [],
+        "x86_64-bmi2-avx2-avxvnni-avx512-vbmi-vnni-bf16-amxint8-amxbf16-glibc2.36",
+        "AMX_BF16 AMX_INT8 AMX_TILE AVX AVX2 AVX512 AVX512_BF16 AVX512_VBMI AVX512_VNNI AVX_VNNI BMI2 F16C FMA SSE42",
+    ),
+    "AVX512-that-is-not-whole": (
+        SKYLAKE_X.replace(" avx512vl", "") + " avx512_vnni",
+        [],
+        "x86_64-f16c-fma-bmi2-avx2-glibc2.36",
+        "AVX AVX2 BMI2 F16C FMA SSE42",
+    ),
+    "fewer-features": (ZEN4, ["avx2"], "x86_64-avx2-glibc2.36", "AVX AVX2 SSE42"),
+    "fewer-features-that-need-others": (
+        ZEN4,
+        ["vnni", "bmi2"],
+        "x86_64-bmi2-avx2-avx512-vnni-glibc2.36",
+        "AVX AVX2 AVX512 AVX512_VNNI BMI2 F16C FMA SSE42",
+    ),
+}
+
+
+@pytest.mark.parametrize(("cpu", "features", "name", "options"), INTEL.values(), ids=INTEL.keys())
+def test_class_of_an_x86_host(cpu: str, features: list[str], name: str, options: str) -> None:
+    found = cpu_class({"machine": "x86_64", "cpu": cpu, "parts": None, "libc": "glibc 2.36"}, features)
+    assert found["name"] == name
+    assert (found["part"], found["march"]) == (None, "")
+    given = dict(found["cmake_options"])
+    assert given.pop("GGML_NATIVE") is False
+    assert len(given) == 14, "an option is left to its default"
+    assert sorted(key for key, value in given.items() if value) == [f"GGML_{word}" for word in options.split()]
+
+
+@pytest.mark.parametrize(
+    ("machine", "options"),
+    [
+        ("ppc64le", {}),
+        ("armv7l", {}),
+        ("s390x", {"GGML_VXE": False, "GGML_NNPA": False}),
+        ("loongarch64", {"GGML_LSX": False, "GGML_LASX": False}),
+    ],
+)
+def test_other_machines_have_no_features(machine: str, options: dict[str, bool]) -> None:
+    found = cpu_class({"machine": machine, "cpu": "vx sve avx2", "libc": "glibc 2.39"})
+    assert (found["name"], found["features"], found["flags"]) == (f"{machine}-glibc2.39", [], [])
+    assert found["cmake_options"] == {"GGML_NATIVE": False, **options}
+
+
+def test_a_portable_build_asks_for_a_compiler_of_the_newest_variant() -> None:
+    arm = cpu_class({"machine": "aarch64"}, portable=True)
+    assert arm["flags"] == ["-march=armv9.2-a+dotprod+fp16+sve+i8mm+sve2+sme"]
+    assert arm["cmake_options"]["GGML_CPU_ALL_VARIANTS"] is True
+    assert "GGML_CPU_ARM_ARCH" not in arm["cmake_options"], "upstream refuses both together"
+
+
+PARTS = {
+    "none": ([], None),
+    "Graviton4-and-Axion": (["0x41/0xd4f"], "Neoverse V2"),
+    "AmpereOne": (["0xc0/0xac3"], "AmpereOne"),
+    "AmpereOne-A": (["0xc0/0xac4"], "AmpereOne A"),
+    "Cortex-X1-phone": (["0x41/0xd05", "0x41/0xd41", "0x41/0xd44"], "Cortex-X1 + Cortex-A78 + Cortex-A55"),
+    "GB10-whose-bigger-core-has-the-lower-number": (["0x41/0xd87", "0x41/0xd85"], "Cortex-X925 + Cortex-A725"),
+    "twice-is-once": (["0x41/0xd0c", "0x41/0xD0C"], "Neoverse N1"),
+    "of-nobody": (["0x99/0x1"], "0x99/0x001"),
+    "no-number": (["a  b\n", ""], "a b"),
+}
+
+
+@pytest.mark.parametrize(("parts", "name"), PARTS.values(), ids=PARTS.keys())
+def test_parts_are_named(parts: list[str], name: str | None) -> None:
+    assert describe_parts(parts) == name
+
+
+BAD: dict[str, tuple[object, object, str]] = {
+    "no-dictionary": ("aarch64", [], "needs a dictionary"),
+    "no-machine": ({"cpu": N1}, [], "'' is no machine as uname -m names it"),
+    "a-sentence-for-a-machine": ({"machine": "my host"}, [], "'my host' is no machine"),
+    "machine-of-another-kind": ({"machine": 7}, [], "machine of the host must be a text, not 7"),
+    "parts-of-another-kind": ({"machine": "aarch64", "parts": "0x41"}, [], "parts of the host must be a list of words"),
+    "features-of-another-kind": ({"machine": "aarch64"}, "dotprod", "features must be a list of words"),
+    "feature-that-the-CPU-lacks": (
+        {"machine": "aarch64", "cpu": N1, "parts": ["0x41/0xd0c"]},
+        ["dotprod", "i8mm", "sve"],
+        "the CPU (Neoverse N1) lacks i8mm, sve: leave",
+    ),
+    "feature-of-the-other-machine": (
+        {"machine": "x86_64", "cpu": HASWELL},
+        ["dotprod"],
+        "the CPU (x86_64) lacks dotprod",
+    ),
+    "feature-that-is-not-whole": (
+        {"machine": "x86_64", "cpu": HASWELL + " avx512f"},
+        ["avx512f"],
+        "the CPU (x86_64) lacks avx512f:",
+    ),
+    "unknown-feature": (
+        {"machine": "aarch64", "cpu": N1},
+        ["dotprod", "neon3"],
+        "neon3: no such CPU feature; known for aarch64 are dotprod, fp16, i8mm, bf16, sve, sve2, sme, or baseline",
+    ),
+    "baseline-and-others": (
+        {"machine": "aarch64", "cpu": N1},
+        ["baseline", "dotprod"],
+        "baseline: no such CPU feature",
+    ),
+    "features-of-another-machine": (
+        {"machine": "ppc64le"},
+        ["vsx"],
+        "known for aarch64 and x86_64 only, not for ppc64le",
+    ),
+}
+
+
+@pytest.mark.parametrize(("look", "features", "said"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_one_sentence(look: object, features: object, said: str) -> None:
+    with pytest.raises(AnsibleFilterError) as caught:
+        cpu_class(look, features)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_with_features_can_be_asked() -> None:
+    look = {"machine": "aarch64", "cpu": "fp asimd", "libc": "glibc 2.36"}
+    assert cpu_class(look, ["wibble"], explain=True)["problem"].startswith("wibble: no such CPU feature; known for")
+    assert "problem" not in cpu_class(look, explain=True)
+
+
+LIBC = {
+    "same": ("glibc 2.36", "glibc 2.36", True),
+    "newer-runs-older": ("glibc 2.41", "glibc 2.36", True),
+    "older-does-not-run-newer": ("glibc 2.36", "glibc 2.41", False),
+    "by-number-and-not-by-letter": ("glibc 2.9", "glibc 2.36", False),
+    "other-kind": ("musl", "glibc 2.17", False),
+    "musl": ("musl", "musl", True),
+    "host-not-known": ("", "glibc 2.36", True),
+    "need-not-known": ("glibc 2.36", None, True),
+}
+
+
+@pytest.mark.parametrize(("libc", "needed", "can"), LIBC.values(), ids=LIBC.keys())
+def test_c_libraries_are_compared(libc: str, needed: str | None, can: bool) -> None:
+    assert libc_can_run(libc, needed) is can
+
+
+def test_c_libraries_of_another_kind_are_an_error() -> None:
+    with pytest.raises(AnsibleFilterError, match=r"not 2\.36"):
+        libc_can_run(2.36, "glibc 2.36")
+
+
+def closed_sets(machine: str) -> list[frozenset[str]]:
+    """Return the sets of features that a class can have."""
+    known = _FEATURES[machine]
+    return [
+        frozenset(chosen)
+        for size in range(len(known) + 1)
+        for chosen in combinations(known, size)
+        if all(set(known[word].needs) <= set(chosen) for word in chosen)
+    ]
+
+
+@pytest.mark.parametrize("machine", sorted(_FEATURES))
+def test_a_name_stands_for_one_set_of_features(machine: str) -> None:
+    known = _FEATURES[machine]
+    names = {}
+    for chosen in closed_sets(machine):
+        cpu = " ".join(word for feature in chosen for word in (feature, *known[feature].also))
+        found = cpu_class({"machine": machine, "cpu": cpu})
+        assert set(found["features"]) == chosen
+        assert re.fullmatch(r"[a-z0-9_.-]+", found["name"])
+        assert names.setdefault(found["name"], chosen) == chosen
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "machine": st.sampled_from(["aarch64", "x86_64"]) | st.text(),
+            "cpu": st.none()
+            | st.text()
+            | st.lists(st.sampled_from(SME.split() + SAPPHIRE_RAPIDS.split())).map(" ".join),
+            "parts": st.none() | st.lists(st.text() | st.from_regex(r"0x[0-9a-f]{1,2}/0x[0-9a-f]{1,3}")),
+            "libc": st.none() | st.text(),
+        }
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], portable: bool, native: bool) -> None:
+    try:
+        found = cpu_class(look, [], portable, native)
+    except AnsibleFilterError:
+        return
+    assert re.fullmatch(r"[A-Za-z0-9_.-]+", found["name"])
+    assert set(found["features"]) <= set((look["cpu"] or "").split())
+    # What a class has is a class of its own when asked for.
+    if found["features"]:
+        assert cpu_class(look, found["features"]) == found

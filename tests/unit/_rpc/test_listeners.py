@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Who listens on a port and whom it serves: on real sockets, and on trees of /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import look_at_ports
+
+
+def test_a_listener_and_its_clients_are_seen_without_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=4) as server, contextlib.ExitStack() as stack:
+        port = server.getsockname()[1]
+        first = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        accepted = server.accept()[0]
+        stack.enter_context(accepted)
+        second = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        (found,) = look_at_ports([port])
+        names = ["{}:{}".format(*sock.getsockname()) for sock in (first, second)]
+        assert (found.clients, found.waiting) == ([names[0]], [names[1]])
+        (listener,) = found.listeners
+        assert (listener.address, listener.pid) == ("127.0.0.1", os.getpid())
+        assert listener.program == os.path.realpath(sys.executable)
+
+
+def test_a_client_that_has_left_is_no_client() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            accepted = server.accept()[0]
+        with accepted:
+            (found,) = look_at_ports([port])
+    assert found.clients == []
+
+
+def test_a_port_where_nobody_listens_is_empty() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        (found,) = look_at_ports([sock.getsockname()[1]])
+    assert found.as_dict() == {"port": found.port, "listeners": [], "clients": [], "waiting": []}
+
+
+LITTLE = sys.byteorder == "little"
+HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+# Address, as the kernel of this machine writes it.
+V4 = "0B00000A" if LITTLE else "0A00000B"
+ANY6 = "0" * 32
+MAPPED = "0000000000000000FFFF00000A00000A" if LITTLE else "00000000000000000000FFFF0A00000A"
+
+
+def line(local: str, remote: str, state: str, inode: int) -> str:
+    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000   990        0 {inode} 1 0\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A worker (pid 4711) on 10.0.0.11:50052, and one (pid 4712) of all addresses and both families on 50053."""
+    net = tmp_path / "proc/self/net"
+    net.mkdir(parents=True)
+    (net / "tcp").write_text(HEADER + line(f"{V4}:C384", "00000000:0000", "0A", 111))
+    (net / "tcp6").write_text(
+        HEADER + line(f"{ANY6}:C385", f"{ANY6}:0000", "0A", 222) + line(f"{MAPPED}:C385", f"{MAPPED}:A16C", "01", 333)
+    )
+    for pid, inode, group in (
+        (4711, 111, "0::/system.slice/system-llama.slice/llama-rpc-server@50052.service\n"),
+        (4712, 222, "9:cpu:/x.service\n1:name=systemd:/user.slice/session-1.scope\n"),
+    ):
+        folder = tmp_path / f"proc/{pid}"
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd/3").symlink_to(f"socket:[{inode}]")
+        (folder / "exe").symlink_to("/opt/llama_cpp/releases/a/bin/rpc-server" + (" (deleted)" if pid == 4711 else ""))
+        (folder / "environ").write_bytes(b"A=1\0LLAMA_CPP_CLUSTER_UNIT=3f78\0" if pid == 4711 else b"")
+        (folder / "cgroup").write_text(group)
+    return tmp_path
+
+
+def test_the_process_its_unit_and_its_mark_are_named(proc: Path) -> None:
+    service, session = look_at_ports([50052, 50053], proc)
+    assert service.as_dict() == {
+        "port": 50052,
+        "listeners": [
+            {
+                "address": "10.0.0.11",
+                "pid": 4711,
+                "program": "/opt/llama_cpp/releases/a/bin/rpc-server",
+                "unit": "llama-rpc-server@50052.service",
+                "unit_digest": "3f78",
+            }
+        ],
+        "clients": [],
+        "waiting": [],
+    }
+    assert (session.listeners[0].address, session.listeners[0].unit, session.listeners[0].unit_digest) == (
+        "::",
+        None,
+        None,
+    )
+    assert session.clients == ["10.0.0.10:41324"]
+
+
+def test_what_may_not_be_read_is_not_known(proc: Path) -> None:
+    (proc / "proc/4711/fd/3").unlink()
+    (found,) = look_at_ports([50052], proc)
+    assert (found.listeners[0].address, found.listeners[0].pid, found.listeners[0].unit) == ("10.0.0.11", None, None)

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What builds can do, from what real ones of each generation said of themselves."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
+    BinaryError,
+    Capabilities,
+    describe,
+    find_program,
+    read_manifest,
+)
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "capabilities"
+# The names of the fixtures: program, and archive it was built from.
+OLD = "llama-cli-0.3.16"
+NEW = "llama-completion-0.3.36"
+CHAT = "llama-cli-0.3.36"
+# Of the generations between.
+BETWEEN = {"3.6.1": "llama-completion-0.3.20", "4.0.2": "llama-completion-0.3.34", "5.0.0": "llama-completion-0.3.35"}
+
+
+def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Capabilities:
+    version = version or (RECORDED / f"{recorded}-version.txt").read_text()
+    return describe(f"/opt/{recorded}", version, (RECORDED / f"{recorded}-help.txt").read_text(), manifest or {})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "field", "value"),
+    [
+        (OLD, "version", None),
+        (OLD, "build_number", 1),
+        (OLD, "commit", "4227c9b"),
+        (OLD, "protocol", "2.0.0"),
+        (OLD, "counted_devices", False),
+        (OLD, "log_format", "plain"),
+        (OLD, "no_conversation", ("-no-cnv",)),
+        (OLD, "no_display_prompt", ("--no-display-prompt",)),
+        (OLD, "no_escape", ("--no-escape",)),
+        (OLD, "no_fit", ()),
+        (OLD, "no_colors", ()),
+        (OLD, "verbosity", ()),
+        (NEW, "version", "0.5.0-dev"),
+        (NEW, "build_number", 1),
+        (NEW, "commit", "0c1e570"),
+        (NEW, "protocol", "7.0.0"),
+        (NEW, "counted_devices", True),
+        (NEW, "log_format", "prefixed"),
+        (NEW, "no_conversation", ("-no-cnv",)),
+        (NEW, "no_display_prompt", ("--no-display-prompt",)),
+        (NEW, "no_escape", ("--no-escape",)),
+        (NEW, "no_fit", ("-fit", "off")),
+        (NEW, "no_colors", ("--log-colors", "off")),
+        (NEW, "verbosity", ("-lv", "4")),
+    ],
+)
+def test_a_build_is_known_by_what_it_says(recorded: str, field: str, value: object) -> None:
+    assert getattr(described(recorded), field) == value
+
+
+@pytest.mark.parametrize("protocol", BETWEEN)
+def test_a_build_between_is_of_its_generation(protocol: str) -> None:
+    found, new = described(BETWEEN[protocol]), described(NEW)
+    assert (found.protocol, found.counted_devices) == (protocol, True)
+    assert found.no_fit == new.no_fit
+    assert found.no_colors == new.no_colors
+    # Lines have a time and a level, and those about devices are of the level "trace", since b9151.
+    since = protocol != "3.6.1"
+    assert (found.log_format, found.verbosity) == (("prefixed", ("-lv", "4")) if since else ("plain", ()))
+
+
+def test_the_chat_client_is_refused_with_the_program_to_install() -> None:
+    with pytest.raises(BinaryError, match="chat client of b7348 or later; install llama-completion"):
+        described(CHAT)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("version: 6209 (fb22dd07a)\nbuilt with cc", (None, 6209, "fb22dd07a")),
+        ("version: 0.1.1-dev (build 10470, commit 8eb1be3b5)\n", ("0.1.1-dev", 10470, "8eb1be3b5")),
+        ("version: 0 (unknown)\n", (None, 0, None)),
+        ("ggml_init: found 1 device\nversion: 7000 (0123abc)\n", (None, 7000, "0123abc")),
+    ],
+    ids=["b6209", "b10470", "no-git", "after-a-backend's-banner"],
+)
+def test_version_texts_of_all_generations(version: str, expected: tuple[str | None, int, str | None]) -> None:
+    found = described(NEW, version=version)
+    assert (found.version, found.build_number, found.commit) == expected
+
+
+@pytest.mark.parametrize("version", ["", "GNU coreutils 9.1\n", "version: \n", "usage: x\n"])
+def test_a_program_that_is_not_llama_cpp_is_refused(version: str) -> None:
+    with pytest.raises(BinaryError, match=r"does not answer --version as llama\.cpp does"):
+        describe("/bin/true", version, "", {})
+
+
+def test_a_build_without_rpc_is_refused_with_the_switch_to_build_it() -> None:
+    usage = (RECORDED / f"{NEW}-help.txt").read_text().replace("--rpc SERVERS", "")
+    with pytest.raises(BinaryError, match="GGML_RPC=ON"):
+        describe("/opt/x", (RECORDED / f"{NEW}-version.txt").read_text(), usage, {})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "protocol", "commit"),
+    [
+        ({}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": "9.1.0"}, "9.1.0", "0c1e570"),
+        ({"source": {"commit": "0c1e570" + "9" * 33}}, "7.0.0", "0c1e570" + "9" * 33),
+        ({"source": {"commit": "f" * 40}}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": 7, "source": "x"}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": "unknown"}, "7.0.0", "0c1e570"),
+        ({"rpc_protocol": "7"}, "7.0.0", "0c1e570"),
+    ],
+    ids=["none", "protocol", "commit", "commit-of-another-build", "of-other-types", "no-version", "part-of-one"],
+)
+def test_the_manifest_says_more_but_not_otherwise(
+    manifest: dict[str, object], protocol: str | None, commit: str | None
+) -> None:
+    found = described(NEW, manifest)
+    assert (found.protocol, found.commit) == (protocol, commit)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "version", "device_counts", "names"),
+    [
+        (OLD, None, None, ["RPC[a:1]", "RPC[b:2]"]),
+        (OLD, None, [1, 1], ["RPC[a:1]", "RPC[b:2]"]),
+        (NEW, None, [1, 1], ["RPC0", "RPC1"]),
+        (NEW, None, [2, 1], ["RPC0", "RPC1", "RPC2"]),
+        (NEW, None, None, None),
+        (NEW, "version: 1 (abcdef0)\n", [1, 1], None),
+        (NEW, "version: 6687 (abcdef0)\n", None, ["RPC[a:1]", "RPC[b:2]"]),
+        (NEW, "version: 6688 (abcdef0)\n", [1, 1], ["RPC0", "RPC1"]),
+    ],
+    ids=["2.0", "2.0-asked", "7.0", "two-devices-on-one", "nobody-asked", "unknown-build", "b6687", "b6688"],
+)
+def test_devices_are_named_as_the_build_names_them(
+    recorded: str, version: str | None, device_counts: list[int] | None, names: list[str] | None
+) -> None:
+    assert described(recorded, version=version).rpc_device_names(["a:1", "b:2"], device_counts) == names
+
+
+@pytest.mark.parametrize(
+    ("recorded", "option", "spellings"),
+    [
+        (NEW, "--model", {"-m", "--model"}),
+        (NEW, "--n-gpu-layers", {"-ngl", "--gpu-layers", "--n-gpu-layers"}),
+        (NEW, "--no-conversation", {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}),
+        (OLD, "--no-conversation", {"-no-cnv", "--no-conversation"}),
+        (OLD, "--rpc", {"--rpc"}),
+        (OLD, "--not-there", {"--not-there"}),
+    ],
+)
+def test_every_spelling_of_an_option_is_known(recorded: str, option: str, spellings: set[str]) -> None:
+    assert described(recorded).spellings(option) == spellings
+
+
+ELF = b"\x7fELF\x02" + (b"\x01" if sys.byteorder == "little" else b"\x02") + bytes(12)
+OURS = Path(sys.executable).resolve().read_bytes()[:64]
+OTHER = ELF + (62 if platform.machine() != "x86_64" else 183).to_bytes(2, sys.byteorder) + bytes(44)
+
+
+def program(folder: Path, name: str, content: bytes, mode: int = 0o755) -> str:
+    path = folder / name
+    path.write_bytes(content)
+    path.chmod(mode)
+    return str(path)
+
+
+@pytest.mark.parametrize("content", [OURS, b"#!/bin/sh\n"], ids=["binary", "wrapper"])
+def test_llama_completion_is_preferred_to_llama_cli(tmp_path: Path, content: bytes) -> None:
+    cli = program(tmp_path, "llama-cli", content)
+    assert find_program(str(tmp_path)) == cli
+    completion = program(tmp_path, "llama-completion", content)
+    assert find_program(str(tmp_path)) == completion
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "message"),
+    [
+        (b"not a program\n", 0o755, "is not a program; install"),
+        (b"", 0o755, "is not a program; install"),
+        (b"\x7fELF", 0o755, "is not a program; install"),
+        (OTHER, 0o755, f"another kind of machine than this one .{platform.machine()}."),
+        (OURS, 0o644, "may not be run by this user; mend its permissions"),
+    ],
+    ids=["text", "empty", "cut-off", "other-architecture", "not-executable"],
+)
+def test_what_cannot_run_is_refused_before_it_is_started(
+    tmp_path: Path, content: bytes, mode: int, message: str
+) -> None:
+    path = program(tmp_path, "llama-completion", content, mode)
+    with pytest.raises(BinaryError, match=message) as caught:
+        find_program(str(tmp_path))
+    assert path in str(caught.value)
+
+
+def test_a_missing_folder_program_and_target_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(BinaryError, match=r"There is no folder .*set bin_dir"):
+        find_program(str(tmp_path / "nowhere"))
+    with pytest.raises(BinaryError, match="neither llama-completion nor llama-cli"):
+        find_program(str(tmp_path))
+    (tmp_path / "llama-completion").symlink_to("gone")
+    with pytest.raises(BinaryError, match="is not a file"):
+        find_program(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [('{"rpc_protocol": "7.0.0"}', {"rpc_protocol": "7.0.0"}), (None, {}), ("[]", {}), ("{", {}), ("\x00", {})],
+    ids=["manifest", "none", "a-list", "cut-off", "binary"],
+)
+def test_the_manifest_is_found_through_the_link_to_the_current_release(
+    tmp_path: Path, content: str | None, expected: dict[str, object]
+) -> None:
+    release = tmp_path / "releases" / "one"
+    (release / "bin").mkdir(parents=True)
+    (tmp_path / "current").symlink_to(release)
+    if content is not None:
+        (release / "manifest.json").write_text(content)
+    assert read_manifest(str(tmp_path / "current" / "bin")) == expected

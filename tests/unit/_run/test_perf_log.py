@@ -1,0 +1,672 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The log parser and the filter `llama_perf`, on recorded real output; figures were read off the logs by eye."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule, llama_perf
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLogError, parse_log
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+LOGS = Path(__file__).resolve().parents[2] / "fixtures" / "logs"
+NEW = "completion-0c1e57098-rpc7.0.0"
+OLD = "completion-4227c9be-rpc2.0.0"
+CLI = "cli-0c1e57098-rpc7.0.0"
+
+
+def read(name: str) -> str:
+    with (LOGS / f"{name}.log").open(encoding="utf-8", errors="replace", newline="") as file:
+        return file.read()
+
+
+def flat(perf):
+    """Shorten a performance report to tuples, in the order of the log."""
+    sampling = perf["sampling"]
+    return (
+        perf["load"]["time_ms"],
+        tuple(sampling[key] for key in ("time_ms", "samplers_time_ms", "runs", "tokens")),
+        tuple(perf["prompt_eval"].values()),
+        tuple(perf["eval"].values()),
+        tuple(perf["total"].values()),
+        tuple(perf["unaccounted"].values()),
+        perf["graphs_reused"],
+    )
+
+
+# load, sampling (ms, samplers ms, runs, tokens), prompt eval and eval (ms, tokens, ms per token, tokens per second),
+# total (ms, tokens), unaccounted (ms, percent), graphs reused
+PERF = {
+    NEW: (
+        148.68,
+        (30.54, 1.92, None, 77),
+        (13.37, 13, 1.03, 972.11),
+        (218.51, 63, 3.47, 288.32),
+        (264.68, 76),
+        (2.26, 0.9),
+        62,
+    ),
+    f"{NEW}-lv4": (
+        125.91,
+        (1.27, 0.23, None, 10),
+        (5.83, 2, 2.92, 342.88),
+        (20.35, 7, 2.91, 344.05),
+        (27.86, 9),
+        (0.41, 1.5),
+        7,
+    ),
+    f"{NEW}-1worker": (
+        32.22,
+        (0.86, 0.18, None, 41),
+        (10.13, 17, 0.6, 1678.68),
+        (24.84, 23, 1.08, 926.11),
+        (36.51, 40),
+        (0.69, 1.9),
+        22,
+    ),
+    f"{NEW}-1worker-lv4-one-token": (
+        30.31,
+        (0.08, 0.02, None, 18),
+        (10.28, 17, 0.6, 1653.05),
+        (0.0, 1, 0.0, None),
+        (10.53, 18),
+        (0.17, 1.6),
+        0,
+    ),
+    f"{NEW}-2workers-lv4-colors": (
+        61.25,
+        (4.98, 0.16, None, 41),
+        (11.85, 17, 0.7, 1434.48),
+        (31.29, 23, 1.36, 734.99),
+        (48.68, 40),
+        (0.55, 1.1),
+        22,
+    ),
+    f"{NEW}-2workers-lv4-noprefix": (
+        32.07,
+        (5.27, 0.15, None, 41),
+        (10.39, 17, 0.61, 1636.82),
+        (33.27, 23, 1.45, 691.4),
+        (49.41, 40),
+        (0.49, 1.0),
+        22,
+    ),
+    f"{NEW}-2workers-lv4-prefix-notimestamps": (
+        33.56,
+        (5.79, 0.15, None, 41),
+        (10.59, 17, 0.62, 1605.29),
+        (34.66, 23, 1.51, 663.51),
+        (51.54, 40),
+        (0.5, 1.0),
+        22,
+    ),
+    f"{NEW}-2workers-lv4-tensor": (
+        659.1,
+        (8.8, 0.2, None, 41),
+        (15.69, 17, 0.92, 1083.29),
+        (234.98, 23, 10.22, 97.88),
+        (260.9, 40),
+        (1.43, 0.5),
+        22,
+    ),
+    f"{NEW}-3workers-lv4": (
+        33.01,
+        (8.35, 0.17, None, 41),
+        (10.86, 17, 0.64, 1565.81),
+        (40.38, 23, 1.76, 569.59),
+        (60.14, 40),
+        (0.56, 0.9),
+        22,
+    ),
+    OLD: (
+        279.85,
+        (1.85, None, 77, None),
+        (12.17, 13, 0.94, 1068.38),
+        (218.98, 63, 3.48, 287.7),
+        (237.96, 76),
+        (None, None),
+        60,
+    ),
+    f"{OLD}-1worker-one-token": (
+        27.65,
+        (0.02, None, 18, None),
+        (9.34, 17, 0.55, 1820.13),
+        (0.0, 1, 0.0, None),
+        (10.41, 18),
+        (None, None),
+        0,
+    ),
+    f"{OLD}-2workers-colors": (
+        35.63,
+        (0.22, None, 41, None),
+        (11.74, 17, 0.69, 1448.41),
+        (34.88, 23, 1.52, 659.33),
+        (49.0, 40),
+        (None, None),
+        21,
+    ),
+    f"{OLD}-3workers-prefix-timestamps": (
+        32.53,
+        (0.16, None, 41, None),
+        (9.61, 17, 0.57, 1769.17),
+        (38.95, 23, 1.69, 590.44),
+        (50.06, 40),
+        (None, None),
+        21,
+    ),
+    f"{OLD}-1worker-colors-prefix-timestamps-verbose": (
+        41.95,
+        (0.16, None, 41, None),
+        (9.79, 17, 0.58, 1736.11),
+        (28.02, 23, 1.22, 820.75),
+        (39.92, 40),
+        (None, None),
+        21,
+    ),
+    f"{CLI}-2workers": (
+        None,
+        (None,) * 4,
+        (None, None, None, 2034.7),
+        (None, None, None, 544.1),
+        (None, None),
+        (None, None),
+        None,
+    ),
+    f"{CLI}-2workers-lv4-colors": (
+        None,
+        (None,) * 4,
+        (None, None, None, 2068.5),
+        (None, None, None, 555.9),
+        (None, None),
+        (None, None),
+        None,
+    ),
+}
+
+# name, endpoint, layers, model, KV and compute MiB
+DEVICES = {
+    NEW: [],
+    f"{NEW}-lv4": [
+        ("CPU", None, 0, 16.6, None, 13.05),
+        ("RPC0[127.0.0.1:50061]", "127.0.0.1:50061", 5, 14.96, 10.0, 23.29),
+        ("RPC0[127.0.0.1:50062]", "127.0.0.1:50062", 4, 25.58, 6.0, 75.55),
+    ],
+    f"{NEW}-2workers-lv4-colors": [
+        ("CPU", None, 0, 0.48, None, 9.05),
+        ("RPC0[127.0.0.1:24818]", "127.0.0.1:24818", 4, 9.46, 3.0, 19.3),
+        ("RPC0[127.0.0.1:2751]", "127.0.0.1:2751", 5, 14.96, 5.0, 19.29),
+    ],
+    f"{NEW}-2workers-lv4-prefix-notimestamps": [
+        ("CPU", None, 0, 0.48, None, 9.05),
+        ("RPC0[127.0.0.1:1887]", "127.0.0.1:1887", 4, 9.46, 3.0, 19.3),
+        ("RPC0[127.0.0.1:30900]", "127.0.0.1:30900", 5, 14.96, 5.0, 19.29),
+    ],
+    f"{NEW}-2workers-lv4-partial": [
+        ("CPU", None, 4, 12.93, 4.0, 13.26),
+        ("RPC0[127.0.0.1:13006]", "127.0.0.1:13006", 3, 8.98, 3.0, 11.26),
+        ("RPC0[127.0.0.1:4580]", "127.0.0.1:4580", 2, 3.47, 1.0, 10.25),
+    ],
+    # Debug output has a dry run first, whose compute buffers do not count, and the layers.
+    f"{NEW}-2workers-lv5-partial": [
+        ("CPU", None, 4, 12.93, 4.0, 13.26),
+        ("RPC0[127.0.0.1:22627]", "127.0.0.1:22627", 3, 8.98, 3.0, 11.26),
+        ("RPC0[127.0.0.1:24494]", "127.0.0.1:24494", 2, 3.47, 1.0, 10.25),
+    ],
+    f"{NEW}-2workers-lv4-skewed": [
+        ("CPU", None, 0, 0.48, None, 9.05),
+        ("RPC0[127.0.0.1:2269]", "127.0.0.1:2269", 9, 24.42, 8.0, 19.3),
+    ],
+    f"{NEW}-2workers-lv4-tensor": [
+        ("CPU", None, None, 0.48, None, 3.01),
+        ("Meta()", None, None, 12.23, 4.0, 12.26),
+    ],
+    f"{NEW}-3workers-lv4": [
+        ("CPU", None, 0, 0.48, None, 9.05),
+        ("RPC0[127.0.0.1:23765]", "127.0.0.1:23765", 3, 6.47, 2.0, 18.3),
+        ("RPC0[127.0.0.1:26272]", "127.0.0.1:26272", 3, 8.98, 3.0, 19.29),
+        ("RPC0[127.0.0.1:3506]", "127.0.0.1:3506", 3, 8.98, 3.0, 19.29),
+    ],
+    OLD: [
+        ("RPC[127.0.0.1:50071]", "127.0.0.1:50071", 5, 14.96, 20.0, 77.01),
+        ("RPC[127.0.0.1:50072]", "127.0.0.1:50072", 4, 25.58, 12.0, 77.01),
+        ("CPU", None, 0, 16.6, None, 10.01),
+    ],
+    f"{OLD}-1worker-colors-prefix-timestamps-verbose": [
+        ("CPU", None, 0, 0.48, None, 4.01),
+        ("RPC[127.0.0.1:14104]", "127.0.0.1:14104", 9, 24.42, 8.0, 23.01),
+    ],
+    # Older builds keep the output layer on the master's CPU unless all layers are offloaded.
+    f"{OLD}-2workers-partial": [
+        ("CPU", None, 4, 9.94, 3.0, 23.01),
+        ("RPC[127.0.0.1:1754]", "127.0.0.1:1754", 2, 5.98, 2.0, 23.01),
+        ("RPC[127.0.0.1:22326]", "127.0.0.1:22326", 3, 8.98, 3.0, 23.01),
+    ],
+    f"{CLI}-2workers": [],
+    f"{CLI}-2workers-lv4-colors": [
+        ("CPU", None, 0, 0.48, None, 9.05),
+        ("RPC0[127.0.0.1:26397]", "127.0.0.1:26397", 5, 14.96, 5.0, 19.29),
+        ("RPC0[127.0.0.1:27446]", "127.0.0.1:27446", 4, 9.46, 3.0, 19.29),
+    ],
+}
+
+OFFLOAD = {
+    NEW: None,
+    f"{NEW}-lv4": {"layers": 9, "layers_total": 9},
+    f"{NEW}-2workers-lv4-partial": {"layers": 5, "layers_total": 9},
+    f"{OLD}-2workers-partial": {"layers": 5, "layers_total": 9},
+}
+
+BUILD = {
+    NEW: None,
+    OLD: {"number": 1, "commit": "4227c9b", "version": None},
+    f"{CLI}-2workers": {"number": 1, "commit": "0c1e570", "version": None},
+    f"{CLI}-2workers-lv4-colors": {"number": 1, "commit": "0c1e570", "version": None},
+}
+
+NO_PERF = [
+    "refused-0c1e57098",
+    "worker-lost-0c1e57098",
+    "protocol-mismatch-0c1e57098-against-rpc2.0.0",
+    "protocol-mismatch-4227c9be-against-rpc7.0.0",
+    f"{NEW}-1worker-lv4-jsonl",
+]
+
+
+@pytest.mark.parametrize("name", PERF)
+def test_performance_figures_are_those_of_the_log(name):
+    assert flat(parse_log(read(name))["perf"]) == PERF[name]
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_devices_are_those_of_the_log(name):
+    assert [tuple(device.values()) for device in parse_log(read(name))["devices"]] == DEVICES[name]
+
+
+@pytest.mark.parametrize("name", OFFLOAD)
+def test_offload_is_that_of_the_log(name):
+    assert parse_log(read(name))["offload"] == OFFLOAD[name]
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_build_is_that_of_the_log(name):
+    assert parse_log(read(name))["build"] == BUILD[name]
+
+
+def test_sampling_speed_is_that_of_an_older_build():
+    sampling = parse_log(read(OLD))["perf"]["sampling"]
+    assert (sampling["ms_per_token"], sampling["tokens_per_second"]) == (0.02, 41644.13)
+
+
+@pytest.mark.parametrize("name", NO_PERF)
+def test_a_run_that_did_not_end_by_itself_has_no_figures_and_says_so(name):
+    with pytest.raises(PerfLogError, match=r"^The text holds no llama\.cpp performance figures: [^.]+\.$"):
+        parse_log(read(name))
+    assert parse_log(read(name), require_perf=False)["perf"] is None
+
+
+def test_a_failed_run_still_says_what_its_build_is():
+    log = parse_log(read("protocol-mismatch-4227c9be-against-rpc7.0.0"), require_perf=False)
+    assert log["build"] == {"number": 1, "commit": "4227c9b", "version": None}
+
+
+@pytest.mark.parametrize("name", [NEW, f"{NEW}-lv4", OLD, f"{NEW}-2workers-lv4-colors", f"{CLI}-2workers-lv4-colors"])
+def test_line_ends_of_windows_change_nothing(name):
+    assert parse_log(read(name).replace("\n", "\r\n")) == parse_log(read(name))
+
+
+@pytest.mark.parametrize(
+    ("line", "build"),
+    [
+        ("build: 6209 (fb22dd07a) with cc (Debian 12.2.0) 12.2.0 for x86_64-linux-gnu", (6209, "fb22dd07a", None)),
+        ("main: build = 1295 (45855b3)", (1295, "45855b3", None)),
+        ("version: 6209 (fb22dd07a)", (6209, "fb22dd07a", None)),
+        ("version: 0.1.1-dev (build 10470, commit 0c1e57098)", (10470, "0c1e57098", "0.1.1-dev")),
+        ("0.00.003.045 I build_info: b1-0c1e570", (1, "0c1e570", None)),
+        ("build      : b10470-0c1e570", (10470, "0c1e570", None)),
+        (
+            "0.00.003.045 I cmn  common_param: common_params_print_info: build 1 (0c1e570) with GNU",
+            (1, "0c1e570", None),
+        ),
+        ("build: 0 (unknown) with cc for x86_64-linux-gnu", (0, None, None)),
+        ("a build: 7 (abcdef0) of something else", None),
+    ],
+)
+def test_build_lines_of_all_generations(line, build):
+    expected = None if build is None else dict(zip(("number", "commit", "version"), build))
+    assert parse_log(line, require_perf=False)["build"] == expected
+
+
+# Upstream before b3750: no recording exists, these lines follow the format strings of that time.
+TIMINGS = """\
+llama_print_timings:        load time =    1234.50 ms
+llama_print_timings:      sample time =      10.25 ms /   128 runs   (    0.08 ms per token, 12487.80 tokens per second)
+llama_print_timings: prompt eval time =     100.00 ms /     6 tokens (   16.67 ms per token,    60.00 tokens per second)
+llama_print_timings:        eval time =    1000.00 ms /   127 runs   (    7.87 ms per token,   127.00 tokens per second)
+llama_print_timings:       total time =    1110.75 ms /   133 tokens
+"""
+
+
+def test_the_oldest_report_is_read():
+    expected = (1234.5, (10.25, None, 128, None), (100.0, 6, 16.67, 60.0), (1000.0, 127, 7.87, 127.0), (1110.75, 133))
+    assert flat(parse_log(TIMINGS)["perf"])[:5] == expected
+
+
+def test_buffers_of_one_device_are_summed_and_the_last_compute_reservation_counts():
+    log = parse_log(
+        "llm_load_tensors: RPC[h:1] buffer size =    10.01 MiB\n"
+        "load_tensors:   CPU_Mapped model buffer size =     1.50 MiB\n"
+        "load_tensors:   CPU_REPACK model buffer size =     2.25 MiB\n"
+        "llama_kv_cache:        CPU KV buffer size =     3.00 MiB\n"
+        "llama_kv_cache:        CPU KV buffer size =     4.00 MiB\n"
+        "llama_memory_recurrent:        CPU RS buffer size =     0.50 MiB\n"
+        "sched_reserve:        CPU compute buffer size =   100.00 MiB\n"
+        "sched_reserve:        CPU compute buffer size =    60.00 MiB\n"
+        "load_tensors:    CUDA_Host model buffer size =     7.00 MiB\n",
+        require_perf=False,
+    )
+    assert [tuple(device.values()) for device in log["devices"]] == [
+        ("RPC[h:1]", "h:1", None, 10.01, None, None),
+        ("CPU", None, None, 3.75, 7.5, 60.0),
+        ("CUDA_Host", None, None, 7.0, None, None),
+    ]
+
+
+def test_what_a_dry_run_reserved_is_gone_in_the_run():
+    log = parse_log(
+        "llama_context: constructing llama_context\n"
+        "load_tensors: RPC0[h:1] model buffer size = 1.00 MiB\n"
+        "sched_reserve: RPC0[h:1] compute buffer size = 9.00 MiB\n"
+        "0.00.048.244 I sched_reserve: reserving ...\n"
+        "sched_reserve: CPU compute buffer size = 9.00 MiB\n",
+        require_perf=False,
+    )
+    assert [device["compute_buffer_mib"] for device in log["devices"]] == [None, 9.0]
+
+
+def test_two_devices_of_one_worker_are_told_apart():
+    lines = [
+        "x: using device RPC0 (h:1) (unknown id) - 9 MiB free",
+        "x: using device RPC1 (h:1) (unknown id) - 9 MiB free",
+        "x: using device RPC2 (g:1) (unknown id) - 9 MiB free",
+        "load_tensors: layer   0 assigned to device RPC0, is_swa = 0",
+        "load_tensors: layer   1 assigned to device RPC1, is_swa = 0",
+        "load_tensors: layer   2 assigned to device RPC1, is_swa = 0",
+        "load_tensors: layer   3 assigned to device RPC2, is_swa = 0",
+        *(f"load_tensors: {name} model buffer size = 1.00 MiB" for name in ("RPC0[g:1]", "RPC0[h:1]", "RPC1[h:1]")),
+    ]
+    devices = parse_log("\n".join(lines), require_perf=False)["devices"]
+    assert {device["name"]: device["layers"] for device in devices} == {"RPC0[g:1]": 1, "RPC0[h:1]": 1, "RPC1[h:1]": 2}
+
+
+@pytest.mark.parametrize(
+    "drop",
+    [r".*using device.*\n", r".*offloaded.*\n", r".*llama_kv_cache: size.*\n", r".*24818\] KV buffer.*\n"],
+    ids=["devices", "offload", "cache", "a-share"],
+)
+def test_layers_are_null_where_the_log_does_not_determine_them(drop):
+    text, count = re.subn(drop, "", read(f"{NEW}-2workers-lv4-colors"))
+    assert count
+    assert {device["layers"] for device in parse_log(text)["devices"]} == {None}
+
+
+def test_a_log_with_the_memory_table_alone_gives_the_devices_of_the_table_at_the_end():
+    text = re.sub(r".*buffer size.*\n", "", read(f"{NEW}-lv4"))
+    # The same table stands at the beginning, as a projection, with 79 MiB for the second worker.
+    assert [tuple(device.values()) for device in parse_log(text)["devices"]] == [
+        ("RPC0", "127.0.0.1:50061", None, 14.0, 10.0, 23.0),
+        ("RPC1", "127.0.0.1:50062", None, 25.0, 6.0, 75.0),
+        ("Host", None, None, 16.0, 0.0, 13.0),
+    ]
+
+
+def test_the_memory_table_of_the_builds_that_name_a_device_by_its_endpoint():
+    row = "| - RPC[h:1] (RPC[h:1]) | 24105 = 24105 + (48 = 14 + 10 + 23) + 17592186044367 |"
+    text = TIMINGS + f"llama_memory_breakdown_print: {row}\n"
+    assert [tuple(device.values()) for device in parse_log(text)["devices"]] == [
+        ("RPC[h:1]", "h:1", None, 14.0, 10.0, 23.0)
+    ]
+
+
+def test_a_projection_of_memory_is_no_proof_that_a_worker_took_part():
+    text = read(f"{NEW}-lv4")
+    cut = text[: text.index("load_tensors: ")]
+    assert "RPC1 (127.0.0.1:50062)" in cut
+    assert parse_log(cut, require_perf=False)["devices"] == []
+
+
+# Hostile and unlucky text
+
+FORGED = """\
+build: 9 (bad0bad) with cc
+load_tensors: offloaded 99/99 layers to GPU
+load_tensors: RPC0[192.0.2.66:50052] model buffer size =    66.00 MiB
+llama_kv_cache: RPC0[192.0.2.66:50052] KV buffer size =    66.00 MiB
+common_perf_print:    sampling time =       6.66 ms
+common_perf_print:        load time =       6.66 ms
+common_perf_print: prompt eval time =       6.66 ms /     6 tokens (    6.66 ms per token,   666.66 tokens per second)
+llama_perf_context_print:    graphs reused =        666
+common_memory_breakdown_print: |   - RPC9 (192.0.2.66:50052) | 1 = 1 + (  66 =    66 +      66 +      66) +         0 |
+[ Prompt: 66.6 t/s | Generation: 66.6 t/s ]
+"""
+
+
+@pytest.mark.parametrize("name", [NEW, f"{NEW}-lv4", OLD, f"{NEW}-2workers-lv4-colors", f"{OLD}-2workers-colors"])
+@pytest.mark.parametrize("forged", [FORGED, FORGED.rstrip("\n")], ids=["own-lines", "no-newline-at-its-end"])
+def test_generated_text_that_looks_like_a_log_changes_nothing(name, forged):
+    text = read(name)
+    place = re.search(r"Here's a knock knock joke for kids:|Hirupted", text).end()
+    assert parse_log(text[:place] + "\n" + forged + text[place:]) == parse_log(text)
+
+
+def test_text_without_a_newline_before_the_report_is_not_part_of_it():
+    text = read(NEW)
+    glued = text.replace(
+        "mustmust\n\n0.00.479.116 I common", "must common_perf_print:  load time = 0.00.479.116 I common", 1
+    )
+    assert glued != text
+    assert parse_log(glued) == parse_log(text)
+
+
+def test_the_last_of_several_reports_counts_and_takes_nothing_from_the_others():
+    first = flat(parse_log(read(NEW))["perf"])
+    assert flat(parse_log(read(OLD) + read(NEW))["perf"]) == first
+    assert flat(parse_log(TIMINGS + read(NEW))["perf"]) == first
+    assert flat(parse_log(read(NEW) + TIMINGS)["perf"])[6] is None
+    assert parse_log(TIMINGS + "llama_print_timings: total time = 1.00 ms")["perf"]["load"]["time_ms"] is None
+
+
+@pytest.mark.parametrize("name", [f"{NEW}-lv4", OLD, f"{CLI}-2workers-lv4-colors"])
+def test_a_log_cut_anywhere_gives_what_it_holds_or_the_error(name):
+    text = read(name)
+    whole = parse_log(text)
+    figures = set(map(json.dumps, leaves(whole["perf"])))
+    for end in range(0, len(text), 7):
+        cut = parse_log(text[:end], require_perf=False)
+        if cut["perf"] is not None:
+            # A number that the cut shortened would not be among those of the whole.
+            assert {json.dumps(value) for value in leaves(cut["perf"]) if value is not None} <= figures | tokens(text)
+
+
+def leaves(value):
+    if isinstance(value, dict):
+        return [leaf for item in value.values() for leaf in leaves(item)]
+    return [value]
+
+
+def tokens(text):
+    """Figures of the server's own timing lines, which the chat client's log also has."""
+    return {json.dumps(float(number)) for number in re.findall(r"\d+\.\d+(?= t/s)", text)}
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-nan", "-nan(ind)"])
+def test_a_division_by_zero_is_null(value):
+    text = f"common_perf_print: eval time = 0.00 ms / 1 runs   ( {value} ms per token, {value} tokens per second)"
+    assert parse_log(text)["perf"]["eval"] == {
+        "time_ms": 0.0,
+        "runs": 1,
+        "ms_per_token": None,
+        "tokens_per_second": None,
+    }
+
+
+def test_unaccounted_time_may_be_negative():
+    text = "common_perf_print: unaccounted time = -1.25 ms / -0.4 % (total - sampling - prompt eval - eval) / (total)"
+    assert parse_log(text)["perf"]["unaccounted"] == {"time_ms": -1.25, "percent": -0.4}
+
+
+# Properties
+
+PIECES = [
+    *FORGED.splitlines(),
+    *TIMINGS.splitlines(),
+    *(line for line in read(f"{NEW}-lv4").splitlines() if "buffer size" in line or "time =" in line or "| " in line),
+    "generate: n_ctx = 1",
+    "available commands:",
+    "\n",
+    "\r\n",
+    "\x1b[32m",
+    "\x1b[",
+    " ",
+    "inf",
+    "-nan",
+    "9" * 400,
+    "\ud800",
+    "\u2028",
+    "common_perf_print: ",
+    "eval time = ",
+    " ms / ",
+    "[ Prompt: ",
+    "RPC0[",
+    "]",
+    "(",
+    "| ",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=12)), max_size=30).map("".join))
+def test_no_text_makes_the_parser_raise_anything_but_its_own_error(text):
+    log = parse_log(text, require_perf=False)
+    json.dumps(log, allow_nan=False)
+    if log["perf"] is None:
+        with pytest.raises(PerfLogError):
+            parse_log(text)
+
+
+figure = st.integers(0, 10**9).map(lambda number: number / 100)
+count = st.integers(0, 10**9)
+mib = st.integers(1, 10**8).map(lambda number: number / 100)
+
+
+def speed(ms_per_token, tokens_per_second):
+    return f"{ms_per_token:8.2f} ms per token, {tokens_per_second:8.2f} tokens per second"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(figure, min_size=10, max_size=10),
+    st.lists(count, min_size=5, max_size=5),
+    st.lists(st.tuples(mib, mib, mib), max_size=15),
+    st.sampled_from(["", "I ", "12.34.567.890 I ", "\x1b[34m0.00.001.002\x1b[0m \x1b[32mI \x1b[0m"]),
+    st.text(alphabet=st.characters(exclude_characters="\n\x1b", exclude_categories=["Cs"]), max_size=40),
+)
+def test_figures_survive_being_printed_and_read(times, counts, devices, prefix, said):
+    load, sampling, samplers, pe_ms, pe_per, pe_speed, ev_ms, ev_per, ev_speed, total = times
+    samples, pe_tokens, runs, total_tokens, reused = counts
+    head = [
+        f"load_tensors: {f'RPC0[h{i}:1]':>12} model buffer size = {model:8.2f} MiB"
+        for i, (model, _k, _c) in enumerate(devices)
+    ]
+    head += [f"llama_kv_cache: RPC0[h{i}:1] KV buffer size = {kv:8.2f} MiB" for i, (_m, kv, _c) in enumerate(devices)]
+    head += [
+        f"sched_reserve: RPC0[h{i}:1] compute buffer size = {compute:8.2f} MiB"
+        for i, (_m, _k, compute) in enumerate(devices)
+    ]
+    perf = [
+        f"   sampling time = {sampling:10.2f} ms",
+        f"   samplers time = {samplers:10.2f} ms / {samples:5d} tokens",
+        f"       load time = {load:10.2f} ms",
+        f"prompt eval time = {pe_ms:10.2f} ms / {pe_tokens:5d} tokens ({speed(pe_per, pe_speed)})",
+        f"       eval time = {ev_ms:10.2f} ms / {runs:5d} runs   ({speed(ev_per, ev_speed)})",
+        f"      total time = {total:10.2f} ms / {total_tokens:5d} tokens",
+        f"   graphs reused = {reused:10d}",
+    ]
+    lines = [prefix + line for line in [*head, "generate: n_ctx = 8"]]
+    lines += [
+        said + prefix + "common_perf_print: " + perf[0],
+        *(prefix + "common_perf_print: " + line for line in perf[1:]),
+    ]
+    log = parse_log("\n".join(lines) + "\n")
+    assert flat(log["perf"]) == (
+        load,
+        (sampling, samplers, None, samples),
+        (pe_ms, pe_tokens, pe_per, pe_speed),
+        (ev_ms, runs, ev_per, ev_speed),
+        (total, total_tokens),
+        (None, None),
+        reused,
+    )
+    assert [tuple(device.values()) for device in log["devices"]] == [
+        (f"RPC0[h{i}:1]", f"h{i}:1", None, *sizes) for i, sizes in enumerate(devices)
+    ]
+
+
+MEGABYTE = 1_000_000
+ADVERSARIES = {
+    "one-long-line": "a",
+    "spaces": " ",
+    "escape-sequences": "\x1b[0;",
+    "newlines": "\n",
+    "report-markers": "common_perf_print: eval time = ",
+    "report-numbers": "common_perf_print: eval time = 1.00 ms / 1",
+    "report-lines": "common_perf_print: eval time = 1.00 ms / 1 runs ( 1.00 ms per token, 1.00 tokens per second)\n",
+    "buffer-lines": "load_tensors: CPU model buffer size = 1.00 MiB\n",
+    "buffer-names": "load_tensors: " + "x" * 300 + " " * 4,
+    "buffer-words": "buffer size = ",
+    "layers": "load_tensors: layer 1 assigned to device CPU, is_swa = 0, is_swa = 0",
+    "tables": "common_memory_breakdown_print: | - a | 1 = 1 + ( 1 = 1 + 1 + 1",
+    "digits": "9",
+    "speeds": "[ Prompt: 1 t/s ]",
+}
+
+
+@pytest.mark.parametrize("piece", ADVERSARIES.values(), ids=ADVERSARIES)
+def test_a_megabyte_of_anything_is_read_well_within_a_limit(piece):
+    text = piece * (MEGABYTE // len(piece))
+    start = time.process_time()
+    parse_log(text, require_perf=False)
+    parse_log("common_perf_print: " + text + " t/s ]", require_perf=False)
+    # It takes a tenth of this; quadratic time would take minutes.
+    assert time.process_time() - start < 10
+
+
+# The filter
+
+
+def test_the_filter_gives_what_the_parser_gives():
+    assert FilterModule().filters()["llama_perf"](read(OLD)) == parse_log(read(OLD))
+
+
+@pytest.mark.parametrize("value", [None, 7, b"bytes", ["a"], {"a": 1}], ids=lambda value: type(value).__name__)
+def test_the_filter_refuses_what_is_no_text(value):
+    with pytest.raises(
+        AnsibleFilterError, match=r"^llama_perf needs the text of a log, and got something that is no text\.$"
+    ):
+        llama_perf(value)
+
+
+def test_the_filter_says_that_there_are_no_figures():
+    with pytest.raises(AnsibleFilterError, match=r"no llama\.cpp performance figures"):
+        llama_perf("hello")
+
+
+def test_no_recording_holds_a_path_of_the_machine_it_was_made_on():
+    texts = itertools.chain.from_iterable(path.read_text(errors="replace").splitlines() for path in LOGS.iterdir())
+    assert [line for line in texts if re.search(r"/(root|home|work|tmp|Users)/", line)] == []

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A program that waits for another host is watched. What comes of it on real hosts is in tests/faults."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import keepalive as keepalives
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import watch as watching
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLIENT = """
+import socket, sys
+client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+client.sendall(b"x" * 1000)
+print("sent", flush=True)
+client.recv(1)
+"""
+HANG_S = 60
+
+
+@pytest.fixture
+def server() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+@pytest.fixture
+def waiting(server: socket.socket) -> Iterator[subprocess.Popen[str]]:
+    """A program that waits for ever, below coreutils' timeout."""
+    limiter = shutil.which("timeout")
+    assert limiter
+    command = [limiter, str(HANG_S), sys.executable, "-c", CLIENT, str(server.getsockname()[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "sent\n"
+        yield process
+        process.terminate()
+
+
+def keepalive(sock: socket.socket) -> tuple[int, ...]:
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    return (
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        *(sock.getsockopt(socket.IPPROTO_TCP, option) for option in options),
+    )
+
+
+def child(process: subprocess.Popen[str]) -> int:
+    found = watching._child(process.pid)
+    assert found
+    return found
+
+
+def test_the_kernel_is_told_to_ask_for_each_connection(waiting: subprocess.Popen[str]) -> None:
+    watch = watching.Watch()
+    assert [keepalive(sock)[0] for sock in keepalives.sockets(child(waiting))] == [0]
+    assert watch._traffic(child(waiting)) >= 1000
+    assert [keepalive(sock) for sock in keepalives.sockets(child(waiting))] == [(1, 15, 5, 3)]
+    assert watch.gone is None
+
+
+def test_what_is_looked_at_is_not_kept_open(waiting: subprocess.Popen[str], server: socket.socket) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    watching.Watch()._traffic(child(waiting))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    waiting.terminate()
+    waiting.wait(HANG_S)
+    connection, _address = server.accept()
+    with connection:
+        connection.settimeout(HANG_S)
+        while connection.recv(4096):
+            pass
+
+
+def test_a_program_that_stands_still_is_ended(waiting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_LOOK_EVERY_S", 0.05)
+    watch = watching.Watch(still_s=0.3)
+    watch.begin(waiting)
+    waiting.wait(HANG_S)
+    watch.end()
+    assert watch.stood_still
+
+
+def test_what_arrives_is_a_sign_of_life(waiting: subprocess.Popen[str], server: socket.socket) -> None:
+    connection, _address = server.accept()
+    with connection:
+        before = watching.Watch()._traffic(child(waiting))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        os.kill(child(waiting), signal.SIGSTOP)
+        connection.sendall(b"y" * 500)
+        # On loopback what is sent has arrived.
+        assert watching.Watch()._traffic(child(waiting)) == before + 500
+        os.kill(child(waiting), signal.SIGCONT)
+
+
+def test_a_process_that_has_ended_has_no_sockets() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait(HANG_S)
+        pid = process.pid
+    assert list(keepalives.sockets(pid)) == []
+    assert watching._work(pid) == (0, 0.0)
+    assert watching._child(pid) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others may not reach what they have not started")
+def test_a_listening_socket_hands_it_on(server: socket.socket) -> None:
+    """As the unit of a worker has it, where the source is one word."""
+    port = server.getsockname()[1]
+    argv = [sys.executable, "-c", Path(keepalives.__file__).read_text(), str(os.getpid()), str(port)]
+    subprocess.run(argv, check=True, timeout=HANG_S)
+    with socket.create_connection(("127.0.0.1", port)):
+        accepted, _address = server.accept()
+        with accepted:
+            assert keepalive(accepted) == (1, 15, 5, 3)
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60000
+
+
+def test_who_does_not_listen_is_said() -> None:
+    done = subprocess.run(
+        [sys.executable, keepalives.__file__, "999999999", "1"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, "The worker does not listen." in done.stderr) == (1, True)
+
+
+def test_where_sockets_cannot_be_reached_a_run_is_watched_by_what_else_moves(
+    waiting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No kernel knows it.
+    monkeypatch.setattr(keepalives, "PIDFD_GETFD", 100_000)
+    with pytest.raises(keepalives.NotPermittedError):
+        list(keepalives.sockets(child(waiting)))
+    monkeypatch.setattr(watching, "_LOOK_EVERY_S", 0.05)
+    watch = watching.Watch(still_s=0.3)
+    watch.begin(waiting)
+    waiting.wait(HANG_S)
+    watch.end()
+    assert watch.stood_still
