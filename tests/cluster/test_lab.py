@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that makes the test hosts: what a killed run leaves behind is removed, and no other lab is touched."""
+"""The program that makes the test hosts: what a killed run leaves behind is removed, and no other lab is touched.
+
+What needs no root is in tests/tooling/test_lab.py."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +27,12 @@ OTHER = next(
     for number in ((NUMBER + 100 + step) % 256 for step in range(256))
     if number != NUMBER and not Path(f"/sys/class/net/llama-lab{number}").exists()
 )
-# A Python that anybody may run, as the one of these tests need not be.
-PYTHON = shutil.which("python3", path="/usr/bin:/bin")
 
 
-def lab(*arguments: str, cache: Path = CACHE, number: object = OTHER) -> subprocess.Popen[str]:
+def lab(*arguments: str, cache: Path = CACHE) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        ["python3", PROGRAM, *arguments],
-        env={**os.environ, "LAB_NUMBER": str(number), "LLAMA_CPP_CLUSTER_CACHE": str(cache)},
+        [sys.executable, PROGRAM, *arguments],
+        env={**os.environ, "LAB_NUMBER": str(OTHER), "LLAMA_CPP_CLUSTER_CACHE": str(cache)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -132,45 +131,3 @@ def _text(path: Path) -> str:
         return path.read_bytes().decode(errors="replace")
     except OSError:
         return ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "number", "sentence"),
-    [
-        (["up"], "256", 'lab: LAB_NUMBER is "256"; give a number from 0 to 255.\n'),
-        (["up"], "-1", 'lab: LAB_NUMBER is "-1"; give a number from 0 to 255.\n'),
-        (["up"], "two", 'lab: LAB_NUMBER is "two"; give a number from 0 to 255.\n'),
-        (
-            ["up", "nas"],
-            OTHER,
-            (
-                "lab: no such host: nas; there are master, worker1, worker2, outsider, "
-                "worker3, worker4, worker5, worker6, worker7, worker8, worker9, arm-master, arm-worker1, arm-worker2.\n"
-            ),
-        ),
-    ],
-    ids=["number-too-large", "number-negative", "number-no-number", "unknown-host"],
-)
-def test_a_mistake_is_one_sentence(arguments: list[str], number: object, sentence: str) -> None:
-    status, said = finished(lab(*arguments, number=number))
-    assert status != 0
-    assert said == sentence
-
-
-@pytest.fixture
-def readable() -> Iterator[Path]:
-    """The program where anybody may read it."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copytree(PROGRAM.parent, Path(folder) / "lab", ignore=shutil.ignore_patterns("__pycache__"))
-        Path(folder).chmod(0o755)
-        yield copy / PROGRAM.name
-
-
-@pytest.mark.skipif(PYTHON is None, reason="this machine has no Python that another user may run")
-def test_without_root_it_says_so(readable: Path) -> None:
-    done = subprocess.run(
-        ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(PYTHON), readable, "up"],
-        cwd="/", env={"HOME": "/nonexistent"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert done.stderr == "lab: test hosts need root (containers, a bridge, packet filter rules); run this with sudo.\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from contextlib import ExitStack
 from difflib import unified_diff
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from support.harness import play_here
 from support.stand_in_source import FAKE, archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from support.harness import Release, Worker
 
@@ -112,43 +111,37 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     assert run.holds("would be built with rpc-server"), run.text
 
 
-@pytest.fixture
-def says() -> Iterator[Callable[[int, dict[str, object]], None]]:
+# A program sees a tree above these folders of the machine, and nobody else does.
+SEES = """
+for place in var/lib run; do
+    mount -t overlay -o "lowerdir=$0/$place:/$place" overlay "/$place" || exit 1
+done
+exec "$@"
+"""
+
+
+def what_a_service_writes(tree: Path, port: int, status: dict[str, object]) -> None:
     """Let the service of a port say something of itself, where a service and its manager write."""
-    with ExitStack() as stack:
-
-        def folder(name: str) -> Path:
-            path = Path(name)
-            if not path.exists():
-                path.mkdir()
-                stack.callback(path.rmdir)
-            return path
-
-        def write(port: int, status: dict[str, object]) -> None:
-            start = "0123456789abcdef0123456789abcdef"
-            said = folder("/var/lib/llama_cpp") / f"status-{port}.json"
-            stack.callback(said.unlink)
-            said.write_text(json.dumps({"invocation": start, **status}))
-            folder("/run/systemd")
-            link = folder("/run/systemd/units") / f"invocation:llama-rpc-server@{port}.service"
-            stack.callback(link.unlink)
-            link.symlink_to(start)
-
-        yield write
+    start = "0123456789abcdef0123456789abcdef"
+    said, units = tree / "var/lib/llama_cpp", tree / "run/systemd/units"
+    for folder in said, units:
+        folder.mkdir(parents=True)
+    (said / f"status-{port}.json").write_text(json.dumps({"invocation": start, **status}))
+    (units / f"invocation:llama-rpc-server@{port}.service").symlink_to(start)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only a service manager, or root, writes there")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a program other folders")
 def test_what_workers_have_repacked_is_in_the_report(
     release_7: Release,
     start_worker: Callable[..., Worker],
-    says: Callable[[int, dict[str, object]], None],
     model: Path,
     tmp_path: Path,
 ) -> None:
     """Two workers of a patched release, of which one says nothing."""
     ports = [start_worker(release_7).port for _worker in range(2)]
     repack = {"enabled": True, "kernels": True, "weights": 12, "mib": 9.5, "of_weights": 20, "of_mib": 12.25}
-    says(ports[0], {"repack": repack})
+    tree = tmp_path / "machine"
+    what_a_service_writes(tree, ports[0], {"repack": repack})
     current = tmp_path / "prefix" / "current"
     current.mkdir(parents=True)
     (current / "bin").symlink_to(release_7.bin)
@@ -164,7 +157,8 @@ def test_what_workers_have_repacked_is_in_the_report(
         "inference_n_predict": 4,
         "inference_plan": False,
     }
-    done = play_here("infer.yml", tmp_path, host)
+    sees = ("unshare", "--mount", "--propagation", "private", "sh", "-c", SEES, str(tree))
+    done = play_here("infer.yml", tmp_path, host, prefix=sees)
     assert done.returncode == 0, done.stdout
     devices = json.loads((tmp_path / "report.json").read_text())["inference"]["devices"]
     assert {device["endpoint"]: device["repacked_mib"] for device in devices} == {

@@ -119,6 +119,7 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
             [sys.executable, "-c", LOOK, worker.endpoint, str(timeout_s)],
+            env=FINDS_THE_COLLECTION,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -133,6 +134,7 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
     assert worker.alive
 
 
+FINDS_THE_COLLECTION = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
 LOOK = """
 import sys
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
@@ -147,7 +149,7 @@ def test_a_probe_that_is_killed_leaves_the_worker_alive(release: Release, start_
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
             [sys.executable, "-c", LOOK, worker.endpoint, str(HANG_S)],
-            env={**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")},
+            env=FINDS_THE_COLLECTION,
             stdout=subprocess.PIPE,
         )
         assert looking.stdout is not None

@@ -471,6 +471,21 @@ def interrupted(number: int, frame: object) -> NoReturn:  # noqa: ARG001
     raise LabError("interrupted; what was there of the lab is removed.")
 
 
+def refusal(action: str, hosts: list[str], number: str) -> str:
+    """Say why that cannot be done, or nothing."""
+    if not number.isdecimal() or int(number) > 255:
+        return f'LAB_NUMBER is "{number}"; give a number from 0 to 255.'
+    if hosts and action != "up":
+        return f"{action} is for the whole lab; leave out {' '.join(hosts)}."
+    try:
+        chosen(hosts)
+    except LabError as error:
+        return str(error)
+    if os.geteuid() != 0:
+        return "test hosts need root (containers, a bridge, packet filter rules); run this with sudo."
+    return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("up", "down", "status", "tools"))
@@ -479,17 +494,8 @@ def main() -> int:
     options = parser.parse_args()
     cache = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache/llama_cpp_cluster")
     text = os.environ.get("LAB_NUMBER") or "0"
-    if not text.isdecimal() or int(text) > 255:
-        print(f'lab: LAB_NUMBER is "{text}"; give a number from 0 to 255.', file=sys.stderr)
-        return 2
-    if os.geteuid() != 0:
-        print(
-            "lab: test hosts need root (containers, a bridge, packet filter rules); run this with sudo.",
-            file=sys.stderr,
-        )
-        return 2
-    if options.hosts and options.action != "up":
-        print(f"lab: {options.action} is for the whole lab; leave out {' '.join(options.hosts)}.", file=sys.stderr)
+    if why := refusal(options.action, options.hosts, text):
+        print(f"lab: {why}", file=sys.stderr)
         return 2
     lab = Lab(int(text), cache)
     if options.action == "status":

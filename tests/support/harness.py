@@ -55,7 +55,9 @@ def run_module(
     return result
 
 
-def play_here(playbook: str, folder: Path, host: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+def play_here(
+    playbook: str, folder: Path, host: Mapping[str, Any], *options: str, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Run a playbook over this machine, as master and as the host of the workers, from a folder of its own."""
     connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     inventory = {
@@ -65,7 +67,7 @@ def play_here(playbook: str, folder: Path, host: Mapping[str, Any], *options: st
     (folder / "hosts.json").write_text(json.dumps(inventory))
     program = Path(sys.executable).with_name("ansible-playbook")
     done = subprocess.run(
-        [program, "-i", "hosts.json", ROOT / "playbooks" / playbook, *options],
+        [*prefix, program, "-i", "hosts.json", ROOT / "playbooks" / playbook, *options],
         cwd=folder,
         # PWD as a shell sets it: relative paths are from there.
         env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},

@@ -1,71 +1,138 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test hosts: which there are, and what they need here; when they are emulated, what they start with, and how packages
-are known by another architecture."""
+"""The program that makes the test hosts, as far as it needs no root: addresses, tools, refusals, emulated hosts' files.
+
+What it makes and removes is shown by tests/cluster/test_lab.py.
+"""
 
 from __future__ import annotations
 
-import platform
+import os
+import shutil
 import stat
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from lab import lab
+from support.harness import ROOT
 from support.lab import emulated, emulated_image
 
-INVENTORIES = Path(__file__).resolve().parents[2] / "inventories"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = ROOT / "tests/lab/lab.py"
+# Another account may not be able to run the Python of these tests, nor to read this checkout.
+PYTHON = sys.executable if os.geteuid() else shutil.which("python3", path="/usr/bin:/bin")
+NOBODY = [] if os.geteuid() else ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+
+
+@pytest.fixture(scope="module")
+def readable() -> Iterator[Path]:
+    """A folder that anybody may read, with the program and what it imports."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part in "lab", "support/lab":
+            shutil.copytree(ROOT / "tests" / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        folder.chmod(0o755)
+        yield folder
+
+
+@pytest.mark.skipif(PYTHON is None, reason="this machine has no Python that another user may run")
+@pytest.mark.parametrize(
+    ("arguments", "number", "sentence"),
+    [
+        pytest.param("up", "256", 'LAB_NUMBER is "256"; give a number from 0 to 255.', id="number-too-large"),
+        pytest.param("up", "-1", 'LAB_NUMBER is "-1"; give a number from 0 to 255.', id="number-negative"),
+        pytest.param("status", "two", 'LAB_NUMBER is "two"; give a number from 0 to 255.', id="number-no-number"),
+        pytest.param(
+            "up worker1 nas",
+            "7",
+            "no such host: nas; there are master, worker1, worker2, outsider, "
+            "worker3, worker4, worker5, worker6, worker7, worker8, worker9, arm-master, arm-worker1, arm-worker2.",
+            id="unknown-host",
+        ),
+        pytest.param("down worker1", "7", "down is for the whole lab; leave out worker1.", id="part-of-a-lab"),
+        pytest.param(
+            "up",
+            "7",
+            "test hosts need root (containers, a bridge, packet filter rules); run this with sudo.",
+            id="root",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(readable: Path, arguments: str, number: str, sentence: str) -> None:
+    done = subprocess.run(
+        [*NOBODY, str(PYTHON), readable / "lab/lab.py", *arguments.split()],
+        env={"HOME": "/nonexistent", "LAB_NUMBER": number, "PYTHONPATH": str(readable)},
+        cwd="/", capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"lab: {sentence}\n")
 
 
 def test_only_who_names_more_hosts_gets_them() -> None:
     assert [host.name for host in lab.chosen([])] == ["master", "worker1", "worker2", "outsider"]
     assert [host.name for host in lab.chosen(["worker3", "worker1"])] == ["worker1", "worker3"]
-    with pytest.raises(lab.LabError, match=r"no such host: worker99; there are master, worker1, .*arm-worker2[.]$"):
-        lab.chosen(["worker1", "worker99"])
-
-
-def test_tools_are_installed_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What any host needs, before there is one; QEMU is for who has emulated ones."""
-    there = {"apt-get", "ip", "setpriv", "ssh-keygen"}
-    ran: list[tuple[str, ...]] = []
-    monkeypatch.setattr(sys, "argv", ["lab.py", "tools"])
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(lab.signal, "signal", lambda *_given: None)
-    monkeypatch.setattr(lab.shutil, "which", lambda name: f"/usr/bin/{name}" if name in there else None)
-    monkeypatch.setattr(lab, "run", lambda *argv, **_options: ran.append(argv))
-    monkeypatch.setenv("LAB_NUMBER", "7")
-    assert lab.main() == 0
-    install = ("apt-get", "-qqy", "install", "--no-install-recommends", "mmdebstrap", "nftables", "systemd-container")
-    assert ran == [("apt-get", "-qq", "update"), install]
-    there |= {"mmdebstrap", "nft", "systemd-nspawn"}
-    assert lab.main() == 0
-    assert len(ran) == 2
-
-
-def test_tools_that_cannot_be_installed_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lab.py", "tools"])
-    monkeypatch.setattr(lab.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(lab.signal, "signal", lambda *_given: None)
-    monkeypatch.setattr(lab.shutil, "which", lambda name: None if name in ("nft", "apt-get") else f"/usr/bin/{name}")
-    assert lab.main() == 1
-    said = "lab: this machine lacks nftables, and apt-get to install them with; install them by hand.\n"
-    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("path", ["lab/hosts.yml", "lab/more_workers.yml", "lab_aarch64/hosts.yml"])
-def test_inventories_know_the_hosts_by_their_addresses(path: str) -> None:
-    groups = yaml.safe_load((INVENTORIES / path).read_text(encoding="utf-8")).values()
+def test_inventories_know_the_hosts_by_their_addresses(tmp_path: Path, path: str) -> None:
+    text = (ROOT / "inventories" / path).read_text(encoding="utf-8").replace("{{ lab_number }}", "7")
+    groups = yaml.safe_load(text).values()
     listed = {name: known["ansible_host"] for group in groups for name, known in group.get("hosts", {}).items()}
-    assert listed == {
-        host.name: "10.87.{{ lab_number }}." + str(host.number) for host in lab.HOSTS if host.name in listed
-    }
+    made = lab.Lab(7, tmp_path)
+    assert listed == {host.name: made.address(host) for host in lab.HOSTS if host.name in listed}
+
+
+def test_labs_and_hosts_have_nothing_in_common(tmp_path: Path) -> None:
+    one, other = lab.Lab(16, tmp_path), lab.Lab(17, tmp_path)
+    for name in "folder", "bridge", "table":
+        assert getattr(one, name) != getattr(other, name)
+    # A network interface has a name of at most 15 characters.
+    assert len(lab.Lab(255, tmp_path).bridge) <= 15
+    addresses = [of(host) for made in (one, other) for of in (made.address, made.address6) for host in lab.HOSTS]
+    assert len(set(addresses)) == len(addresses)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of all programs of a machine that has but some of what hosts need."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in set(lab.TOOLS) - {"mmdebstrap", "nft", "systemd-nspawn"}:
+        (folder / tool).symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("DEBIAN_FRONTEND", "")
+    return folder
+
+
+def test_tools_are_installed_where_they_are_missing(machine: Path, tmp_path: Path) -> None:
+    """What any host needs, before there is one; QEMU is for who has emulated ones."""
+    (machine / "apt-get").write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ "$1" = -qq ] || '
+        f"for tool in mmdebstrap nft systemd-nspawn; do /bin/ln -s /bin/true {machine}/$tool; done\n"
+    )
+    (machine / "apt-get").chmod(0o755)
+    for _time in range(2):
+        lab.install_tools(lab.TOOLS)
+    assert (tmp_path / "asked").read_text().splitlines() == [
+        "-qq update",
+        "-qqy install --no-install-recommends mmdebstrap nftables systemd-container",
+    ]
+
+
+def test_tools_that_cannot_be_installed_are_named(machine: Path) -> None:
+    (machine / "nft").symlink_to("/bin/true")
+    with pytest.raises(lab.LabError, match="lacks mmdebstrap, systemd-container, and apt-get to install them with"):
+        lab.install_tools(lab.TOOLS)
 
 
 @pytest.mark.parametrize(
-    ("machine", "architecture", "expected"),
+    ("machine_is", "architecture", "expected"),
     [
         pytest.param("x86_64", "arm64", True, id="arm_on_x86"),
         pytest.param("aarch64", "arm64", False, id="arm_on_arm"),
@@ -73,11 +140,8 @@ def test_inventories_know_the_hosts_by_their_addresses(path: str) -> None:
         pytest.param("aarch64", None, False, id="own_on_arm"),
     ],
 )
-def test_only_a_foreign_processor_is_emulated(
-    monkeypatch: pytest.MonkeyPatch, machine: str, architecture: str | None, expected: bool
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert emulated.needed(architecture) is expected
+def test_only_a_foreign_processor_is_emulated(machine_is: str, architecture: str | None, expected: bool) -> None:
+    assert emulated.needed(architecture, machine_is) is expected
 
 
 def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
@@ -120,9 +184,9 @@ def test_a_guest_starts_with_the_files_that_make_it_a_host(tmp_path: Path) -> No
     assert [name for name in found if name.startswith("identity")] == sorted(n for n in found if n.startswith("ident"))
 
 
-def test_dpkg_knows_a_replaced_package_by_its_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emulated_image, "TWIN_TRIPLET", "x86_64-linux-gnu")
-    assert emulated_image.renamed("/usr/lib/x86_64-linux-gnu/gio/modules libglib2.0-0t64:amd64/noawait\n") == (
+def test_dpkg_knows_a_replaced_package_by_its_architecture() -> None:
+    own = emulated_image.TWIN_TRIPLET
+    assert emulated_image.renamed(f"/usr/lib/{own}/gio/modules libglib2.0-0t64:amd64/noawait\n") == (
         "/usr/lib/aarch64-linux-gnu/gio/modules libglib2.0-0t64:arm64/noawait\n"
     )
     assert emulated_image.fields("Package: a\nConffiles:\n /etc/a 1\n /etc/b 2\nHomepage: http://a.b/c\n") == {

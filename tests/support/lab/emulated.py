@@ -47,9 +47,9 @@ qemu-system-aarch64 -name "$machine" -M virt -accel tcg,tb-size=256 \
 """
 
 
-def needed(architecture: str | None) -> bool:
-    """Tell whether a host of this architecture needs emulation on this machine."""
-    return architecture is not None and MACHINES[architecture] != platform.machine()
+def needed(architecture: str | None, machine: str = platform.machine()) -> bool:
+    """Tell whether a host of this architecture needs emulation on a machine, by default this one."""
+    return architecture is not None and MACHINES[architecture] != machine
 
 
 def keeper(folder: Path, bridge: str, image: Path, machine: str, lab: int, number: int, cpu: str) -> list[str]:
