@@ -25,7 +25,7 @@ export LLAMA_CPP_CLUSTER_CACHE="$cache" MOLECULE_PROJECT_DIRECTORY="$PWD"
 PATH=$PWD/.venv/bin:$PATH
 export PATH PYTHONUNBUFFERED=1 MOLECULE_EPHEMERAL_DIRECTORY="$cache/molecule/$LAB_NUMBER"
 
-. scripts/ccache.sh
+. scripts/compilers.sh
 # One test of the long form runs a compiler of the other architecture. (tests/lab and the role install what they need.)
 if [ "$AARCH64_INVENTORY" = lab_aarch64 ] && [ "$(uname -m)" != aarch64 ] && ! command -v qemu-aarch64-static >/dev/null && command -v apt-get >/dev/null; then
     apt-get -qq update || :

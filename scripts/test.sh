@@ -119,7 +119,7 @@ trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-. scripts/ccache.sh
+. scripts/compilers.sh
 processes=$(nproc)
 [ "$processes" -lt 8 ] || processes=8
 

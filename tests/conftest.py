@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Ansible's own loader finds the collection; no example is timed; releases of llama.cpp, workers and a model.
 
-What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log.
+What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log. In CI a test
+that is skipped has failed.
 """
 
 from __future__ import annotations
@@ -29,15 +30,30 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _skipped_in_ci(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    skipped = _skipped_in_ci(config)
+    if skipped:
+        terminalreporter.write_line(f"error: {len(skipped)} tests are skipped, and CI is to run each: see why above.")
     file = os.environ.get("FAILED_TESTS")
     if not file or hasattr(config, "workerinput"):  # the processes of `pytest -n` have their tests told once more
         return
     with Path(file).open("a") as failed:
-        for report in [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]:
+        for report in [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error"), *skipped]:
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message if crash else report.longreprtext[-300:]
             print(f"{report.nodeid}: {why.strip()[:300]}", file=failed)
+
+
+def _skipped_in_ci(config: pytest.Config) -> list[pytest.TestReport]:
+    if not os.environ.get("CI") or hasattr(config, "workerinput"):
+        return []
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return reporter.getreports("skipped") if reporter else []
 
 
 def _release(protocol: str) -> Release:

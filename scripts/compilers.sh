@@ -1,0 +1,16 @@
+# shellcheck shell=sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# Read by test.sh and aarch64.sh, whose $cache is the cache folder. Much is compiled in several builds, which ccache finds:
+# it keeps that in the cache. Some tests compile for the other architecture. Both are installed where that can be done;
+# without ccache things only take longer, and without a cross compiler the tests that need one are skipped.
+export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache/build" CCACHE_NOHASHDIR=1
+missing=
+command -v ccache >/dev/null || missing=ccache
+[ "$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
+if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "Installing $missing"
+    apt-get -qq update || :
+    # shellcheck disable=SC2086 # two words are two packages
+    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends $missing >/dev/null ||
+        echo "$missing could not be installed (see above why): going on without" >&2
+fi
