@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Ansible's own loader finds the collection; no example is timed; releases of llama.cpp, workers and a model.
 
-What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log. In CI a test
-that is skipped has failed.
+What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log. In CI a
+test that is skipped has failed.
 """
 
 from __future__ import annotations
