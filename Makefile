@@ -35,7 +35,7 @@ test-cluster: ## A cluster on test hosts, from minimal systems and back (root); 
 	@scripts/bootstrap.sh dev
 	@scripts/cluster.sh
 
-test-aarch64: ## A cluster of aarch64 hosts, emulated where this machine is none (root); part of test
+test-aarch64: ## A cluster of aarch64 hosts of two CPU classes, emulated where this machine is none (root); test has a part of it
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
