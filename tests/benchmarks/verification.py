@@ -19,7 +19,9 @@ from measure import BenchError, asked, run_to_end, shown, spread, table
 
 # The paths of what follows were added by loopback.
 # isort: split
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoints, probe, summarize
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 from harness import running_worker
 from stand_in_workers import apart
 

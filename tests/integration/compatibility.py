@@ -16,7 +16,8 @@ from typing import Any
 
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 from harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
 
 PAGE = ROOT / "docs/compatibility.md"

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 from harness import HANG_S, RELEASES, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
     from harness import Release, Worker
 
 pytestmark = pytest.mark.llama
@@ -116,7 +117,7 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
     worker = start_worker(release)
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
-            [sys.executable, "-c", LOOK, str(ROOT / "plugins/module_utils/_rpc"), worker.endpoint, str(timeout_s)],
+            [sys.executable, "-c", LOOK, str(ROOT / ".venv/collections"), worker.endpoint, str(timeout_s)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -134,7 +135,8 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
 LOOK = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from client import parse_endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 print("looking", flush=True)
 status = probe([parse_endpoint(sys.argv[2])], float(sys.argv[3]))[0]
 print(status.state, status.message)
@@ -145,7 +147,7 @@ def test_a_probe_that_is_killed_leaves_the_worker_alive(release: Release, start_
     worker = start_worker(release)
     with client_of(worker, release.protocol):
         looking = subprocess.Popen(
-            [sys.executable, "-c", LOOK, str(ROOT / "plugins/module_utils/_rpc"), worker.endpoint, str(HANG_S)],
+            [sys.executable, "-c", LOOK, str(ROOT / ".venv/collections"), worker.endpoint, str(HANG_S)],
             stdout=subprocess.PIPE,
         )
         assert looking.stdout is not None

@@ -42,7 +42,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Capabilities
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import Perf
 

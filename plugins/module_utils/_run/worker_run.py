@@ -18,7 +18,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.keepalive i
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Listeners, Run, RunnerError, run
@@ -23,7 +23,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 
 PROBE_TIMEOUT_S = 5.0
 # What a build says of itself takes milliseconds.

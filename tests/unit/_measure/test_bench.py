@@ -41,7 +41,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench i
     time_limit,
     write_baseline,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus, parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
     Bench,
     BinaryError,
