@@ -12,8 +12,8 @@ from tree import ROOT
 
 NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
 FLOORS = {
-    "_gguf": 1, "_host": 1, "_status": 1,
-    "_plan": 2, "_files": 2, "_rpc": 2, "_release": 2,
+    "_gguf": 1, "_files": 1, "_host": 1, "_status": 1,
+    "_plan": 2, "_rpc": 2, "_release": 2,
     "_run": 3,
     "_measure": 4,
 }  # fmt: skip

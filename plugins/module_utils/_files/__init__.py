@@ -3,5 +3,5 @@
 """Files on a host: how they are downloaded, compared and recorded.
 
 What any file needs belongs here; what is special to a release or to a model does not.
-Floor 2: it imports from `_gguf`; floors 3 and 4 may import it.
+Floor 1: it imports no other package; every package above may import it.
 """

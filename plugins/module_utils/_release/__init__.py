@@ -3,5 +3,5 @@
 """Releases of llama.cpp: sources, patches, CPU classes, trials on a host, and upgrades.
 
 What brings a release to a host, or judges one, belongs here; what runs a model with it does not.
-Floor 2: it imports from `_status`; floors 3 and 4 may import it.
+Floor 2: it imports from `_files` and `_status`; floors 3 and 4 may import it.
 """

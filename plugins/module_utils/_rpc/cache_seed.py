@@ -13,8 +13,9 @@ import hashlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Sequence, cast
 
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, place
 
@@ -28,7 +29,6 @@ LARGEST_UNHASHED_BYTES = 10 << 20
 _ENTRY = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _EMBEDDING = "token_embd.weight"
-_BLOCK = 1 << 20
 
 
 class Part(NamedTuple):
@@ -106,16 +106,10 @@ def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
     It is not the cache's own, which only a compiled program is quick at, and a controller has none. `flags` are further
     ones to open the file with.
     """
-    left, value = size, hashlib.blake2b(digest_size=20)
     with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
         stream.seek(offset)
-        while left:
-            block = stream.read(min(left, _BLOCK))
-            if not block:
-                return None
-            value.update(block)
-            left -= len(block)
-    return value.hexdigest()
+        found = digest_of(cast("BinaryIO", stream), hashlib.blake2b(digest_size=20), size)
+        return found if stream.tell() == offset + size else None
 
 
 def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> list[str]:
