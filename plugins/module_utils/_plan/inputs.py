@@ -13,8 +13,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 
 if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, Tensor
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Model
 
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)

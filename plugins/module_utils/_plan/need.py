@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import kv_cells, row_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache import kv_cells, row_bytes
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_buffers import (
     FOLLOWED,
@@ -30,8 +30,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch, LayerShape, layer_shape
 
 if TYPE_CHECKING:
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Layer, Model
     from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Layer, Model
 
 
 # llama.cpp rotates what goes into a quantised cache with a matrix of this size or, for keys, a larger one.

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Sequence, cast
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts, read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, place
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.weights import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
