@@ -54,7 +54,7 @@ def _alone(*names: str) -> str:
         tree = ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))
         for node in tree.body:
             source = ast.unparse(node)
-            if not source.startswith(("from __future__", "from ansible_collections")):
+            if not source.startswith(("from __future__", "from .")):
                 program.append(source)
             elif source.endswith(" import sentences"):
                 program.append("import sys; sentences = sys.modules[__name__]")

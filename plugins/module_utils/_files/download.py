@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: downloads large files of known digest, resuming what was begun. Knows nothing of Ansible."""
 
 from __future__ import annotations
@@ -18,16 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 from urllib.parse import urlsplit
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
-    FileError,
-    claim,
-    open_no_link,
-    put,
-    reason,
-    require_space,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
+from .digest import digest_of_file, wrong_digest
+from .record import FileError, claim, open_no_link, put, reason, require_space
+from .web import (
     DownloadError,
     Limits,
     Progress,

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: puts large files under their names, whole and recorded, so that they need not be digested again.
 
 The record of `model.gguf` is `.model.gguf.llama_cpp.json` beside it: it goes where the folder goes, needs no rights
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file
+from .digest import digest_of_file
 
 GIB = 1 << 30
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: requests over HTTP that are patient, and say what is wrong.
 
 Every wait has a limit: a read that brings nothing, a row of failed attempts, and the whole. A token goes to the origin

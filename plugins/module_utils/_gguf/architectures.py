@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what llama.cpp does with each architecture's cache, windows and tensors, as tables.
 
 They follow src/llama-arch.cpp, src/llama-model.cpp and src/models/*.cpp.

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a model's layers keep of the context.
 
 Sizes are those of src/llama-model.cpp (create_memory), src/llama-hparams.cpp, src/llama-kv-cache*.cpp and
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectures import (
+from .architectures import (
     CACHELESS,
     FOLLOWED,
     HYBRID_BOTH,
@@ -20,9 +19,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectu
     RECURRENT,
     WINDOWS,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Cache, Layer
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES, TABLES_OF
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.numbers import Numbers, total
+from .described import Cache, Layer
+from .ggml_types import CACHE_TYPES, TABLES_OF
+from .numbers import Numbers, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what the headers of a model mean to llama.cpp: shape, weights by layer, and what its cache takes.
 
 `describe` never fails. What a header does not say, or what llama.cpp does in a way of its own that is not followed
@@ -10,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectures import RECURRENT
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache import (
+from .architectures import RECURRENT
+from .cache import (
     Heads,
     all_heads_of,
     cache_kinds,
@@ -24,16 +23,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache impo
     widths,
     window_size,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Layer, Model, Shape
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import TABLES_OF
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import MAX_LAYERS, Header
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.numbers import Numbers, same, text_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.weights import (
-    Repeating,
-    file_type_of,
-    repeating_of,
-    weights_of,
-)
+from .described import Layer, Model, Shape
+from .ggml_types import TABLES_OF
+from .header import MAX_LAYERS, Header
+from .numbers import Numbers, same, text_of
+from .weights import Repeating, file_type_of, repeating_of, weights_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

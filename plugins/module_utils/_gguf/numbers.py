@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: numbers of a header, each checked as llama.cpp uses it, and what is wrong with them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import CUT, Header
+from .header import CUT, Header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Value
+    from .header import Value
 
 
 UINT32_MAX = (1 << 32) - 1

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: where the bytes of the weights are."""
 
 from __future__ import annotations
@@ -8,22 +7,11 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectures import (
-    INPUT,
-    NORM_IS_OUTPUT,
-    SHARED,
-    WITHOUT_OUTPUT,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import TypeShare, Weights
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import (
-    FILE_TYPES,
-    GUESSED,
-    GUESSED_FILE_TYPES,
-    GUESSED_PREFIX,
-    UNKNOWN_FILE_TYPE,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, Tensor
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.numbers import natural, total
+from .architectures import INPUT, NORM_IS_OUTPUT, SHARED, WITHOUT_OUTPUT
+from .described import TypeShare, Weights
+from .ggml_types import FILE_TYPES, GUESSED, GUESSED_FILE_TYPES, GUESSED_PREFIX, UNKNOWN_FILE_TYPE
+from .header import Header, Tensor
+from .numbers import natural, total
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

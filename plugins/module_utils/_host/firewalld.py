@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what is known of a host's firewalld, and what is to change there. Knows neither Ansible nor the host.
 
 firewalld has two configurations, the permanent one and the one in force (runtime); a host whose daemon does not run has

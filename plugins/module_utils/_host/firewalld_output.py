@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what firewalld's programs print, and its files."""
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Dict
 from xml.etree import ElementTree as ET
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import Service, Zone
+from .firewalld import Service, Zone
 
 # The elements of a rich rule in their order, such as ("port", {"port": "22", "protocol": "tcp"}).
 Elements = Dict[str, Dict[str, str]]

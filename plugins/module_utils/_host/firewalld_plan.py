@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what has to change in firewalld so that only trusted addresses reach some ports."""
 
 from __future__ import annotations
@@ -7,25 +6,10 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import (
-    Change,
-    Plan,
-    Session,
-    State,
-    View,
-    Zone,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import parse_rule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_ports import (
-    covers,
-    holds,
-    split_range,
-    surely_open,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_problems import (
-    default_zone_problems,
-    problems_of,
-)
+from .firewalld import Change, Plan, Session, State, View, Zone
+from .firewalld_output import parse_rule
+from .firewalld_ports import covers, holds, split_range, surely_open
+from .firewalld_problems import default_zone_problems, problems_of
 
 
 def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: State, session: Session | None) -> Plan:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what lets others reach a port through a zone of firewalld."""
 
 from __future__ import annotations
@@ -8,8 +7,8 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import Address, Service, Zone
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import parse_rule
+from .firewalld import Address, Service, Zone
+from .firewalld_output import parse_rule
 
 
 def port_range(text: str) -> tuple[int, int, str]:

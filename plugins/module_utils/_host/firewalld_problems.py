@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: why nothing may be changed in firewalld, or not all that has to be; one sentence each."""
 
 from __future__ import annotations
@@ -8,12 +7,8 @@ import ipaddress
 import shlex
 from collections.abc import Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import Session, State, Zone
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_ports import (
-    covers,
-    network_of,
-    openings,
-)
+from .firewalld import Session, State, Zone
+from .firewalld_ports import covers, network_of, openings
 
 
 def problems_of(

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: one run of llama-bench over RPC workers: its command line, its figures, and how they compare with others.
 
 Knows neither Ansible nor processes. A baseline is a JSON file with the figures of a run and with all that they depend
@@ -19,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+from .._run.worker_run import (
     BASE_S,
     LOAD_BYTES_PER_S,
     PROMPT_TOKENS_PER_S,
@@ -47,9 +46,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Bench
+    from .._rpc.endpoint import Endpoint
+    from .._rpc.worker_status import WorkerStatus
+    from .._run.capabilities import Bench
 
 SCHEMA = "llama_cpp.cluster.llama_bench"
 SCHEMA_VERSION = 1

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: examine a tar or zip archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
 
 `tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
@@ -22,13 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Sequence, Union
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of, wrong_digest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
-    Patch,
-    PatchError,
-    apply,
-    touched,
-)
+from .._files.digest import digest_of, wrong_digest
+from .source_patch import Patch, PatchError, apply, touched
 
 try:
     from lzma import LZMAError

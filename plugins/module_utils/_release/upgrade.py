@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: how the hosts of a cluster change their llama.cpp together, as far as no host has to be asked for it."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import (
-    release_problems,
-    shown,
-    source_of,
-)
+from .._status.cluster import release_problems, shown, source_of
 
 _SHOWN_TEXT = 60
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """RPC workers: how they are asked, what of them is on a host, and what is in their caches.
 
 What knows the protocol or the workers' units belongs here; what starts a master's program does not.

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which tensors of a model a worker can have in its cache before it is first asked for them.
 
 A master asks a worker whether it has a tensor by the hash of the tensor's bytes, as they are in the GGUF file, if there
@@ -15,10 +14,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Sequence, cast
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts, read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.weights import place
+from .._files.digest import digest_of
+from .._gguf.header import model_parts, read_model
+from .._gguf.model import describe
+from .._gguf.weights import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

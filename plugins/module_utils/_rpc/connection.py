@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: one endpoint on its way to a state, and the connection to it."""
 
 from __future__ import annotations
@@ -8,9 +7,9 @@ import socket
 import time
 from math import inf
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol import HEADER_SIZE, NUDGE, Dialogue
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
+from .endpoint import Endpoint
+from .protocol import HEADER_SIZE, NUDGE, Dialogue
+from .worker_status import WorkerStatus
 
 
 class Look:

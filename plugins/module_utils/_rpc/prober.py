@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: looks at llama.cpp RPC workers over their own protocol, without harming them.
 
 What upstream's server (`ggml/src/ggml-rpc`) makes of a connection shapes this file:
@@ -27,17 +26,12 @@ from os import strerror
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import sentences
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.connection import Connection, Look
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint, is_ipv4
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol import (
-    HELLO_FORMS,
-    NotRpcError,
-    dialogue_with,
-    parse_protocol,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.resolver import Resolver
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
+from . import sentences
+from .connection import Connection, Look
+from .endpoint import Endpoint, is_ipv4
+from .protocol import HELLO_FORMS, NotRpcError, dialogue_with, parse_protocol
+from .resolver import Resolver
+from .worker_status import WorkerStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the part of llama.cpp's RPC protocol that looks at a worker, without any input or output.
 
 A dialogue yields (bytes to send, number of bytes it needs next) and returns a state.
@@ -12,7 +11,7 @@ import struct
 import time
 from typing import Generator, Tuple
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
+from .worker_status import WorkerStatus
 
 # Commands of ggml-rpc.cpp (`enum rpc_cmd`): one byte, the payload's size as u64, the payload; all little-endian.
 _DEVICE_MEMORY = 11

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what is said about each state of a worker: one sentence that ends in what to do next."""
 
 from __future__ import annotations
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
+from .worker_status import WorkerStatus
 
 
 def ready(status: WorkerStatus, first_address: str) -> str:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Whether hosts make a cluster, and whether it is well. Private to this collection; asks nobody."""
 
 from __future__ import annotations
@@ -7,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any, Iterable, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_table
+from .report import render_table
 
 # ggml/include/ggml-backend.h, GGML_SCHED_MAX_BACKENDS: 16 devices in one run, of which the master's CPU is one.
 MAX_WORKERS = 15
