@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
     DEFAULT_PORT,
     EndpointError,
     parse_endpoint,

@@ -390,8 +390,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Model, describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 
 
 def look(path: Path, *, tensors: bool = False) -> dict[str, Any]:

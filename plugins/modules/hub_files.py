@@ -119,12 +119,7 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
-    DownloadError,
-    Limits,
-    get_json,
-    head,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits, get_json, head
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, part_names
 
 

@@ -452,8 +452,10 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import baseline as baselines
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench_figures, comparison
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import EndpointError, parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError
@@ -513,7 +515,7 @@ class Task(WorkerTask):
                 timeout=given["timeout"],
             )
             bench_of.check_options(options)
-            bench_of.check_baseline_options(
+            baselines.check_baseline_options(
                 given["baseline_path"], update=given["baseline_update"], required=given["baseline_required"]
             )
         except EndpointError as error:
@@ -523,11 +525,11 @@ class Task(WorkerTask):
         self.result["workers"] = options.endpoints
         return options
 
-    def tolerance(self) -> bench_of.Tolerance:
+    def tolerance(self) -> comparison.Tolerance:
         """Return by how much a test may be slower, or fail with a number that it cannot be."""
         given = self.module.params
         try:
-            return bench_of.check_tolerance(
+            return comparison.check_tolerance(
                 given["tolerance_percent"], given["prompt_tolerance_percent"], given["generation_tolerance_percent"]
             )
         except OptionError as error:
@@ -546,23 +548,23 @@ class Task(WorkerTask):
             )
         except (capabilities_of.BinaryError, RunnerError) as error:
             self.fail(Failure("binary_missing", None, str(error)))
-        self.result["build"] = bench_of.build_of(described, None)
+        self.result["build"] = bench_figures.build_of(described, None)
         return described
 
-    def baseline(self) -> bench_of.Baseline | None:
+    def baseline(self) -> baselines.Baseline | None:
         """Return the baseline that is there; fail if it is none, is missing and required, or could not be written."""
         given = self.module.params
         path: str | None = given["baseline_path"]
         if path is None:
             return None
         try:
-            found = bench_of.read_baseline(path)
+            found = baselines.read_baseline(path)
             if found is None and given["baseline_required"]:
                 message = f"There is no baseline {path} to compare with; write it by a run without baseline_required."
                 self.fail(Failure("not_compared", None, message))
             if found is None or given["baseline_update"]:
-                bench_of.check_baseline_place(path)
-        except bench_of.BaselineError as error:
+                baselines.check_baseline_place(path)
+        except baselines.BaselineError as error:
             self.fail(Failure("baseline_invalid", None, str(error)))
         return found
 
@@ -593,19 +595,19 @@ class Task(WorkerTask):
             self.compare(path, baseline, now, tolerance, writes=writes)
         self.module.exit_json(**self.result)
 
-    def measure(self, options: bench_of.Options, bench: capabilities_of.Bench, timeout: int) -> bench_of.Baseline:
+    def measure(self, options: bench_of.Options, bench: capabilities_of.Bench, timeout: int) -> baselines.Baseline:
         """Run the tests, put what they gave into the result, and return that; fail if it is not to be trusted."""
         ended, ending = self.ended(self.result["command"], timeout, options.workers)
         failure = bench_of.classify(options, ending, bench.protocol)
         lines: list[dict[str, Any]] = []
         try:
-            lines = bench_of.parse_lines(ended.stdout, whole=failure is None)
+            lines = bench_figures.parse_lines(ended.stdout, whole=failure is None)
             if not lines and failure is None:
                 failure = Failure("unknown", None, "llama-bench ended well and printed no result; see log_tail.")
-        except bench_of.OutputError as error:
+        except bench_figures.OutputError as error:
             failure = failure or Failure("unknown", None, str(error))
         self.result.update(
-            tests=bench_of.figures_of(lines),
+            tests=bench_figures.figures_of(lines),
             wall_time_ms=ended.wall_time_ms,
             devices=[
                 {name: device[name] for name in ("name", "endpoint", "layers", "model_buffer_mib")}
@@ -616,32 +618,32 @@ class Task(WorkerTask):
         if lines:
             record = known(Path(options.model))
             self.result.update(
-                build=bench_of.build_of(bench, lines[0]),
-                model=bench_of.model_of(options.model, record.sha256 if record else None, lines[0]),
-                options=bench_of.options_of(options, lines[0]),
+                build=bench_figures.build_of(bench, lines[0]),
+                model=bench_figures.model_of(options.model, record.sha256 if record else None, lines[0]),
+                options=bench_figures.options_of(options, lines[0]),
             )
         if failure:
             self.fail(failure)
         parts = {name: self.result[name] for name in ("build", "model", "workers", "options", "tests")}
-        return bench_of.Baseline(**parts, created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        return baselines.Baseline(**parts, created=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def compare(
         self,
         path: str,
-        baseline: bench_of.Baseline | None,
-        now: bench_of.Baseline,
-        tolerance: bench_of.Tolerance,
+        baseline: baselines.Baseline | None,
+        now: baselines.Baseline,
+        tolerance: comparison.Tolerance,
         *,
         writes: bool,
     ) -> None:
         """Compare with the baseline, write it if that was asked for, and fail if that is what the figures call for."""
-        differences = bench_of.differences(baseline, now) if baseline else []
-        metrics = bench_of.metrics(baseline, now, tolerance) if baseline and not differences else []
-        slower = bench_of.regression_message(metrics, path)
+        differences = comparison.differences(baseline, now) if baseline else []
+        metrics = comparison.metrics(baseline, now, tolerance) if baseline and not differences else []
+        slower = comparison.regression_message(metrics, path)
         if baseline is None:
             message = f"There was no baseline {path}; it was written from this run."
         elif differences:
-            message = bench_of.difference_message(differences, path)
+            message = comparison.difference_message(differences, path)
         else:
             message = slower or f"No test is slower than the baseline {path} by more than is tolerated."
         self.result["comparison"] = {
@@ -654,8 +656,8 @@ class Task(WorkerTask):
         }
         if writes:
             try:
-                bench_of.write_baseline(path, now)
-            except bench_of.BaselineError as error:
+                baselines.write_baseline(path, now)
+            except baselines.BaselineError as error:
                 self.fail(Failure("baseline_invalid", None, str(error)))
             self.result["comparison"]["baseline_written"] = True
             self.result["changed"] = True

@@ -133,10 +133,10 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
     FileError,
     claim,
-    digest,
     put,
     reason,
     record_path,
@@ -224,12 +224,9 @@ class Model:
 
     def verify(self, path: Path, sha256: str | None) -> None:
         """Refuse a file with another digest."""
-        found = digest(path) if sha256 else None
+        found = digest_of_file(path) if sha256 else None
         if found != sha256:
-            raise FileError(
-                f"{path.name} arrived with the SHA-256 digest {found}, but {sha256} was expected; nothing was kept: "
-                "run this again, and check the disk if it happens again."
-            )
+            raise FileError(wrong_digest(path.name, found, sha256))
 
     def drop(self) -> None:
         """Leave nothing half done."""

@@ -174,36 +174,35 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import CACHE_STATE_FOLDER, read_cache
 
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "model": {"type": "path", "required": True},
+    "from_controller": {"type": "bool", "default": False},
+    "port": {"type": "int"},
+    "folder": {"type": "path"},
+    "part": {
+        "type": "dict",
+        "options": {
+            "first_layer": {"type": "int"},
+            "layers": {"type": "int", "default": 0},
+            "has_output": {"type": "bool", "default": False},
+        },
+    },
+    "min_free": {"type": "str", "default": "10%"},
+    "program": {"type": "path", "default": "/opt/llama_cpp/current/libexec/rpc-cache"},
+    "offered": {
+        "type": "list",
+        "elements": "dict",
+        "options": {"digest": {"type": "str", "required": True}, "bytes": {"type": "int", "required": True}},
+    },
+    "owner": {"type": "str"},
+    "last": {"type": "bool", "default": False},
+}
+
 
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={
-            "model": {"type": "path", "required": True},
-            "from_controller": {"type": "bool", "default": False},
-            "port": {"type": "int"},
-            "folder": {"type": "path"},
-            "part": {
-                "type": "dict",
-                "options": {
-                    "first_layer": {"type": "int"},
-                    "layers": {"type": "int", "default": 0},
-                    "has_output": {"type": "bool", "default": False},
-                },
-            },
-            "min_free": {"type": "str", "default": "10%"},
-            "program": {"type": "path", "default": "/opt/llama_cpp/current/libexec/rpc-cache"},
-            "offered": {
-                "type": "list",
-                "elements": "dict",
-                "options": {
-                    "digest": {"type": "str", "required": True},
-                    "bytes": {"type": "int", "required": True},
-                },
-            },
-            "owner": {"type": "str"},
-            "last": {"type": "bool", "default": False},
-        },
+        argument_spec=ARGUMENTS,
         required_one_of=[("port", "folder")],
         mutually_exclusive=[("port", "folder")],
         supports_check_mode=True,
@@ -221,26 +220,37 @@ def main() -> None:
     folder = _folder(module)
     staging = _staging(folder, params["port"])
     if params["offered"] is None:
-        try:
-            wanted = pieces(Path(params["model"]), Part(**params["part"]) if params["part"] else None)
-        except GgufError as error:
-            module.fail_json(msg=str(error))
-        except OSError as error:
-            module.fail_json(
-                msg=f"{error.filename or params['model']} cannot be read as {_account()} ({error.strerror}): let it be "
-                "read by that account; a network file system may refuse root."
-            )
-        _fits(module, {(piece.path, piece.offset): piece.bytes for piece in wanted})
-        module.exit_json(**_add(module, folder, wanted))
+        module.exit_json(**_add(module, folder, _of_model(module)))
     if params["owner"]:
-        _offer(module, folder, staging)
-    brought = _brought(params["offered"], staging)
+        module.exit_json(**_offer(module, folder, staging))
+    module.exit_json(**_add_brought(module, folder, staging))
+
+
+def _of_model(module: AnsibleModule) -> list[Piece]:
+    """Return what the worker would be sent of a model on this host."""
+    params = module.params
+    try:
+        wanted = pieces(Path(params["model"]), Part(**params["part"]) if params["part"] else None)
+    except GgufError as error:
+        module.fail_json(msg=str(error))
+    except OSError as error:
+        module.fail_json(
+            msg=f"{error.filename or params['model']} cannot be read as {_account()} ({error.strerror}): let it be "
+            "read by that account; a network file system may refuse root."
+        )
+    _fits(module, {(piece.path, piece.offset): piece.bytes for piece in wanted})
+    return wanted
+
+
+def _add_brought(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
+    """Add what the controller has brought, and leave nothing of it."""
+    brought = _brought(module.params["offered"], staging)
     result = _add(module, folder, [Piece(str(path), path.name, 0, path.stat().st_size) for path in brought])
     for path in brought:
         path.unlink()
-    if params["last"]:
+    if module.params["last"]:
         shutil.rmtree(str(staging), ignore_errors=True)
-    module.exit_json(**result)
+    return result
 
 
 def _folder(module: AnsibleModule) -> Path:
@@ -301,7 +311,7 @@ def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, 
     return {**result, "changed": result["added"] > 0}
 
 
-def _offer(module: AnsibleModule, folder: Path, staging: Path) -> None:
+def _offer(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
     """Say which of the tensors that the controller has are missing, and make a folder for them."""
     offered = module.params["offered"]
     _fits(module, {one["digest"]: one["bytes"] for one in offered})
@@ -317,14 +327,14 @@ def _offer(module: AnsibleModule, folder: Path, staging: Path) -> None:
     # What a run that was broken off has brought whole is not brought again.
     ready = {path.name for path in _brought(offered, staging)}
     sizes = {one["digest"]: one["bytes"] for one in offered}
-    module.exit_json(
-        changed=False,
-        lacking=lacking,
-        sending=[name for name in lacking if name not in ready],
-        staging=str(staging),
-        there=len(sizes) - len(lacking),
-        there_bytes=sum(sizes.values()) - sum(sizes[name] for name in lacking),
-    )
+    return {
+        "changed": False,
+        "lacking": lacking,
+        "sending": [name for name in lacking if name not in ready],
+        "staging": str(staging),
+        "there": len(sizes) - len(lacking),
+        "there_bytes": sum(sizes.values()) - sum(sizes[name] for name in lacking),
+    }
 
 
 def _brought(offered: list[dict[str, Any]], staging: Path) -> list[Path]:

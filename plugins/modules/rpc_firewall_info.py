@@ -135,13 +135,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld 
     State,
     View,
     Zone,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import (
     parse_service,
     parse_zones,
-    plan_removal,
-    plan_zone,
     read_service,
     used_services,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_plan import plan_removal, plan_zone
 
 # What they do is seen by whether their unit is active. ufw's and nftables' are active without doing anything.
 _UNITS = ("iptables", "ip6tables", "netfilter-persistent")

@@ -364,8 +364,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topolo
     describe_set,
     read_topology,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import Endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import Port, look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import (
     Unit,
     read_account,

@@ -183,14 +183,13 @@ counts:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
-    EndpointError,
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe_until_ready
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol import (
     ProtocolVersionError,
-    parse_endpoints,
     parse_protocol,
-    probe_until_ready,
-    summarize,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 
 
 def main() -> None:

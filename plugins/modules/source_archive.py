@@ -98,24 +98,7 @@ from typing import NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import sha256_of
-
-
-def digest_of(path: Path) -> str | None:
-    """Return the SHA-256 of a file, or None if it is not there."""
-    try:
-        with path.open("rb") as stream:
-            return sha256_of(stream)
-    except FileNotFoundError:
-        return None
-
-
-def wrong_digest(what: str, found: str, expected: str) -> str:
-    """Say that something else came than was expected."""
-    return (
-        f"{what} has the SHA-256 digest {found}, but {expected} was expected; nothing was kept: "
-        "correct the expected digest if you trust what was found, or find out who exchanged it."
-    )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
 
 
 def last_line(text: str) -> str:
@@ -141,8 +124,8 @@ class Source:
         expected = self.sha256
         if self.module.params["git_url"]:
             expected = self.note.read_text(encoding="ascii").strip() if self.note.exists() else None
-        found = digest_of(self.path)
-        return found if found is not None and found == expected else None
+        found = digest_of_file(self.path) if self.path.exists() else None
+        return found if found == expected else None
 
     def fail(self, message: str) -> NoReturn:
         """End the module with one sentence, leaving nothing half fetched."""
@@ -232,7 +215,7 @@ class Source:
             what, fetched = params["url"], self.fetch_url(folder)
         else:
             what, fetched = params["git_url"], self.fetch_git(folder)
-        found = digest_of(fetched) or ""
+        found = digest_of_file(fetched)
         if params["git_url"]:
             note = folder / "note"
             note.write_text(found + "\n", encoding="ascii")

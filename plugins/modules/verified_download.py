@@ -111,17 +111,10 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
-    DownloadError,
-    Limits,
-    Wanted,
-    check_url,
-    fetch,
-    plan,
-    sentence,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan, sentence
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits, check_url
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
 
 
 def wanted_files(module: AnsibleModule) -> list[Wanted]:
@@ -143,6 +136,14 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
         digest = (entry["sha256"] or entry["git_blob"]).lower()
         found.append(Wanted(entry["url"], Path(entry["dest"]), digest, entry["size_bytes"]))
     return found
+
+
+def check_model(path: Path) -> None:
+    """Refuse what is no model, such as the page that a server answers with instead of one."""
+    try:
+        read_header(path)
+    except GgufError as error:
+        raise FileError(str(error)) from None
 
 
 def main() -> None:
@@ -181,8 +182,9 @@ def main() -> None:
         else:
             for wanted in reversed(files):
                 path = wanted.path
-                changed = fetch(wanted, origin, limits, token) or changed
-    except (DownloadError, FileError, GgufError, OSError) as error:
+                check = check_model if path.suffix == ".gguf" else None
+                changed = fetch(wanted, origin, limits, token, check) or changed
+    except (DownloadError, FileError, OSError) as error:
         module.fail_json(msg=sentence(error, path))
     module.exit_json(changed=changed, fetched=[str(wanted.path) for wanted in needed])
 

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import client
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import worker_status
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference, perf_log, worker_run
 from ansible_collections.llama_cpp.cluster.plugins.modules import distributed_inference, llama_bench
 
@@ -123,7 +123,7 @@ def test_documented_keys_are_the_contract(page: dict[str, Any], contract: dict[s
 def test_the_code_returns_what_is_documented() -> None:
     always = {name for name, value in documented("distributed_inference").items() if value["returned"] == "always"}
     assert distributed_inference.Task(cast("Any", None)).result.keys() == always | {"changed"}
-    assert {field.name for field in fields(client.WorkerStatus)} == WORKER_INFO["workers"].keys()
+    assert {field.name for field in fields(worker_status.WorkerStatus)} == WORKER_INFO["workers"].keys()
     assert set(worker_run.Failure._fields) == INFERENCE["failure"].keys()
     for name, shape in [
         ("PerfLog", PERF_LOG),
@@ -140,9 +140,9 @@ def test_the_code_returns_what_is_documented() -> None:
 
 def test_states_are_documented() -> None:
     states = documented("rpc_worker_info")
-    assert named_first(states["workers"]["contains"]["state"]["description"]) == list(client.STATES)
-    assert set(states["counts"]["sample"]) == set(client.STATES)
-    assert table("docs/troubleshooting.md", "States of a worker") == list(client.STATES)
+    assert named_first(states["workers"]["contains"]["state"]["description"]) == list(worker_status.STATES)
+    assert set(states["counts"]["sample"]) == set(worker_status.STATES)
+    assert table("docs/troubleshooting.md", "States of a worker") == list(worker_status.STATES)
 
 
 def test_kinds_of_failure_are_documented() -> None:
@@ -170,7 +170,7 @@ def test_a_benchmark_returns_what_is_documented() -> None:
 
 @pytest.mark.parametrize(
     ("text", "names"),
-    [("A worker is `", set(client.STATES)), ("`failure.kind` says how: `", produced_kinds())],
+    [("A worker is `", set(worker_status.STATES)), ("`failure.kind` says how: `", produced_kinds())],
     ids=["states", "kinds"],
 )
 def test_readme_names_them_all(text: str, names: set[str]) -> None:

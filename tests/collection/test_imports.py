@@ -13,8 +13,8 @@ from support.tree import ROOT
 
 NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
 FLOORS = {
-    "_gguf": 1, "_host": 1, "_status": 1,
-    "_plan": 2, "_files": 2, "_rpc": 2, "_release": 2,
+    "_gguf": 1, "_files": 1, "_host": 1, "_status": 1,
+    "_plan": 2, "_rpc": 2, "_release": 2,
     "_run": 3,
     "_measure": 4,
 }  # fmt: skip
@@ -73,11 +73,17 @@ def test_every_file_is_in_a_package_that_says_what_belongs_there() -> None:
         assert said[-1].startswith(f"Floor {floor}: "), package
 
 
+@pytest.mark.parametrize("name", ["keepalive", "listeners", "units"])
+def test_what_is_installed_on_hosts_by_itself_needs_no_other_file(name: str) -> None:
+    folder = ROOT / "plugins/module_utils"
+    assert imported(folder / f"_rpc/{name}.py", folder) == set()
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         ({"_rpc/units.py": "from {}._gguf.model import describe"}, []),
-        ({"_rpc/units.py": "from {}._rpc.client import probe"}, []),
+        ({"_rpc/units.py": "from {}._rpc.prober import probe"}, []),
         ({"_gguf/model.py": "from {}._rpc.a import x"}, ["_gguf/model.py imports _rpc, which is on no lower floor."]),
         ({"_gguf/model.py": "from {}._run import watch"}, ["_gguf/model.py imports _run, which is on no lower floor."]),
         ({"_rpc/units.py": "import {}._plan.need"}, ["_rpc/units.py imports _plan, which is on no lower floor."]),
@@ -88,8 +94,8 @@ def test_every_file_is_in_a_package_that_says_what_belongs_there() -> None:
             ["_rpc/units.py imports _run, which is on no lower floor."],
         ),
         (
-            {"_rpc/units.py": "from {}._rpc import client", "_rpc/client.py": "def f():\n    from . import units"},
-            ["_rpc imports in a circle: client, units."],
+            {"_rpc/units.py": "from {}._rpc import prober", "_rpc/prober.py": "def f():\n    from . import units"},
+            ["_rpc imports in a circle: prober, units."],
         ),
     ],
     ids=["down", "within", "up", "up-by-package", "along", "along-relative", "unknown", "up-for-types", "circle"],

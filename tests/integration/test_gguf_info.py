@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache import kv_cells
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, kv_cells
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 
 from support.examples import as_plays
 from support.harness import HANG_S, ROOT, Release, Worker, log_of, run_module

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 
 from support.harness import HANG_S, RELEASES, free_port, run_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus
+    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 
     from support.harness import Release, Worker
 
@@ -137,7 +138,8 @@ def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
 FINDS_THE_COLLECTION = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
 LOOK = """
 import sys
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import parse_endpoint, probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 print("looking", flush=True)
 status = probe([parse_endpoint(sys.argv[1])], float(sys.argv[2]))[0]
 print(status.state, status.message)

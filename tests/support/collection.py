@@ -11,12 +11,9 @@ from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import Filt
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import check_origin, read_patch
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
-    parse_endpoint,
-    parse_endpoints,
-    probe,
-    summarize,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
 

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Private: downloads large files of known digest, resuming what was begun. Knows nothing of Ansible.
-
-Every wait has a limit: a read that brings nothing, a row of failed attempts, and the whole. A token goes to the origin
-(scheme, host and port) of the first URL alone, and no message holds it or the query of a URL, which may be a signature.
-"""
+"""Private: downloads large files of known digest, resuming what was begun. Knows nothing of Ansible."""
 
 from __future__ import annotations
 
@@ -16,71 +11,29 @@ import http.client
 import json
 import os
 import re
-import socket
-import ssl
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Callable, Iterator, TypeVar, cast
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from typing import Any, BinaryIO, Callable, Iterator
+from urllib.parse import urlsplit
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
-    FileError,
-    claim,
-    open_no_link,
-    put,
-    reason,
-    require_space,
+from .digest import digest_of_file, wrong_digest
+from .record import FileError, claim, open_no_link, put, reason, require_space
+from .web import (
+    DownloadError,
+    Limits,
+    Progress,
+    Response,
+    TransientError,
+    explained,
+    patiently,
+    request,
+    shown,
+    size_of,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
-
-if TYPE_CHECKING:
-    from email.message import Message
-
-T = TypeVar("T")
-Progress = Callable[[], None]
-Response = http.client.HTTPResponse
 
 CHUNK = 1 << 20
-LONGEST_PAUSE_S = 30.0
 LOCK_POLL_S = 0.2
-# Those after which the same request can succeed (RFC 9110).
-TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
-
-
-class DownloadError(Exception):
-    """One sentence: why something cannot be fetched."""
-
-    def __init__(self, message: str, status: int | None = None, headers: Message | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers
-
-
-class _TransientError(Exception):
-    """What may be over in a moment; the message completes "<URL> could not be fetched: "."""
-
-    def __init__(self, message: str, pause_s: float = 0) -> None:
-        super().__init__(message)
-        self.pause_s = pause_s
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long is waited for what, in seconds; `retries` in a row without a byte."""
-
-    stall_s: float
-    retries: int
-    deadline: float  # of time.monotonic()
-
-    def check(self, what: str) -> None:
-        """Raise DownloadError if the time is over."""
-        if time.monotonic() >= self.deadline:
-            raise DownloadError(
-                f"{what} was given up: the time limit of the download is over; what has arrived is kept."
-            )
 
 
 @dataclass(frozen=True)
@@ -108,209 +61,9 @@ class Wanted:
         return self.digest if len(self.digest) == 64 else None
 
 
-def shown(url: str) -> str:
-    """Return a URL without its query, which may be a signature, and without a name and password."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return what a token is bound to."""
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-def check_url(url: str) -> None:
-    """Refuse what is no URL of a web server, or holds a password. Raises DownloadError."""
-    try:
-        parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        whole = False
-    if not whole:
-        raise DownloadError(
-            f"{url.partition('?')[0]!r} is no URL that can be fetched: give one with http:// or https://."
-        )
-    if "@" in parts.netloc:
-        raise DownloadError(
-            f"the URL of {parts.hostname} holds a user name or password: give a URL without, and a token."
-        )
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects of every kind with the same request, and hands the token only to the origin it is for."""
-
-    max_redirections = 10
-
-    def __init__(self, url: str, *, leave_origin: bool) -> None:
-        self.host = urlsplit(url).hostname or ""  # the one that is asked now
-        self.leave_origin = leave_origin
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
-    ) -> urllib.request.Request | None:
-        del fp, code, msg
-        # urllib has joined it already, but lets ftp pass.
-        target = urljoin(req.full_url, headers.get("location") or newurl)
-        check_url(target)
-        same = origin_of(target) == origin_of(req.full_url)
-        if not same and not self.leave_origin:
-            return None
-        self.host = urlsplit(target).hostname or ""
-        new = urllib.request.Request(target, headers=dict(req.headers), method=req.get_method())  # noqa: S310
-        token = req.unredirected_hdrs.get("Authorization")
-        if token and same:
-            new.add_unredirected_header("Authorization", token)
-        return new
-
-    # Pythons before 3.11 do not follow it.
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
-
-
-def _explain(error: BaseException, host: str, stall_s: float) -> Exception:
-    """Turn what the libraries raise into something to say: DownloadError, or _TransientError if it may pass."""
-    cause = error.reason if isinstance(error, urllib.error.URLError) else error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return DownloadError(
-            f"the certificate of {host} is not trusted ({cause.verify_message}): add the authority that issued it to "
-            "the certificates of this host, or correct its clock."
-        )
-    if isinstance(cause, socket.gaierror):
-        text = f"the name {host} cannot be resolved on this host ({cause.strerror})"
-        return DownloadError(text) if cause.errno == socket.EAI_NONAME else _TransientError(text)
-    if isinstance(cause, (socket.timeout, TimeoutError)):
-        return _TransientError(f"{host} has sent nothing for {stall_s:g} s")
-    if isinstance(cause, ConnectionRefusedError):
-        return _TransientError(f"{host} refuses connections")
-    if isinstance(cause, http.client.IncompleteRead):
-        return _TransientError("the connection ended before the file did")
-    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
-    return _TransientError(f"{host}: {text or type(cause).__name__}")
-
-
-def _refusal(url: str, error: urllib.error.HTTPError, token: str | None) -> Exception:
-    """Say what a status means."""
-    status, what = error.code, shown(url)
-    if status in TRANSIENT_STATUSES:
-        after = error.headers.get("Retry-After", "") if error.headers else ""
-        return _TransientError(f"the server answers {status} {error.reason}", float(after) if after.isdigit() else 0)
-    if status in (401, 403):
-        text = "the token lacks access" if token else "it needs a token with access"
-        return DownloadError(f"{what} is refused ({status}): {text}.", status, error.headers)
-    if status in (404, 410):
-        return DownloadError(f"{what} does not exist ({status}): correct the URL.", status, error.headers)
-    if 300 <= status < 400:
-        return DownloadError(f"{what} leads nowhere: it redirects too often, or to no place.", status, error.headers)
-    return DownloadError(
-        f"{what} could not be fetched: the server answers {status} {error.reason}.", status, error.headers
-    )
-
-
-def request(
-    url: str,
-    limits: Limits,
-    token: str | None = None,
-    *,
-    method: str = "GET",
-    headers: dict[str, str] | None = None,
-    leave_origin: bool = True,
-) -> Response:
-    """Send one request and return the response. Raises DownloadError and _TransientError.
-
-    Without `leave_origin` a redirect to another origin is not followed, and its own response is returned.
-    """
-    check_url(url)
-    redirects = _Redirects(url, leave_origin=leave_origin)
-    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=ssl.create_default_context()), redirects)
-    message = urllib.request.Request(url, method=method)  # noqa: S310
-    # A model that is compressed on the way has another length and no ranges.
-    for name, value in {"Accept-Encoding": "identity", "User-Agent": "llama_cpp.cluster", **(headers or {})}.items():
-        message.add_header(name, value)
-    if token:
-        message.add_unredirected_header("Authorization", f"Bearer {token}")
-    timeout = max(0.1, min(limits.stall_s, limits.deadline - time.monotonic()))
-    try:
-        return cast("Response", opener.open(message, timeout=timeout))
-    except urllib.error.HTTPError as error:
-        error.close()
-        if 300 <= error.code < 400 and not leave_origin:
-            return cast("Response", error)  # it has the headers, which is what is wanted of it
-        raise _refusal(url, error, token) from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise _explain(error, redirects.host, limits.stall_s) from None
-
-
-def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
-    """Call `attempt` until it does not raise _TransientError; `retries` times in a row without progress at most.
-
-    It is called with one argument, a function that it calls with each progress.
-    """
-    check_url(url)
-    failures = 0
-
-    def progress() -> None:
-        nonlocal failures
-        failures = 0
-
-    while True:
-        limits.check(shown(url))
-        try:
-            return attempt(progress)
-        except _TransientError as error:
-            failures += 1
-            if failures > limits.retries:
-                tries = f", {failures} times in a row" if failures > 1 else ""
-                raise DownloadError(f"{shown(url)} could not be fetched: {error}{tries}.") from None
-            pause = min(max(error.pause_s, 2.0 ** (failures - 1)), LONGEST_PAUSE_S)
-            time.sleep(max(0.0, min(pause, limits.deadline - time.monotonic())))
-
-
-def head(url: str, limits: Limits, token: str | None = None) -> Message:
-    """Return the headers of the answer of the URL's own origin, redirect or not."""
-
-    def attempt(_progress: Progress) -> Message:
-        with contextlib.closing(request(url, limits, token, method="HEAD", leave_origin=False)) as response:
-            return response.headers
-
-    return patiently(url, limits, attempt)
-
-
-def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int = 64 << 20) -> object:
-    """Return the answer of a URL that gives JSON."""
-
-    def attempt(_progress: Progress) -> object:
-        with contextlib.closing(request(url, limits, token)) as response:
-            try:
-                return json.loads(response.read(most_bytes))
-            except ValueError:
-                raise DownloadError(f"{shown(url)} gave no JSON: is it the address of a hub?") from None
-            except (OSError, http.client.HTTPException) as error:
-                raise _explain(error, urlsplit(response.url).hostname or "", limits.stall_s) from None
-
-    return patiently(url, limits, attempt)
-
-
-def size_of(url: str, limits: Limits, token: str | None = None) -> int | None:
-    """Return the size of what a URL gives, None if the server does not say."""
-
-    def attempt(_progress: Progress) -> int | None:
-        try:
-            with contextlib.closing(request(url, limits, token, method="HEAD")) as response:
-                length = response.headers.get("Content-Length", "")
-                return int(length) if length.isdigit() else None
-        except DownloadError as error:
-            if error.status in (None, 404, 410):
-                raise
-            return None  # some servers answer HEAD otherwise than GET, which then says what is wrong
-
-    return patiently(url, limits, attempt)
-
-
 def git_blob(path: Path) -> str:
     """Return the name that git gives the content of a file."""
-    found = hashlib.sha1(b"blob %d\0" % path.stat().st_size)  # noqa: S324 (it is git's choice)
-    found.update(path.read_bytes())
-    return found.hexdigest()
+    return digest_of_file(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size))  # noqa: S324 (it is git's choice)
 
 
 @contextlib.contextmanager
@@ -393,12 +146,12 @@ class _Download:
             if error.status != 416:
                 raise
             self.restart()
-            raise _TransientError("the server has less of it than had arrived") from None
+            raise TransientError("the server has less of it than had arrived") from None
         with contextlib.closing(response):
             self._begin(response)
             self._receive(response, progress)
         if self.total is not None and self.have != self.total:
-            raise _TransientError(f"the connection ended after {self.have} of {self.total} bytes")
+            raise TransientError(f"the connection ended after {self.have} of {self.total} bytes")
 
     def _begin(self, response: Response) -> None:
         """Read the headers; begin anew if the server does; see that there is room before anything is written."""
@@ -429,7 +182,7 @@ class _Download:
         except (http.client.HTTPException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
                 raise
-            raise _explain(error, urlsplit(response.url).hostname or "", self.limits.stall_s) from None
+            raise explained(error, urlsplit(response.url).hostname or "", self.limits.stall_s) from None
         finally:
             self.stream.flush()
 
@@ -448,12 +201,7 @@ class _Download:
         found = self.digest()
         if found != self.wanted.digest:
             kind = "SHA-256 digest" if self.wanted.sha256 else "git object name"
-            raise FileError(
-                f"{shown(self.wanted.url)} has the {kind} {found}, but {self.wanted.digest} was expected; nothing was "
-                "kept: correct the expected digest if you trust what was found, or find out who exchanged it."
-            )
-        if self.wanted.path.suffix == ".gguf":
-            read_header(self.wanted.part)
+            raise FileError(wrong_digest(shown(self.wanted.url), found, self.wanted.digest, kind))
 
 
 def _discard(wanted: Wanted) -> None:
@@ -476,10 +224,17 @@ def _folder(path: Path) -> Iterator[None]:
         raise
 
 
-def fetch(wanted: Wanted, origin: dict[str, Any], limits: Limits, token: str | None = None) -> bool:
+def fetch(
+    wanted: Wanted,
+    origin: dict[str, Any],
+    limits: Limits,
+    token: str | None = None,
+    check: Callable[[Path], None] | None = None,
+) -> bool:
     """Fetch one file unless it is there; say whether anything was changed.
 
-    Raises DownloadError, FileError, GgufError, and OSError if the disk refuses.
+    Raises DownloadError, FileError, and OSError if the disk refuses. What has arrived is handed to `check`, which
+    raises FileError for what is not to be kept, whatever its digest is.
     """
     with _folder(wanted.path.parent), _locked(wanted.part, limits) as stream:
         done = False
@@ -488,12 +243,13 @@ def fetch(wanted: Wanted, origin: dict[str, Any], limits: Limits, token: str | N
             if not needed:
                 done = True
                 return renewed
-            download = _Download(wanted, stream, limits, token)
-            download.run()
+            _Download(wanted, stream, limits, token).run()
+            if check:
+                check(wanted.part)
             os.fchmod(stream.fileno(), 0o644)
             put(wanted.part, wanted.path, wanted.sha256, origin)
             done = True
-        except (FileError, GgufError):
+        except FileError:
             done = True
             raise
         finally:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: puts large files under their names, whole and recorded, so that they need not be digested again.
 
 The record of `model.gguf` is `.model.gguf.llama_cpp.json` beside it: it goes where the folder goes, needs no rights
@@ -11,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .digest import digest_of_file
+
 GIB = 1 << 30
-CHUNK = 1 << 20
 
 
 class FileError(Exception):
@@ -70,15 +69,6 @@ def known(path: Path) -> Record | None:
     return record if fits else None
 
 
-def digest(path: Path, algorithm: str = "sha256") -> str:
-    """Return the digest of a file, in hex."""
-    found = hashlib.new(algorithm)
-    with path.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(CHUNK), b""):
-            found.update(chunk)
-    return found.hexdigest()
-
-
 def open_no_link(path: str, flags: int) -> int:
     """Open a file as `open` does, but none that a link stands for: others may write to the folder of a model."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -126,7 +116,7 @@ def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool
         if fits.origin != origin and write:
             _write_record(path, path, fits.sha256, origin, fits.adopted, fits.made_with)
         return False, fits.origin != origin
-    found = digest(path) if sha256 and not fits else None
+    found = digest_of_file(path) if sha256 and not fits else None
     if found is not None and found == sha256:
         if write:
             _write_record(path, path, found, origin, ours.adopted if ours else True, None)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: reads the header of GGUF files and says whether a model is whole. Knows nothing of Ansible.
 
 Only the header is read, never the weights: this takes a fraction of a second for a file of any size, and memory that
@@ -14,11 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import (
-    LAST_PLAUSIBLE_TYPE,
-    REMOVED_TYPES,
-    TENSOR_TYPES,
-)
+from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES
 
 if TYPE_CHECKING:
     from io import RawIOBase

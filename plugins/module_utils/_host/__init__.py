@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What a host is: its processors, its firewall, and the addresses that it trusts.
 
 What reads one host's own state belongs here; what reads an RPC worker's belongs in `_rpc`.

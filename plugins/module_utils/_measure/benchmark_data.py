@@ -1,26 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: join what was planned, measured and known before into one benchmark report. Asks nobody."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import (
-    mapping_at,
-    refuse,
-    sequence_at,
-    time_at,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
-    SCHEMA_VERSION,
-    identity_of,
-    run_at,
-    test_at,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_split import split_note, split_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import summary_of, title_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import Model, Report, Run
+from .benchmark_checks import mapping_at, refuse, sequence_at, time_at
+from .benchmark_history import SCHEMA_VERSION, identity_of, run_at, test_at
+from .benchmark_split import split_note, split_of
+from .benchmark_summary import summary_of, title_of
+from .benchmark_types import Model, Report, Run
 
 # So many runs are in a report; the history has them all.
 SHOWN_RUNS = 60

@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a report says of runs, hosts, model and settings, in whichever form."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import series_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import finite, workers_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import (
-    DASH,
-    grouped,
-    one_line,
-    patch_words,
-    short_commit,
-    shown_bytes,
-    shown_parameters,
-)
+from .benchmark_history import series_of
+from .benchmark_summary import finite, workers_of
+from .benchmark_words import DASH, grouped, one_line, patch_words, short_commit, shown_bytes, shown_parameters
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import Report, Run
+    from .benchmark_types import Report, Run
 
 
 PARTS = (("weights", "Weights"), ("kv", "KV cache"), ("compute", "Compute"))

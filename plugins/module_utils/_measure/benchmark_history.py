@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: runs of benchmarks as lines of a history: read, written and compared."""
 
 from __future__ import annotations
@@ -7,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any, Mapping, NoReturn
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import (
+from .benchmark_checks import (
     BenchmarkError,
     count_at,
     mapping_at,
@@ -17,13 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
     sequence_at,
     time_at,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import (
-    KINDS,
-    Model,
-    Report,
-    Run,
-    Test,
-)
+from .benchmark_types import KINDS, Model, Report, Run, Test
 
 # Of report.json and of each line of the history. A change that readers of them would notice makes it another number.
 SCHEMA_VERSION = 1

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: a benchmark's report as Markdown."""
 
 from __future__ import annotations
@@ -8,18 +7,11 @@ import html
 import re
 from typing import TYPE_CHECKING, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_facts import (
-    HOST_HEADER,
-    PARTS,
-    Series,
-    host_rows,
-    model_facts,
-    notes_of,
-    settings_facts,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import shown_speed
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import (
+from .._status.report import safe_text
+from .benchmark_facts import HOST_HEADER, PARTS, Series, host_rows, model_facts, notes_of, settings_facts
+from .benchmark_summary import shown_speed
+from .benchmark_types import KINDS
+from .benchmark_words import (
     DASH,
     kinds_of,
     minute,
@@ -31,10 +23,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
     speeds_of,
     test_words,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import Report
+    from .benchmark_types import Report
 
 
 def render_markdown(report: Report) -> str:

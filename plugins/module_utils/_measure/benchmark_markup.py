@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the pieces of a page. Whatever comes from outside, such as names of hosts, is text in it, never markup."""
 
 from __future__ import annotations
@@ -8,8 +7,8 @@ import html
 import re
 from typing import Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import DASH, one_line
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
+from .._status.report import safe_text
+from .benchmark_words import DASH, one_line
 
 
 def escaped(value: object) -> str:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: a benchmark's report as a page, one file that loads nothing and runs nothing, and says so to the browser."""
 
 from __future__ import annotations
@@ -9,33 +8,12 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_facts import (
-    HOST_HEADER,
-    PARTS,
-    Series,
-    host_rows,
-    model_facts,
-    notes_of,
-    settings_facts,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markup import (
-    escaped,
-    escaped_whole,
-    html_section,
-    html_table,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_plot import (
-    FORMS,
-    colour_of,
-    form_of,
-    plot_of,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import (
-    shown_number,
-    shown_speed,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import (
+from .benchmark_facts import HOST_HEADER, PARTS, Series, host_rows, model_facts, notes_of, settings_facts
+from .benchmark_markup import escaped, escaped_whole, html_section, html_table
+from .benchmark_plot import FORMS, colour_of, form_of, plot_of
+from .benchmark_summary import shown_number, shown_speed
+from .benchmark_types import KINDS
+from .benchmark_words import (
     DASH,
     kinds_of,
     layer_words,
@@ -51,13 +29,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
 )
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import (
-        Figure,
-        Report,
-        Run,
-        Share,
-        Test,
-    )
+    from .benchmark_types import Figure, Report, Run, Share, Test
 
 
 _PALE = '<svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="w planned"/></svg>'

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: a plot of the runs that a history holds, as SVG."""
 
 from __future__ import annotations
@@ -7,14 +6,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_facts import Series, facts_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markup import escaped
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import shown_speed
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import moment
+from .benchmark_facts import Series, facts_of
+from .benchmark_markup import escaped
+from .benchmark_summary import shown_speed
+from .benchmark_types import KINDS
+from .benchmark_words import moment
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import Run, Test
+    from .benchmark_types import Run, Test
 
 
 # Of these each has a colour and a form of its own; the one that this run belongs to has the first.

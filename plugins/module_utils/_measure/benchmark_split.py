@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what each worker was to hold, by the plan, beside what it did hold."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import (
-    mapping_at,
-    optional_count,
-    optional_mib,
-    sequence_at,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import Figure, Share
+from .benchmark_checks import mapping_at, optional_count, optional_mib, sequence_at
+from .benchmark_types import Figure, Share
 
 # What the plan promises, in percent: see module split_plan.
 PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}

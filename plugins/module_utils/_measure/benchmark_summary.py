@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the result of a benchmark in a sentence, and its figures in digits that mean something."""
 
 from __future__ import annotations
@@ -7,8 +6,8 @@ from __future__ import annotations
 import math
 from typing import Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import series_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS, Run, Speed, Test
+from .benchmark_history import series_of
+from .benchmark_types import KINDS, Run, Speed, Test
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:

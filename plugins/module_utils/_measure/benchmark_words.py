@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: figures of a benchmark in words and digits, for every form of its report."""
 
 from __future__ import annotations
@@ -7,17 +6,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_summary import finite, shown_speed
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import KINDS
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
+from .._status.report import safe_text
+from .benchmark_summary import finite, shown_speed
+from .benchmark_types import KINDS
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_types import (
-        Figure,
-        Run,
-        Share,
-        Test,
-    )
+    from .benchmark_types import Figure, Run, Share, Test
 
 
 _LONGEST = 300

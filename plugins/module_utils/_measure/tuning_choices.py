@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which values of each option a sweep tries."""
 
 from __future__ import annotations
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import Config, Settings
+from .tuning_settings import Config, Settings
 
 FLOATING = ("f16", "bf16")
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: how quick configurations are, and whether one is quicker than another by more than chance."""
 
 from __future__ import annotations
@@ -7,11 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import (
-    GOALS,
-    Config,
-    TuningError,
-)
+from .tuning_settings import GOALS, Config, TuningError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the records that a playbook keeps of a sweep's runs, and the run that comes after them."""
 
 from __future__ import annotations
@@ -7,19 +6,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import (
-    Measured,
-    Outcome,
-    Rate,
-    Run,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_search import steps
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import Settings
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import (
-    Sweep,
-    new_sweep,
-    patience_s,
-)
+from .tuning_figures import Measured, Outcome, Rate, Run
+from .tuning_search import steps
+from .tuning_settings import Settings
+from .tuning_sweep import Sweep, new_sweep, patience_s
 
 
 def _rate(test: Mapping[str, Any]) -> Rate:

@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the state of a sweep after some runs, and everything as data after the last one."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import Measured
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_records import replay, run_dict
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import (
-    GOALS,
-    STAGES,
-    settings_of,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import Sweep, most
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_variables import (
-    drift_percent,
-    render,
-    summary,
-    variables,
-)
+from .tuning_figures import Measured
+from .tuning_records import replay, run_dict
+from .tuning_settings import GOALS, STAGES, settings_of
+from .tuning_sweep import Sweep, most
+from .tuning_variables import drift_percent, render, summary, variables
 
 # Of the JSON file. A change that readers of it would notice makes it another number.
 SCHEMA_VERSION = 1

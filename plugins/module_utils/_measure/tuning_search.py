@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: a bounded search for the options with which a cluster is quickest: what to measure next, and what won.
 
 The search goes along one option at a time and keeps what won. It is a generator that asks for runs and is sent what
@@ -12,32 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Generator, Iterable
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import tuning_choices as choices
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import (
-    LEAST_GAIN,
-    Measured,
-    Outcome,
-    Run,
-    beats,
-    comparable,
-    gain,
-    speeds_from_shifts,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import (
-    STAGES,
-    Config,
-    TuningError,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import (
-    Sweep,
-    cost_s,
-    in_time,
-    keep_to_time,
-    load_s,
-    metrics,
-    sizes_of_mode,
-    test_s,
-)
+from . import tuning_choices as choices
+from .tuning_figures import LEAST_GAIN, Measured, Outcome, Run, beats, comparable, gain, speeds_from_shifts
+from .tuning_settings import STAGES, Config, TuningError
+from .tuning_sweep import Sweep, cost_s, in_time, keep_to_time, load_s, metrics, sizes_of_mode, test_s
 
 # A worker whose share is changed to learn its speed gives a quarter of its layers away.
 SHIFTED = 4

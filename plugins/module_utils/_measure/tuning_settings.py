@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a sweep for the quickest options is asked for: which options to try, on what, how long."""
 
 from __future__ import annotations
@@ -7,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
+from .bench import CACHE_TYPES
+
 # How much prompt and generation count, as exponents: what is compared is the product of both gains.
 GOALS = {"generation": (0.0, 1.0), "prompt": (1.0, 0.0), "balanced": (0.5, 0.5)}
-CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 # The stages by importance: where time is short, the last ones are left out first. They are gone through in this order
 # too, but for the threads, which are tried with all that has won before, so that workers are started anew only then.
 STAGES = {

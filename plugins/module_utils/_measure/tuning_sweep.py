@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a sweep knows by now, and how long the rest of it will take by that."""
 
 from __future__ import annotations
@@ -7,9 +6,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import tuning_choices as choices
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import Measured, Outcome, Run
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import GOALS, STAGES, Settings
+from . import tuning_choices as choices
+from .tuning_figures import Measured, Outcome, Run
+from .tuning_settings import GOALS, STAGES, Settings
 
 # What a run takes beside llama-bench (connection, verification, plan), and what it takes to start the workers anew.
 RUN_S, RESTART_S = 5.0, 15.0

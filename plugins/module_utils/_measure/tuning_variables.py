@@ -1,20 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what won in a sweep, as variables of the roles, in a file of YAML with the figures as comments."""
 
 from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import Outcome, Rate, Run, gain
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import (
-    GOALS,
-    STAGES,
-    Config,
-    Settings,
-    options_of,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import Sweep
+from .tuning_figures import Outcome, Rate, Run, gain
+from .tuning_settings import GOALS, STAGES, Config, Settings, options_of
+from .tuning_sweep import Sweep
 
 
 def _percent(factor: float) -> str:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """How a model is divided among workers, and what memory each of them needs for it.
 
 What reckons before a run belongs here; nothing is read and nobody is asked.

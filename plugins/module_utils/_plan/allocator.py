@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the memory that the nodes of a graph take, as llama.cpp's allocator gives it to them.
 
 See ggml/src/ggml-alloc.c: the best fitting hole, and operations in the place of their source.
@@ -10,7 +9,7 @@ from __future__ import annotations
 from bisect import insort
 from typing import Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch
+from .layer_shape import Batch
 
 _ALIGNMENT = 64
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which device each layer goes to, as in src/llama-model.cpp (load_tensors), in its arithmetic of 32 bits."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which worker gets which part of a model, and whether it has the memory."""
 
 from __future__ import annotations
@@ -7,9 +6,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part, parts_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, Source, SplitError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.need import Need, Planned
+from .assignment import Part, parts_of
+from .inputs import Cluster, Load, Source, SplitError
+from .need import Need, Planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable

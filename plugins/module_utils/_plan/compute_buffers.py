@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: how large llama.cpp's compute buffers become.
 
 The graph of a batch is gone through as llama.cpp's allocator does: ggml/src/ggml-backend.cpp (which device a node runs
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.allocator import Graph, Node
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch, LayerShape
+from .allocator import Graph, Node
+from .layer_shape import Batch, LayerShape
 
 # Those whose buffers were compared with what llama.cpp says of them (tests/integration/test_split_plan.py).
 FOLLOWED = frozenset(

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a plan is made from, and what no plan can be made of."""
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from .._gguf.ggml_types import CACHE_TYPES
+from .._gguf.model import describe
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, Tensor
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Model
+    from .._gguf.described import Model
+    from .._gguf.header import Header, Tensor
 
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what the sizes of nodes depend on: the tensors that a layer has, and what is computed at a time."""
 
 from __future__ import annotations
@@ -7,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Mapping, NamedTuple
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
+    from .._gguf.header import Tensor
 
 
 class LayerShape(NamedTuple):

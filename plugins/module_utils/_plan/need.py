@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what each part of a model needs.
 
 Weights and cache are those of `_gguf`, compute buffers those of `compute_buffers`.
@@ -10,28 +9,15 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import kv_cells, row_bytes
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.compute_buffers import (
-    FOLLOWED,
-    PIPELINE_COPIES,
-    Head,
-    device_bytes,
-    input_bytes,
-    margin_bytes,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import (
-    QUANTISED_CACHES,
-    Load,
-    Source,
-    SplitError,
-    check_load,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.layer_shape import Batch, LayerShape, layer_shape
+from .._gguf.cache import kv_cells, row_bytes
+from .assignment import Part
+from .compute_buffers import FOLLOWED, PIPELINE_COPIES, Head, device_bytes, input_bytes, margin_bytes
+from .inputs import QUANTISED_CACHES, Load, Source, SplitError, check_load
+from .layer_shape import Batch, LayerShape, layer_shape
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Tensor
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import Layer, Model
+    from .._gguf.described import Layer, Model
+    from .._gguf.header import Tensor
 
 
 # llama.cpp rotates what goes into a quantised cache with a matrix of this size or, for keys, a larger one.

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the plan, as a result and in a sentence. Nothing is read and nobody is asked."""
 
 from __future__ import annotations
@@ -7,20 +6,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import Part, parts_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice import (
-    Room,
-    choose,
-    fits,
-    master_room,
-    rooms_of,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, check_cluster, source
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.need import Need, Planned
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.suggestions import in_words, suggestions
+from .assignment import Part, parts_of
+from .choice import Room, choose, fits, master_room, rooms_of
+from .inputs import Cluster, Load, check_cluster, source
+from .need import Need, Planned
+from .suggestions import in_words, suggestions
 
 if TYPE_CHECKING:
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header
+    from .._gguf.header import Header
 
 
 ONE_HOST = (

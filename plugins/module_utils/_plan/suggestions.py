@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: with what change a model would fit that does not."""
 
 from __future__ import annotations
@@ -8,10 +7,10 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice import fits
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import MAX_WORKERS, Cluster, Worker
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.need import Planned
+from .._gguf.ggml_types import CACHE_TYPES
+from .choice import fits
+from .inputs import MAX_WORKERS, Cluster, Worker
+from .need import Planned
 
 # The cache types that are proposed, and the fewest bits that a quantisation has that still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: examine a tar or zip archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
 
 `tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
@@ -8,7 +7,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -23,12 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Sequence, Union
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
-    Patch,
-    PatchError,
-    apply,
-    touched,
-)
+from .._files.digest import digest_of, wrong_digest
+from .source_patch import Patch, PatchError, apply, touched
 
 try:
     from lzma import LZMAError
@@ -110,15 +104,6 @@ def _open(stream: BinaryIO) -> AnyArchive:
         if not zipfile.is_zipfile(stream):
             raise
         return _Zip(stream)
-
-
-def sha256_of(stream: BinaryIO) -> str:
-    """Return the SHA-256 of a whole stream, in hex."""
-    digest = hashlib.sha256()
-    stream.seek(0)
-    for chunk in iter(lambda: stream.read(CHUNK), b""):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -320,12 +305,9 @@ class Archive:
             raise
 
     def _open(self) -> list[tuple[tarfile.TarInfo, Member]]:
-        found = sha256_of(self._stream)
+        found = digest_of(self._stream)
         if found != self.sha256:
-            raise ArchiveError(
-                f"the archive {self.src} has the SHA-256 digest {found}, but {self.sha256} was expected; nothing was "
-                "unpacked: fetch it again, or correct the expected digest if you trust this archive."
-            )
+            raise ArchiveError(wrong_digest(f"the archive {self.src}", found, self.sha256))
         self._stream.seek(0)
         try:
             self._tar = _open(self._stream)

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which releases of llama.cpp a host has, and what an upgrade has noted beside them. Knows nothing of Ansible.
 
 `<prefix>/upgrade.json` is there from before a host's `current` may change until the upgrade has ended everywhere, so

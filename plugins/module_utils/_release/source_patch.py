@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: reads patches of a source tree, and applies them in memory. Knows nothing of Ansible.
 
 The program patch(1) is not used: minimal hosts lack it, it puts up with what does not quite fit, and it may read a diff

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: whether the programs of a release can run on a host, from their files and from how a short run ended."""
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import short_words
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.elf import read_program
+from .cpu_class import short_words
+from .elf import read_program
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: how the hosts of a cluster change their llama.cpp together, as far as no host has to be asked for it."""
 
 from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import (
-    release_problems,
-    shown,
-    source_of,
-)
+from .._status.cluster import release_problems, shown, source_of
 
 _SHOWN_TEXT = 60
 
@@ -28,17 +23,8 @@ def plan(
     A look is what release_journal returns, `wanted` a release's name by host (None while that is not known). With
     `rollback` it is the one before.
     """
-    ended = {look["finished"]["run"] for look in looks.values() if look["finished"]}
     unfinished = {host: look["unfinished"] for host, look in looks.items() if look["unfinished"]}
-    # One host that was told of the good end is enough: all had the new release by then.
-    recover = {
-        host: {
-            "run": note["run"],
-            "release": note["to"] if note["run"] in ended else note["from"],
-            "state": "finished" if note["run"] in ended else "withdrawn",
-        }
-        for host, note in unfinished.items()
-    }
+    recover = _recover(looks, unfinished)
     found: dict[str, Any] = {
         "problems": [],
         "recover": recover,
@@ -54,38 +40,59 @@ def plan(
         host, note = next(iter(unfinished.items()))
         # An upgrade that is taken back, and a roll back that is brought to its end, are what a roll back asks for.
         found["enough"] = rollback and (recover[host]["state"] == "finished") == (note.get("way") == "rollback")
-        found.update({key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")})
-        return found
-    problems = release_problems({host: _in_use(look) for host, look in looks.items()}, master)
+        return {**found, **{key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")}}
     targets = {host: _before(look) for host, look in looks.items()} if rollback else dict(wanted or {})
-    if rollback:
-        problems += _rollback_problems(looks, targets)
-    elif staged:
-        problems += [
-            f"{host} did not get the release {targets[host]}: run the playbook upgrade again."
-            for host, look in looks.items()
-            if targets and targets[host] not in look["releases"]
-        ]
+    problems = release_problems({host: _in_use(look) for host, look in looks.items()}, master)
+    problems += _rollback_problems(looks, targets) if rollback else _missing(looks, targets) if staged else []
     if targets and not problems:
         new = {host: look["releases"].get(targets[host], {}) for host, look in looks.items()}
-        spoken = [str(manifest["rpc_protocol"]) for manifest in new.values() if manifest.get("rpc_protocol")]
         problems = _unlike(new) if staged else []
-        if staged and not rollback:
-            problems += _mute(new)
-        found.update(
-            {
-                "targets": targets,
-                "from": shown(_in_use(looks[master])),
-                "to": shown(new[master]) if new[master] else targets[master],
-                "protocols": {
-                    "from": _in_use(looks[master]).get("rpc_protocol"),
-                    "to": spoken[0] if spoken else None,
-                },
-                "same": all(look["current"] == targets[host] for host, look in looks.items()),
-            }
-        )
-    found["problems"] = problems
-    return found
+        problems += _mute(new) if staged and not rollback else []
+        found.update(_change(looks, master, targets, new))
+    return {**found, "problems": problems}
+
+
+def _recover(
+    looks: Mapping[str, Mapping[str, Any]], unfinished: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    """Say where hosts go on which an upgrade has not ended."""
+    ended = {look["finished"]["run"] for look in looks.values() if look["finished"]}
+    # One host that was told of the good end is enough: all had the new release by then.
+    return {
+        host: {
+            "run": note["run"],
+            "release": note["to"] if note["run"] in ended else note["from"],
+            "state": "finished" if note["run"] in ended else "withdrawn",
+        }
+        for host, note in unfinished.items()
+    }
+
+
+def _missing(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[str, str]) -> list[str]:
+    """Say which hosts do not have what they were to get."""
+    return [
+        f"{host} did not get the release {targets[host]}: run the playbook upgrade again."
+        for host, look in looks.items()
+        if targets and targets[host] not in look["releases"]
+    ]
+
+
+def _change(
+    looks: Mapping[str, Mapping[str, Any]],
+    master: str,
+    targets: Mapping[str, str],
+    new: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Say from what to what hosts go; of a release that is on no host yet the manifest is empty."""
+    spoken = [str(manifest["rpc_protocol"]) for manifest in new.values() if manifest.get("rpc_protocol")]
+    own = _in_use(looks[master])
+    return {
+        "targets": targets,
+        "from": shown(own),
+        "to": shown(new[master]) if new[master] else targets[master],
+        "protocols": {"from": own.get("rpc_protocol"), "to": spoken[0] if spoken else None},
+        "same": all(look["current"] == targets[host] for host, look in looks.items()),
+    }
 
 
 def canary(

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: which tensors of a model a worker can have in its cache before it is first asked for them.
 
 A master asks a worker whether it has a tensor by the hash of the tensor's bytes, as they are in the GGUF file, if there
@@ -13,10 +12,12 @@ import hashlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Sequence, cast
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts, read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe, place
+from .._files.digest import digest_of
+from .._gguf.header import model_parts, read_model
+from .._gguf.model import describe
+from .._gguf.weights import place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +29,6 @@ LARGEST_UNHASHED_BYTES = 10 << 20
 _ENTRY = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _EMBEDDING = "token_embd.weight"
-_BLOCK = 1 << 20
 
 
 class Part(NamedTuple):
@@ -106,16 +106,10 @@ def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
     It is not the cache's own, which only a compiled program is quick at, and a controller has none. `flags` are further
     ones to open the file with.
     """
-    left, value = size, hashlib.blake2b(digest_size=20)
     with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
         stream.seek(offset)
-        while left:
-            block = stream.read(min(left, _BLOCK))
-            if not block:
-                return None
-            value.update(block)
-            left -= len(block)
-    return value.hexdigest()
+        found = digest_of(cast("BinaryIO", stream), hashlib.blake2b(digest_size=20), size)
+        return found if stream.tell() == offset + size else None
 
 
 def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> list[str]:

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: has the kernel ask, for sockets of a llama.cpp process, whether the other end is still there.
 
 llama.cpp never asks (ggml/src/ggml-rpc sets no SO_KEEPALIVE), so a host that goes without a word leaves the other one

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Who listens on a TCP port of this host, and whom it serves. Private to this collection; may change at any time.
 
 All of it is read from /proc, because a connection to a worker that is held by a client harms it.

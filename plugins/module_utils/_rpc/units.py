@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What of the role rpc_server, and of what it needs, is on this host. Private to this collection."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """One run of a llama.cpp program over workers: its options, watch, progress, log and failures.
 
 What several programs share belongs here, and what is special to inference.

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a llama.cpp build is and can do, as data, from its own `--version` and `--help` and its manifest.
 
 All differences between upstream's generations are in the tables of this file. What `--help` states is preferred to
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.elf import read_program
+from .._release.elf import read_program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: one run of distributed inference, as a command line before it and as a result after it.
 
 Knows neither Ansible nor processes: it checks what was asked for, builds the command, and judges how the run ended.
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+from .worker_run import (
     BASE_S,
     LOAD_BYTES_PER_S,
     S_PER_TOKEN,
@@ -42,9 +41,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Capabilities
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import Perf
+    from .._rpc.endpoint import Endpoint
+    from .._rpc.worker_status import WorkerStatus
+    from .capabilities import Capabilities
+    from .perf_log import Perf
 
 # Linux takes at most 128 KiB as one argument (MAX_ARG_STRLEN); a longer prompt goes through a file.
 MAX_PROMPT_ARGUMENT_BYTES = 100_000

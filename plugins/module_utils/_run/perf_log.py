@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Read figures out of what a llama.cpp program printed. Private to this collection.
 
 The text is the log of one run, standard error alone or both streams mixed. In the mixed case generated text stands

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: where a run of a llama.cpp program is, read from its output as it comes, and told through a small file.
 
 The file is for an action plugin that looks while the module runs; its name comes in the environment. No file is no

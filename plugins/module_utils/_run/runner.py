@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: runs a program to its end or to its time limit, through AnsibleModule; knows nothing of llama.cpp."""
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import IO
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import Watch
+    from .watch import Watch
 
 # Between the polite signal and the one that cannot be ignored.
 KILL_AFTER_S = 5

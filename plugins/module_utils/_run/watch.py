@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: watches a running program, so that it does not wait for ever for a host that is gone or that stands still.
 
 What it is told is the process of coreutils' `timeout`, whose child the program is.
@@ -15,12 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.keepalive import (
-    GONE_AFTER_S,
-    NotPermittedError,
-    ask,
-    sockets,
-)
+from .._rpc.keepalive import GONE_AFTER_S, NotPermittedError, ask, sockets
 
 if TYPE_CHECKING:
     from typing import Callable

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what all runs of a llama.cpp program over RPC workers have in common, before it and after it.
 
 Knows neither Ansible nor processes, nor what the program is for.
@@ -13,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.keepalive import GONE_AFTER_S
+from .._rpc.keepalive import GONE_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog
+    from .._rpc.endpoint import Endpoint
+    from .._rpc.worker_status import WorkerStatus
+    from .perf_log import PerfLog
 
 # GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
 MAX_DEVICES = 15

@@ -1,29 +1,23 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what a module does around a run of a llama.cpp program over RPC workers, through AnsibleModule."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import probe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Listeners, Run, RunnerError, run
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Module as RunsCommands
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import Watch
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
-    ENVIRONMENT,
-    WITHOUT_ENVIRONMENT,
-    Ending,
-    Failure,
-    worker_failure,
-)
+from .._rpc.prober import probe
+from .perf_log import parse_log
+from .progress import Progress
+from .runner import Listeners, Run, RunnerError, run
+from .runner import Module as RunsCommands
+from .watch import Watch
+from .worker_run import ENVIRONMENT, WITHOUT_ENVIRONMENT, Ending, Failure, worker_failure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import Endpoint, WorkerStatus
+    from .._rpc.endpoint import Endpoint
+    from .._rpc.worker_status import WorkerStatus
 
 PROBE_TIMEOUT_S = 5.0
 # What a build says of itself takes milliseconds.

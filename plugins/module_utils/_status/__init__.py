@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What people are told of a cluster and of a run: sentences and tables.
 
 What judges or shows given facts belongs here; what asks for facts does not.

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Whether hosts make a cluster, and whether it is well. Private to this collection; asks nobody."""
 
 from __future__ import annotations
@@ -7,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any, Iterable, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_table
+from .report import render_table
 
 # ggml/include/ggml-backend.h, GGML_SCHED_MAX_BACKENDS: 16 devices in one run, of which the master's CPU is one.
 MAX_WORKERS = 15
@@ -160,36 +159,22 @@ def _row(
     own: tuple[str, Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
     """Return what is known of one worker, with a sentence for each thing that is not well."""
-    problems = []
     port = int(endpoint.rpartition(":")[2])
-    server = next((server for server in look.get("servers") or [] if server["port"] == port), None)
-    clients = server["clients"] if server else []
-    manifest, out = look.get("manifest"), look.get("out")
-    cache = server.get("cache") if server else None
+    server = next((server for server in look.get("servers") or [] if server["port"] == port), None) or {}
+    clients, cache, manifest = server.get("clients", []), server.get("cache"), look.get("manifest") or {}
     service = firewall = None
-    if out:
-        problems.append(f"{host} could not be asked. {out}")
+    problems = []
+    if look.get("out"):
+        problems.append(f"{host} could not be asked. {look['out']}")
     elif "servers" in look:
-        service, wrong = _service(host, port, server, manifest)
-        problems += wrong
-        firewall, wrong = _firewall(host, look.get("firewall"))
-        problems += wrong
-        problems += _untidy(host, port, cache)
+        service, stopped = _service(host, port, server, manifest)
+        firewall, unlike = _firewall(host, look.get("firewall"))
+        problems += [*stopped, *unlike, *_untidy(host, port, cache)]
         if own is not None:
             problems += release_problems({own[0]: own[1], host: manifest or {"unknown": "it has no release"}}, own[0])
-    for master, view in views.items():
-        # A worker that serves is well, if one knows whom it serves.
-        if view["state"] != "ready" and not (view["state"] == "busy" and clients):
-            problems.append(
-                f"{endpoint} of {host} answers nobody and has no client: "
-                f"`systemctl restart llama-rpc-server@{port}.service` there."
-                if view["state"] == "busy" and "servers" in look
-                else f"As {master} sees it: {view['message']}"
-            )
-    if not views and not clients:
-        problems.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
+    problems += _seen(host, endpoint, views, serves=bool(clients), asked="servers" in look)
     # A worker that serves is not asked: each connection would wait in its queue.
-    view = next(iter(views.values()), {"state": "busy"} if clients else {})
+    view: Mapping[str, Any] = next(iter(views.values()), {"state": "busy"} if clients else {})
     return {
         "host": host,
         "endpoint": endpoint,
@@ -199,8 +184,8 @@ def _row(
         "protocol": (view.get("protocol") or {}).get("version"),
         "release": shown(manifest) if manifest else None,
         # Of an artifact that is not this collection's own they are not known.
-        "patches": [patch["name"] for patch in (manifest or {}).get("patches") or []],
-        "repack": server.get("repack") if server else None,
+        "patches": [patch["name"] for patch in manifest.get("patches") or []],
+        "repack": server.get("repack"),
         # Not what else comes and goes on its disk.
         "cache": {key: value for key, value in cache.items() if key != "free_bytes"} if cache else None,
         "clients": clients,
@@ -209,11 +194,26 @@ def _row(
     }
 
 
-def _service(
-    host: str, port: int, server: Mapping[str, Any] | None, manifest: Mapping[str, Any] | None
-) -> tuple[str, list[str]]:
+def _seen(host: str, endpoint: str, views: Mapping[str, Mapping[str, Any]], *, serves: bool, asked: bool) -> list[str]:
+    """Say what is wrong with how masters see a worker."""
+    found = []
+    for master, view in views.items():
+        # A worker that serves is well, if one knows whom it serves.
+        if view["state"] != "ready" and not (view["state"] == "busy" and serves):
+            found.append(
+                f"{endpoint} of {host} answers nobody and has no client: "
+                f"`systemctl restart llama-rpc-server@{endpoint.rpartition(':')[2]}.service` there."
+                if view["state"] == "busy" and asked
+                else f"As {master} sees it: {view['message']}"
+            )
+    if not views and not serves:
+        found.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
+    return found
+
+
+def _service(host: str, port: int, server: Mapping[str, Any], manifest: Mapping[str, Any]) -> tuple[str, list[str]]:
     unit = f"llama-rpc-server@{port}.service"
-    listeners = server["listeners"] if server else []
+    listeners = server.get("listeners")
     if not listeners:
         return "stopped", [
             f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Render the result of a distributed run as plain text. Private to this collection.
 
 Text from a model, a host or a log is shown, never interpreted: no control character of it reaches a terminal.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import json
 import os
@@ -45,9 +46,28 @@ except OSError as error:
 """
 
 
+def _alone(*names: str) -> str:
+    """Return files of the collection as one program, for hosts that have nothing but Python."""
+    program = ["from __future__ import annotations"]
+    for name in names:
+        tree = ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))
+        for node in tree.body:
+            source = ast.unparse(node)
+            if not source.startswith(("from __future__", "from .")):
+                program.append(source)
+            elif source.endswith(" import sentences"):
+                program.append("import sys; sentences = sys.modules[__name__]")
+    return "\n".join(program)
+
+
 # The same as rpc_worker_info, without a start of Ansible.
 ASK = (
-    (ROOT / "plugins/module_utils/_rpc/client.py").read_text(encoding="utf-8")
+    _alone(
+        *(
+            f"_rpc/{name}.py"
+            for name in ("endpoint", "worker_status", "protocol", "resolver", "sentences", "connection", "prober")
+        )
+    )
     + """
 import json, sys
 print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=10)}))

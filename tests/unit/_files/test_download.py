@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import download
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import record as records
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
-    DownloadError,
-    Limits,
-    Wanted,
-    fetch,
-    plan,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import web
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits
+from ansible_collections.llama_cpp.cluster.plugins.modules.verified_download import check_model
 
 from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
 
@@ -48,7 +44,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(web, "LONGEST_PAUSE_S", 0.01)
 
 
 def wanted(hub: Hub, folder: Path, digest: str = "", **more: Any) -> Wanted:
@@ -208,8 +204,8 @@ def test_a_web_page_is_no_model_whatever_its_digest(tmp_path: Path) -> None:
     page = b"<!DOCTYPE html><title>Sign in</title>"
     with running_hub({"model.gguf": page}) as hub:
         file = Wanted(hub.direct("model.gguf"), tmp_path / "model.gguf", sha256(page))
-        with pytest.raises(download.GgufError, match="it is a web page"):
-            fetch(file, {}, limits())
+        with pytest.raises(FileError, match="it is a web page"):
+            fetch(file, {}, limits(), check=check_model)
     assert left(tmp_path) == []
 
 

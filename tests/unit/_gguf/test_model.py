@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache import kv_cells, row_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
     Header,
@@ -19,12 +21,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
     read_header,
     read_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import (
-    Model,
-    describe,
-    kv_cells,
-    row_bytes,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

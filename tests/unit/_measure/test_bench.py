@@ -15,33 +15,40 @@ from typing import Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.baseline import (
     Baseline,
     BaselineError,
-    Options,
-    OutputError,
-    Tolerance,
-    build_command,
-    build_of,
     check_baseline_options,
     check_baseline_place,
+    read_baseline,
+    write_baseline,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
+    Options,
+    build_command,
     check_build,
     check_options,
-    check_tolerance,
     classify,
-    difference_message,
-    differences,
+    time_limit,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench_figures import (
+    OutputError,
+    build_of,
     figures_of,
-    metrics,
     model_of,
     options_of,
     parse_lines,
-    read_baseline,
-    regression_message,
-    time_limit,
-    write_baseline,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus, parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.comparison import (
+    Tolerance,
+    check_tolerance,
+    difference_message,
+    differences,
+    metrics,
+    regression_message,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
     Bench,
     BinaryError,

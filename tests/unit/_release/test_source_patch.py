@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import archive as archives
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
@@ -383,5 +384,4 @@ def test_a_damaged_archive_is_said_to_be_one(tmp_path: Path) -> None:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return archives.sha256_of(stream)
+    return digest_of_file(path)

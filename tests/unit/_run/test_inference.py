@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import WorkerStatus, parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Capabilities, describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import (
     MAX_PROMPT_ARGUMENT_BYTES,

@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import client as prober
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.client import (
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc import prober, protocol
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
     Endpoint,
     EndpointError,
-    ProtocolVersionError,
-    WorkerStatus,
     parse_endpoint,
     parse_endpoints,
-    parse_protocol,
-    probe,
-    probe_until_ready,
-    summarize,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe, probe_until_ready
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol import (
+    ProtocolVersionError,
+    parse_protocol,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus, summarize
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -430,20 +430,20 @@ def test_the_summary_counts_every_state() -> None:
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = rf"""
-import importlib.util, json, re, resource, sys, time
+import json, re, resource, sys, time
 def peak():  # not ru_maxrss: a process starts with that of its parent
     return int(re.search(r"VmHWM:\s+(\d+) kB", open("/proc/self/status").read())[1])
-spec = importlib.util.spec_from_file_location("rpc_client", {str(ROOT / "plugins/module_utils/_rpc/client.py")!r})
-rpc_client = importlib.util.module_from_spec(spec)
-sys.modules["rpc_client"] = rpc_client
-spec.loader.exec_module(rpc_client)
+sys.path.insert(0, {str(ROOT / ".venv/collections")!r})
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 timeout, soft, hard, *texts = json.load(sys.stdin)
-endpoints = rpc_client.parse_endpoints(texts)
+endpoints = parse_endpoints(texts)
 if hard:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 before, start = peak(), time.monotonic()
-result = rpc_client.summarize(rpc_client.probe(endpoints, timeout))
+result = summarize(probe(endpoints, timeout))
 json.dump({{"seconds": time.monotonic() - start, "counts": result["counts"],
            "grown_kib": peak() - before,
            "limit_kept": resource.getrlimit(resource.RLIMIT_NOFILE) == limit}}, sys.stdout)
@@ -572,10 +572,10 @@ def test_a_bad_protocol_version_is_named_with_the_remedy(text: str) -> None:
 REPLIES = st.lists(st.sampled_from([HELLO_7, COUNT_1, MEMORY, struct.pack("<QI", 4, 64)]) | st.binary(max_size=80))
 
 
-@given(st.sampled_from(prober._HELLO_FORMS), REPLIES.map(b"".join))
+@given(st.sampled_from(protocol.HELLO_FORMS), REPLIES.map(b"".join))
 def test_no_bytes_make_the_dialogue_raise_or_ask_for_much(hello: bytes, data: bytes) -> None:
     status = WorkerStatus("h:1", "h", 1)
-    dialogue = prober._dialogue(status, hello, (7,), time.monotonic())
+    dialogue = protocol.dialogue_with(status, hello, (7,), time.monotonic())
     try:
         _request, needed = next(dialogue)
         while needed <= len(data):
@@ -584,7 +584,7 @@ def test_no_bytes_make_the_dialogue_raise_or_ask_for_much(hello: bytes, data: by
             data = data[needed:]
     except StopIteration as end:
         assert end.value in ("ready", "incompatible")  # noqa: PT017
-    except prober._NotRpcError as error:
+    except protocol.NotRpcError as error:
         assert "\n" not in str(error)  # noqa: PT017
 
 

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: requests over HTTP that are patient, and say what is wrong.
+
+Every wait has a limit: a read that brings nothing, a row of failed attempts, and the whole. A token goes to the origin
+(scheme, host and port) of the first URL alone, and no message holds it or the query of a URL, which may be a signature.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Callable, TypeVar, cast
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+
+T = TypeVar("T")
+Progress = Callable[[], None]
+Response = http.client.HTTPResponse
+LONGEST_PAUSE_S = 30.0
+# Those after which the same request can succeed (RFC 9110).
+TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
+
+
+class DownloadError(Exception):
+    """One sentence: why something cannot be fetched."""
+
+    def __init__(self, message: str, status: int | None = None, headers: Message | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class TransientError(Exception):
+    """What may be over in a moment; the message completes "<URL> could not be fetched: "."""
+
+    def __init__(self, message: str, pause_s: float = 0) -> None:
+        super().__init__(message)
+        self.pause_s = pause_s
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long is waited for what, in seconds; `retries` in a row without a byte."""
+
+    stall_s: float
+    retries: int
+    deadline: float  # of time.monotonic()
+
+    def check(self, what: str) -> None:
+        """Raise DownloadError if the time is over."""
+        if time.monotonic() >= self.deadline:
+            raise DownloadError(
+                f"{what} was given up: the time limit of the download is over; what has arrived is kept."
+            )
+
+
+def shown(url: str) -> str:
+    """Return a URL without its query, which may be a signature, and without a name and password."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def origin_of(url: str) -> tuple[str, str, int | None]:
+    """Return what a token is bound to."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def check_url(url: str) -> None:
+    """Refuse what is no URL of a web server, or holds a password. Raises DownloadError."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        whole = False
+    if not whole:
+        raise DownloadError(
+            f"{url.partition('?')[0]!r} is no URL that can be fetched: give one with http:// or https://."
+        )
+    if "@" in parts.netloc:
+        raise DownloadError(
+            f"the URL of {parts.hostname} holds a user name or password: give a URL without, and a token."
+        )
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects of every kind with the same request, and hands the token only to the origin it is for."""
+
+    max_redirections = 10
+
+    def __init__(self, url: str, *, leave_origin: bool) -> None:
+        self.host = urlsplit(url).hostname or ""  # the one that is asked now
+        self.leave_origin = leave_origin
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
+    ) -> urllib.request.Request | None:
+        del fp, code, msg
+        # urllib has joined it already, but lets ftp pass.
+        target = urljoin(req.full_url, headers.get("location") or newurl)
+        check_url(target)
+        same = origin_of(target) == origin_of(req.full_url)
+        if not same and not self.leave_origin:
+            return None
+        self.host = urlsplit(target).hostname or ""
+        new = urllib.request.Request(target, headers=dict(req.headers), method=req.get_method())  # noqa: S310
+        token = req.unredirected_hdrs.get("Authorization")
+        if token and same:
+            new.add_unredirected_header("Authorization", token)
+        return new
+
+    # Pythons before 3.11 do not follow it.
+    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
+
+
+def explained(error: BaseException, host: str, stall_s: float) -> Exception:
+    """Turn what the libraries raise into something to say: DownloadError, or TransientError if it may pass."""
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return DownloadError(
+            f"the certificate of {host} is not trusted ({cause.verify_message}): add the authority that issued it to "
+            "the certificates of this host, or correct its clock."
+        )
+    if isinstance(cause, socket.gaierror):
+        text = f"the name {host} cannot be resolved on this host ({cause.strerror})"
+        return DownloadError(text) if cause.errno == socket.EAI_NONAME else TransientError(text)
+    if isinstance(cause, (socket.timeout, TimeoutError)):
+        return TransientError(f"{host} has sent nothing for {stall_s:g} s")
+    if isinstance(cause, ConnectionRefusedError):
+        return TransientError(f"{host} refuses connections")
+    if isinstance(cause, http.client.IncompleteRead):
+        return TransientError("the connection ended before the file did")
+    text = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    return TransientError(f"{host}: {text or type(cause).__name__}")
+
+
+def _refusal(url: str, error: urllib.error.HTTPError, token: str | None) -> Exception:
+    """Say what a status means."""
+    status, what = error.code, shown(url)
+    if status in TRANSIENT_STATUSES:
+        after = error.headers.get("Retry-After", "") if error.headers else ""
+        return TransientError(f"the server answers {status} {error.reason}", float(after) if after.isdigit() else 0)
+    if status in (401, 403):
+        text = "the token lacks access" if token else "it needs a token with access"
+        return DownloadError(f"{what} is refused ({status}): {text}.", status, error.headers)
+    if status in (404, 410):
+        return DownloadError(f"{what} does not exist ({status}): correct the URL.", status, error.headers)
+    if 300 <= status < 400:
+        return DownloadError(f"{what} leads nowhere: it redirects too often, or to no place.", status, error.headers)
+    return DownloadError(
+        f"{what} could not be fetched: the server answers {status} {error.reason}.", status, error.headers
+    )
+
+
+def request(
+    url: str,
+    limits: Limits,
+    token: str | None = None,
+    *,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    leave_origin: bool = True,
+) -> Response:
+    """Send one request and return the response. Raises DownloadError and TransientError.
+
+    Without `leave_origin` a redirect to another origin is not followed, and its own response is returned.
+    """
+    check_url(url)
+    redirects = _Redirects(url, leave_origin=leave_origin)
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=ssl.create_default_context()), redirects)
+    message = urllib.request.Request(url, method=method)  # noqa: S310
+    # A model that is compressed on the way has another length and no ranges.
+    for name, value in {"Accept-Encoding": "identity", "User-Agent": "llama_cpp.cluster", **(headers or {})}.items():
+        message.add_header(name, value)
+    if token:
+        message.add_unredirected_header("Authorization", f"Bearer {token}")
+    timeout = max(0.1, min(limits.stall_s, limits.deadline - time.monotonic()))
+    try:
+        return cast("Response", opener.open(message, timeout=timeout))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if 300 <= error.code < 400 and not leave_origin:
+            return cast("Response", error)  # it has the headers, which is what is wanted of it
+        raise _refusal(url, error, token) from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise explained(error, redirects.host, limits.stall_s) from None
+
+
+def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
+    """Call `attempt` until it does not raise TransientError; `retries` times in a row without progress at most.
+
+    It is called with one argument, a function that it calls with each progress.
+    """
+    check_url(url)
+    failures = 0
+
+    def progress() -> None:
+        nonlocal failures
+        failures = 0
+
+    while True:
+        limits.check(shown(url))
+        try:
+            return attempt(progress)
+        except TransientError as error:
+            failures += 1
+            if failures > limits.retries:
+                tries = f", {failures} times in a row" if failures > 1 else ""
+                raise DownloadError(f"{shown(url)} could not be fetched: {error}{tries}.") from None
+            pause = min(max(error.pause_s, 2.0 ** (failures - 1)), LONGEST_PAUSE_S)
+            time.sleep(max(0.0, min(pause, limits.deadline - time.monotonic())))
+
+
+def head(url: str, limits: Limits, token: str | None = None) -> Message:
+    """Return the headers of the answer of the URL's own origin, redirect or not."""
+
+    def attempt(_progress: Progress) -> Message:
+        with contextlib.closing(request(url, limits, token, method="HEAD", leave_origin=False)) as response:
+            return response.headers
+
+    return patiently(url, limits, attempt)
+
+
+def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int = 64 << 20) -> object:
+    """Return the answer of a URL that gives JSON."""
+
+    def attempt(_progress: Progress) -> object:
+        with contextlib.closing(request(url, limits, token)) as response:
+            try:
+                return json.loads(response.read(most_bytes))
+            except ValueError:
+                raise DownloadError(f"{shown(url)} gave no JSON: is it the address of a hub?") from None
+            except (OSError, http.client.HTTPException) as error:
+                raise explained(error, urlsplit(response.url).hostname or "", limits.stall_s) from None
+
+    return patiently(url, limits, attempt)
+
+
+def size_of(url: str, limits: Limits, token: str | None = None) -> int | None:
+    """Return the size of what a URL gives, None if the server does not say."""
+
+    def attempt(_progress: Progress) -> int | None:
+        try:
+            with contextlib.closing(request(url, limits, token, method="HEAD")) as response:
+                length = response.headers.get("Content-Length", "")
+                return int(length) if length.isdigit() else None
+        except DownloadError as error:
+            if error.status in (None, 404, 410):
+                raise
+            return None  # some servers answer HEAD otherwise than GET, which then says what is wrong
+
+    return patiently(url, limits, attempt)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: what has to change in firewalld so that only trusted addresses reach some ports."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Sequence
+
+from .firewalld import Change, Plan, Session, State, View, Zone
+from .firewalld_output import parse_rule
+from .firewalld_ports import covers, holds, split_range, surely_open
+from .firewalld_problems import default_zone_problems, problems_of
+
+
+def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: State, session: Session | None) -> Plan:
+    """Return what has to change so that these sources alone reach these ports; `sources` are normalised."""
+    own = state.permanent.zones.get(name)
+    anew = own is None or not _is_ours(own)
+    closing = [list(_closings(name, ports, view)) for view in state.views()]
+    reload = _must_reload(name, state, closing, anew=anew)
+    views = [state.permanent] if reload else state.views()
+    before = [Zone(name) if anew and view is state.permanent else view.zones.get(name, Zone(name)) for view in views]
+    changes = []
+    if anew:
+        changes += [Change(name, "zone", "", "absent")] if own else []
+        changes.append(Change(name, "zone", "", "present"))
+    if session is not None and not holds(sources, session.client):
+        changes += _session_opened(name, state, views, session)
+    wanted = _wanted(name, sources, ports, own, session)
+    for kind in ("rich_rule", "port", "source"):
+        changes += _differences(kind, wanted, before, "enabled")
+    for kind in ("source", "port", "rich_rule"):
+        changes += _differences(kind, wanted, before, "disabled")
+    for found in closing[: len(views)]:
+        changes += [change for change in found if found is closing[0] or change not in closing[0]]
+    return Plan(list(dict.fromkeys(changes)), reload, problems_of(name, sources, ports, state, session))
+
+
+def _wanted(name: str, sources: Sequence[str], ports: Sequence[int], own: Zone | None, session: Session | None) -> Zone:
+    """Return our zone as it is to be."""
+    # Those of other controllers stay while these are trusted: what is right must not depend on who looks.
+    rules = [rule for rule in (own.rich_rules if own else ()) if _is_ssh_rule(rule, sources)]
+    if session is not None and holds(sources, session.client) and _ssh_rule(session) not in rules:
+        rules.append(_ssh_rule(session))
+    return Zone(name, sources=tuple(sources), ports=tuple(f"{port}/tcp" for port in ports), rich_rules=tuple(rules))
+
+
+def _must_reload(name: str, state: State, closing: Sequence[Sequence[Change]], *, anew: bool) -> bool:
+    """Say whether the changes have to come into force all at once."""
+    in_force = state.runtime.zones.get(name) if state.runtime else None
+    return state.runtime is not None and (
+        anew
+        or in_force is None
+        or not _is_ours(in_force)
+        # What is left of a range is opened anew: for a moment all of it is closed, the session's port perhaps too.
+        or any("-" in change.value for changes in closing for change in changes)
+    )
+
+
+def plan_removal(name: str, state: State, session: Session | None) -> Plan:
+    """Return what has to change so that the zone is gone."""
+    known = name in state.permanent.zones
+    reload = state.runtime is not None and (known or name in state.runtime.zones)
+    if not known and not reload:
+        return Plan([], reload=False, problems=[])
+    changes = [] if session is None else _session_opened(name, state, [state.permanent], session)
+    if known:
+        changes.append(Change(name, "zone", "", "absent"))
+    return Plan(changes, reload, default_zone_problems(name, state))
+
+
+def _is_ours(zone: Zone) -> bool:
+    """Say whether a zone has nothing but what this role puts into one."""
+    return zone == Zone(zone.name, sources=zone.sources, ports=zone.ports, rich_rules=zone.rich_rules)
+
+
+def _differences(kind: str, wanted: Zone, before: Sequence[Zone], state: str) -> list[Change]:
+    def values(zone: Zone) -> tuple[str, ...]:
+        return {"source": zone.sources, "port": zone.ports, "rich_rule": zone.rich_rules}[kind]
+
+    goal = values(wanted)
+    if state == "enabled":
+        found = [value for value in goal if any(value not in values(zone) for zone in before)]
+    else:
+        found = [value for zone in before for value in values(zone) if value not in goal]
+    return [Change(wanted.name, kind, value, state) for value in dict.fromkeys(found)]
+
+
+def _closings(own: str, ports: Sequence[int], view: View) -> Iterator[Change]:
+    """Give the changes that close plain ports in all other zones, in use or not."""
+    for zone in view.zones.values():
+        for entry in zone.ports if zone.name != own else ():
+            if any(covers(entry, port) for port in ports):
+                yield Change(zone.name, "port", entry, "disabled")
+                for left in split_range(entry, ports):
+                    yield Change(zone.name, "port", left, "enabled")
+
+
+def _ssh_rule(session: Session) -> str:
+    return (
+        f'rule family="ipv{session.client.version}" source address="{session.client}" '
+        f'port port="{session.port}" protocol="tcp" accept'
+    )
+
+
+def _is_ssh_rule(rule: str, sources: Sequence[str]) -> bool:
+    """Say whether a rule is as `_ssh_rule` makes it, for an address that these sources hold."""
+    elements = parse_rule(rule)
+    try:
+        client = ipaddress.ip_address(elements.get("source", {}).get("address", ""))
+        port = int(elements.get("port", {}).get("port", ""))
+    except ValueError:
+        return False
+    return rule == _ssh_rule(Session(client, port, "")) and holds(sources, client)
+
+
+def _session_opened(own: str, state: State, views: Sequence[View], session: Session) -> list[Change]:
+    """Return what keeps a session open that comes through another zone than ours."""
+    zones = [_zone_of_session(own, state, view, session) for view in views]
+    return [
+        Change(zone.name, "port", f"{session.port}/tcp", "enabled")
+        for zone in zones
+        if not surely_open(zone, state.services, session.port)
+    ]
+
+
+def _zone_of_session(own: str, state: State, view: View, session: Session) -> Zone:
+    """Return the zone that a session falls into: sources come before interfaces, and the default zone is last."""
+    others = [zone for zone in view.zones.values() if zone.name != own]
+    for zone in others:
+        if holds(zone.sources, session.client):
+            return zone
+    # Who binds an interface while the daemon runs, as NetworkManager does, does so again after a reload.
+    for known in reversed(state.views()):
+        for zone in known.zones.values():
+            if zone.name != own and session.interface in zone.interfaces:
+                return view.zones.get(zone.name, zone)
+    return view.zones.get(view.default_zone, Zone(view.default_zone))

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: what was found at an endpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# What a worker can be found to be; the public names, in the order in which they are counted.
+STATES = ("ready", "busy", "refused", "unreachable", "unresolved", "not_rpc", "incompatible")
+
+
+@dataclass
+class WorkerStatus:
+    """What was found at one endpoint: an entry of `workers` in the result of `rpc_worker_info`."""
+
+    endpoint: str
+    host: str
+    port: int
+    address: str | None = None
+    state: str = "unreachable"
+    reachable: bool = False
+    protocol: dict[str, Any] | None = None
+    devices: list[dict[str, int]] = field(default_factory=list)
+    latency_ms: float | None = None
+    message: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain types, for JSON."""
+        return asdict(self)
+
+
+def summarize(statuses: Sequence[WorkerStatus]) -> dict[str, Any]:
+    """Return the public result: the workers, whether all are ready, and how many are in each state."""
+    counts = {state: sum(status.state == state for status in statuses) for state in STATES}
+    all_ready = bool(statuses) and counts["ready"] == len(statuses)
+    return {"workers": [status.as_dict() for status in statuses], "all_ready": all_ready, "counts": counts}
