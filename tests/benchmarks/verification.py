@@ -14,10 +14,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
-
 from benchmarks.loopback import in_rounds, keep, ratios, release, timed_task
 from benchmarks.measure import BenchError, asked, run_to_end, shown, spread, table
 from support.collection import parse_endpoints, probe, summarize

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 
 from support.collection import FilterModule, parse_endpoint, probe
 from support.harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
