@@ -44,6 +44,10 @@ options:
     description: The variables of the hosts by name, Ansible's C(hostvars).
     type: dict
     required: true
+  details:
+    description: Whether each worker is a dictionary, with its C(host), C(endpoint), C(address) and C(port).
+    type: bool
+    default: false
 notes:
   - llama.cpp RPC has no IPv6; addresses are IPv4 or names.
 seealso:
@@ -59,22 +63,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The endpoints, each as C(host:port), in the order of the hosts and, on a host, of its instances.
+  description:
+    - The endpoints, each as C(host:port), in the order of the hosts and, on a host, of its instances.
+    - With O(details) dictionaries in their place.
   type: list
-  elements: str
+  elements: raw
 """
 
 _WILDCARDS = ("0.0.0.0", "*", "::", "[::]")  # noqa: S104 - recognised, not bound
 
 
-def rpc_endpoints(hosts: object, hostvars: object) -> list[str]:
-    """Return `host:port` of each worker on these inventory hosts."""
+def rpc_endpoints(hosts: object, hostvars: object, details: bool = False) -> list[Any]:
+    """Return `host:port` of each worker on these inventory hosts, or with `details` what it consists of."""
     if isinstance(hosts, str) or not isinstance(hosts, Iterable):
         raise AnsibleFilterError("rpc_endpoints needs a list of inventory hosts, such as groups['llama_workers']")
     if not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("rpc_endpoints needs the variables of the hosts: write rpc_endpoints(hostvars)")
     owners: dict[str, str] = {}
-    found = []
+    found: list[Any] = []
     for name in hosts:
         if name not in hostvars:
             raise AnsibleFilterError(f"host {name} is not in the inventory: add it or take it off the list of workers")
@@ -85,7 +91,10 @@ def rpc_endpoints(hosts: object, hostvars: object) -> list[str]:
                     f"{owners[endpoint.lower()]}, give each worker an address or port of its own"
                 )
             owners[endpoint.lower()] = name
-            found.append(endpoint)
+            address, _colon, port = endpoint.rpartition(":")
+            found.append(
+                {"host": name, "endpoint": endpoint, "address": address, "port": int(port)} if details else endpoint
+            )
     return found
 
 

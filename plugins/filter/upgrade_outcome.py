@@ -73,7 +73,14 @@ def upgrade_outcome(
     """Return what became of it."""
     if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
         raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
-    return upgrade.outcome(hosts, planned, end, rollback=rollback)
+    found = {host: {**known, "now": _asked(known)} for host, known in hosts.items()}
+    return upgrade.outcome(found, planned, end, rollback=rollback)
+
+
+def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what a host has now; None of one that stopped answering, or that release_journal failed on."""
+    now: Mapping[str, Any] | None = known["now"]
+    return now if now and "current" in now and not known["lost"] else None
 
 
 class FilterModule:

@@ -31,8 +31,8 @@ def _shell(script: str, **more: Any) -> dict[str, Any]:
 # With the cue lose-good a host is lost from the good end on, with back it answers once all others are through.
 _CONNECTION = """
 {{ 'ssh' if ((folder ~ 'lost') is exists
-             or (folder ~ 'cue-lose-good') is exists and hostvars.master.__upgrade_good is defined)
-            and not ((folder ~ 'cue-back') is exists and hostvars.master.__upgrade_came_through is defined)
+             or (folder ~ 'cue-lose-good') is exists and hostvars.master.__upgrade_noted_as_good is defined)
+            and not ((folder ~ 'cue-back') is exists and hostvars.master.__upgrade_completed is defined)
    else 'local' }}
 """
 _FACT = "ansible.builtin.set_fact"
@@ -74,7 +74,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
             {"name": "Name", _FACT: {"__llama_cpp_id": "{{ llama_cpp_version }}-id"}},
             _shell(_BRING),
         ],
-        "look": [
+        "gather": [
             _shell(_LOOK, register="__look"),
             {
                 "name": "Look",
@@ -88,7 +88,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
     "rpc_server": {
-        **{name: [] for name in ("validate", "look", "cores", "inspect")},
+        **{name: [] for name in ("validate", "gather", "cores", "inspect")},
         "address": [{"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}}],
         "main": [
             {"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}},
@@ -110,7 +110,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
 }
-VARIABLES = {"rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale": []}}
+VARIABLES = {"rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale_ports": []}}
 
 _MODULE = """#!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later

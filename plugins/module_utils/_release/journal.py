@@ -23,7 +23,7 @@ from typing import Any
 # Whatever the playbook's tasks run that changes a host has this in its environment: the prefix.
 VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
-# What roles/llama_cpp makes of a release's name (tasks/look.yml). None leads out of the folder.
+# What roles/llama_cpp makes of a release's name (tasks/gather.yml). None leads out of the folder.
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _KEYS = ("run", "from", "to", "time")
 

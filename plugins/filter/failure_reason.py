@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: why a task has failed, in one line."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: failure_reason
+short_description: Why a task has failed, in one line
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Reads the result of a failed task, C(ansible_failed_result) in a rescue, and of a loop the first item that failed.
+  - Roles and playbooks of this collection put what it returns into sentences of their own.
+options:
+  _input:
+    description: The result of the task.
+    type: dict
+    required: true
+  output:
+    description: >-
+      Whether the output counts, too. Then it is what a program said that failed without a message, with the next lines
+      where the output is kept in a log; and the line has no punctuation at its end.
+    type: bool
+    default: false
+  task:
+    description: The name of the task, for a result that says nothing.
+    type: str
+"""
+
+EXAMPLES = r"""
+- name: The reason is part of another sentence
+  block:
+    - name: The service runs
+      ansible.builtin.command:
+        argv: [systemctl, is-active, llama-rpc-server@50052]
+      changed_when: false
+  rescue:
+    - name: The operator gets to know it
+      ansible.builtin.debug:
+        msg: "There is no worker: {{ ansible_failed_result | llama_cpp.cluster.failure_reason(output=true) }}."
+"""
+
+RETURN = r"""
+_value:
+  description: The reason.
+  type: str
+"""
+
+from typing import Any, Callable, Mapping
+
+from ansible.errors import AnsibleFilterError
+
+_SILENT = "non-zero return code"
+_END = ".:;"
+_LONGEST = 300
+
+
+def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | None = None) -> str:
+    """Return why a task has failed."""
+    if not isinstance(result, Mapping):
+        raise AnsibleFilterError("failure_reason needs the result of a task, such as ansible_failed_result")
+    items = [item for item in result.get("results") or [] if item.get("failed")]
+    failed = items[0] if items else result
+    message, errors = (str(failed.get(key) or "").strip() for key in ("msg", "stderr"))
+    if output and errors and (not message or message.startswith(_SILENT)):
+        message = errors
+    lines = message.splitlines() or [f'the task "{task}" failed' if task else "See above"]
+    if not output:
+        return lines[0]
+    reason = lines[0].strip().rstrip(_END)
+    more = " ".join(line.strip() for line in lines[1:4]) if "log" in failed else ""
+    return f"{reason} ({_shortened(more).rstrip(_END)})" if more else reason
+
+
+def _shortened(text: str) -> str:
+    # Whole words, as Jinja's own filter truncate leaves them.
+    return text if len(text) <= _LONGEST + 5 else text[: _LONGEST - 3].rsplit(" ", 1)[0] + "..."
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"failure_reason": failure_reason}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what is known of each of some hosts, as one dictionary."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: host_records
+short_description: What is known of each of some hosts
+version_added: 0.1.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Collects variables of hosts, most often facts that tasks have set there, into one dictionary for each host.
+  - Each further option is a key of these dictionaries, and its value the name of the variable; a variable that a host
+    does not have is V(null).
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of inventory hosts.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  merge:
+    description: The name of a variable that is a dictionary, whose keys are added as they are.
+    type: str
+  endpoints:
+    description: Whether the endpoints of the host's workers are added as C(endpoints), see
+      P(llama_cpp.cluster.rpc_endpoints#filter).
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: Which address and which port each worker has
+  ansible.builtin.debug:
+    msg: "{{ ['localhost'] | llama_cpp.cluster.host_records(hostvars, address='ansible_host', port='ansible_port') }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The dictionaries by the hosts' names.
+  type: dict
+"""
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+
+
+def host_records(
+    hosts: Sequence[str],
+    hostvars: Mapping[str, Any],
+    merge: str | None = None,
+    endpoints: bool = False,
+    **variables: str,
+) -> dict[str, dict[str, Any]]:
+    """Return what is known of each host."""
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("host_records needs a list of hosts, and the variables of the hosts: hostvars")
+    records: dict[str, dict[str, Any]] = {}
+    for host in hosts:
+        known = hostvars[host]
+        records[host] = {
+            **({"endpoints": rpc_endpoints([host], hostvars)} if endpoints else {}),
+            **{key: known.get(variable) for key, variable in variables.items()},
+            **(known[merge] if merge is not None and merge in known else {}),
+        }
+    return records
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"host_records": host_records}
