@@ -63,7 +63,7 @@ class Build:
 def _source(names: tuple[str, ...]) -> Path:
     """Return upstream's tree with these patches of ours."""
     sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
-    patches = [read_patch(ROLE / f"files/patches/{name}.patch") for name in names]
+    patches = [read_patch(ROLE / "files/patches" / VERSION / f"{name}.patch") for name in names]
     for patch in patches:
         check_origin(patch, sha256, "", ARCHIVE.name)
     content = hashlib.sha256("".join([sha256, *(patch.sha256 for patch in patches)]).encode()).hexdigest()
