@@ -23,9 +23,10 @@ import pytest
 from ansible.plugins.filter.core import to_bool
 from harness import HANG_S, ROOT, AnyRelease, Release, Worker, over, running_worker
 from logits import Logits, compare
+from pinned_source import TESTED, released
 from quantised_models import TYPES, random_blocks, write_quantised
 from random_model import write_model
-from rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError, view
+from rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError, fnv_1a, view
 from served_logits import served
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def watched(
         yield Watched(worker, status)
 
 
-@pytest.fixture(scope="module")
-def repacking(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched(release_7, tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
+@pytest.fixture(scope="module", params=TESTED)
+def repacking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(released(request.param), tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
         yield worker
 
 
@@ -452,6 +453,8 @@ def is_had_from_the_cache(worker: Watched, kind: Type) -> None:
         m = Multiplication(session, kind)
         assert not session.set_by_hash(m.weight, m.stored[::-1])
         session.set(m.weight, m.stored, keep=True)
+        if session.major < 7:  # there a worker keeps only what is larger than 10 MiB
+            (worker.status_file.parent / "cache/rpc" / f"{fnv_1a(m.stored):016x}").write_bytes(m.stored)
         m.check_all()
     with closing(Session(worker.port)) as session:
         m = Multiplication(session, kind)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from harness import HANG_S, free_port
-from pinned_source import PATCHED, opened
+from pinned_source import TESTED, opened
 
 PROGRAM = Path(__file__).parent / "rpc_transport.cpp"
 
 
-@pytest.mark.parametrize("version", PATCHED)
+@pytest.mark.parametrize("version", TESTED)
 def test_messages_arrive_though_nobody_flushes_and_signals_interrupt(version: str, tmp_path: Path) -> None:
     tree, program = tmp_path / "source", tmp_path / "program"
     with opened(version, ["rpc-transport"]) as archive:

@@ -36,6 +36,8 @@ SANITIZED = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
     "GGML_OPENMP": "OFF",
 }  # fmt: skip
+# Where only behaviour counts.
+QUICK = {"CMAKE_C_FLAGS_RELEASE": "-O1 -DNDEBUG", "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG"}
 RACES = {"CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_THREAD": "ON", "GGML_OPENMP": "OFF"}
 # For processors from before the kernels' instructions, of either architecture.
 OLD_CPU = {
@@ -79,10 +81,11 @@ def build(name: str, options: dict[str, str], targets: list[str], patches: tuple
     # With `pytest -n` the processes share what is built.
     with (CACHE / "performance/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _built(name, options, targets, _source(patches))
+        return built(name, options, targets, _source(patches))
 
 
-def _built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
+def built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
+    """Build programs of an unpacked source, in a folder of this name in it."""
     folder = source / name
     # The builds have most of what is compiled in common.
     ccache = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_BASEDIR": str(source.parent), "CCACHE_NOHASHDIR": "1"}
