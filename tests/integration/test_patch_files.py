@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import apply, touched
 from harness import CACHE, ROOT
-from pinned_source import ARCHIVES, DEFAULT, PATCHED, ROLE, TESTED, choices, opened, patches
+from pinned_source import ARCHIVES, DEFAULT, ROLE, TESTED, choices, opened, patches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +25,6 @@ def patches_sh(*arguments: str) -> subprocess.CompletedProcess[str]:
         [ROOT / "scripts/patches.sh", *arguments],
         env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-
-
-def test_the_default_version_is_patched() -> None:
-    assert DEFAULT in PATCHED
 
 
 @pytest.fixture(scope="module", params=TESTED)

@@ -13,15 +13,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._archive import Archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._source_patch import check_origin, read_patch
 from harness import CACHE, ROOT
+from pinned_source import ARCHIVES, DEFAULT
 
 ROLE = ROOT / "roles/llama_cpp"
-VERSION = "0.3.36"
+VERSION = DEFAULT
 # What the role applies to it, in this order.
-PATCHES = tuple(yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"][VERSION]["patches"])
+PATCHES = tuple(ARCHIVES[VERSION]["patches"])
 ARCHIVE = CACHE / f"sources/llama_cpp_python-{VERSION}.tar.gz"
 SUBDIR = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
 LIMIT_S = 3600
