@@ -42,7 +42,7 @@ ENVIRONMENT = {
     "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C",
 }  # fmt: skip
 
-USAGE = "say `tree FOLDER [VERSION]`, `export FOLDER [TO]` or `rebase TO [FOLDER]`."
+USAGE = "say `fetch`, `tree FOLDER [VERSION]`, `export FOLDER [TO]` or `rebase TO [FOLDER]`."
 
 
 class PatchesError(Exception):
@@ -238,6 +238,10 @@ def run(command: str, first: str = "", second: str = "") -> int:
         make_tree(Path(first), second or DEFAULT)
     elif command == "export" and first:
         export(Path(first), Path(second) if second else None)
+    elif command == "fetch":
+        for version in ARCHIVES:
+            if ARCHIVES[version].get("patches"):
+                print(source_of(version))
     elif command == "rebase" and first:
         return 0 if rebase(first, Path(second) if second else None) else 1
     else:

@@ -5,6 +5,7 @@
 #   scripts/patches.sh export FOLDER [TO]       the commits of such a tree become the patches of its version (or files in folder TO)
 #   scripts/patches.sh rebase TO [FOLDER]       what of the default version's patches fits version TO, or the source in folder TO,
 #                                               hunk by hunk; with FOLDER, also a tree there with what fits
+#   scripts/patches.sh fetch                    the sources of all versions that have patches are in the cache
 set -eu
 
 cd "$(dirname "$0")/.."
