@@ -5,7 +5,7 @@
 #include "transport.cpp"
 
 #include <csignal>
-#include <cstdarg>
+#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -44,6 +44,8 @@ int main(int, char ** argv) {
     std::thread worker([&] {
         const auto client = server->accept();
         printf("asked: %s\n", received(client).c_str());
+        // The master is interrupted while it waits.
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
         client->send_data("pong", 4);
         printf("told at the end: %s\n", received(client).c_str());
     });
