@@ -110,6 +110,13 @@ def test_recorded_output_is_of_commits_of_the_table() -> None:
     assert any(PIN["commit"].startswith(commit) for commit, _protocol in recorded), "nothing is recorded of the default"
 
 
+def test_what_programs_say_of_themselves_is_recorded_of_versions_of_the_table() -> None:
+    names = {path.name for folder in ("capabilities", "bench") for path in (ROOT / "tests/fixtures" / folder).iterdir()}
+    assert {said for name in names for said in re.findall(VERSION, name)} <= set(ARCHIVES)
+    wanted = {f"{program}-{DEFAULT}-help.txt" for program in ("llama-completion", "llama-cli", "llama-bench")}
+    assert {*wanted, f"llama-bench-{DEFAULT}.jsonl"} <= names, "nothing is recorded of the default version"
+
+
 def test_digests_in_examples() -> None:
     near = rf"llama-cpp-python=={VERSION}\n\s*sha256: ([0-9a-f]{{64}})"
     assert [said for _name, said in found(near) if ARCHIVES[said[0]]["sha256"] != said[1]] == []
