@@ -111,10 +111,15 @@ def message_of(patch: Path) -> str:
     return patch.read_text().partition("\ndiff --git ")[0]
 
 
-def make_tree(folder: Path, version: str) -> None:
-    """Make a tree of a version and its patches."""
+def check_empty(folder: Path) -> None:
+    """Refuse a folder that has something in it."""
     if folder.exists() and any(folder.iterdir()):
         raise PatchesError(f"{folder} is not empty: name a folder that is, or that is not there yet.")
+
+
+def make_tree(folder: Path, version: str) -> None:
+    """Make a tree of a version and its patches."""
+    check_empty(folder)
     unpack(version, folder)
     begin(folder, version)
     for path in paths_of(version):
@@ -199,10 +204,13 @@ def rebase(to: str, folder: Path | None) -> bool:
     """Try the default version's patches on another source, say what fits, and return whether all of it does."""
     with tempfile.TemporaryDirectory() as scratch:
         tree = folder or Path(scratch) / "tree"
+        check_empty(tree)
         if to in ARCHIVES:
             unpack(to, tree)
+        elif (Path(to) / "ggml").is_dir():
+            shutil.copytree(to, tree, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git"))
         else:
-            shutil.copytree(to, tree, symlinks=True)
+            raise PatchesError(f"{to} is neither a version of the role's table nor a folder with llama.cpp's source.")
         begin(tree, to)
         unpack(DEFAULT, Path(scratch) / "base")
         outcomes = [one for path in paths_of(DEFAULT) for one in rebase_one(path, Path(scratch) / "base", tree, to)]
