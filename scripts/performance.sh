@@ -23,4 +23,5 @@ fi
 
 # The source is in the cache then, and what builds it is installed.
 ansible-playbook tests/support/releases.yml
+scripts/patches.sh fetch
 exec pytest -q --durations 5 "$@" tests/performance

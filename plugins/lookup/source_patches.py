@@ -12,8 +12,8 @@ author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Finds patches, and examines them as far as that can be done without the source.
-  - A patch is a unified diff C(<name>.patch), with lines before its first change that say what it is made for, and
-    maybe a folder C(<name>) beside it with files to add. See O(llama_cpp.cluster.verified_archive#module:patches).
+  - A patch is a unified diff C(<name>.patch), with lines before its first change that say what it is made for. See
+    O(llama_cpp.cluster.verified_archive#module:patches).
   - What is wrong is no error, but RV(_value.problem).
 options:
   _terms:
@@ -24,7 +24,9 @@ options:
     elements: str
     required: true
   own:
-    description: The folder of those that are meant by a name.
+    description:
+      - The folder of those that are meant by a name, with one folder for each version that they are made for.
+      - Of those of the pinned source all are given, all but one, or none, as nothing else is tested.
     type: path
   sha256:
     description: The SHA-256 digest of the archive that the source comes from, if there is one.
@@ -69,18 +71,13 @@ _value:
           type: str
           sample: rpc-repack
         sha256:
-          description: The digest of the diff; of one that comes with files, of the list of all their digests.
+          description: The digest of the file.
           type: str
           sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
         path:
-          description: The diff on the controller.
+          description: The file on the controller.
           type: str
           sample: /srv/patches/rpc-repack.patch
-        parts:
-          description: The diff, and the folder if there is one.
-          type: list
-          elements: str
-          sample: [/srv/patches/rpc-repack.patch, /srv/patches/rpc-repack]
 """
 
 from pathlib import Path
@@ -88,10 +85,20 @@ from typing import Any
 
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
+    Patch,
     PatchError,
     check_origin,
     read_patch,
 )
+
+# What became of names that an inventory may still have.
+SUCCESSORS = {
+    "rpc-send": "rpc-dispatcher",
+    "rpc-copy": "rpc-dispatcher",
+    "rpc-spin": "rpc-transport",
+    "rpc-check": "rpc-safety",
+    "rpc-cache": "rpc-safety",
+}
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]
@@ -105,29 +112,65 @@ class LookupModule(LookupBase):  # type: ignore[misc]
     ) -> list[dict[str, Any]]:
         """Return one dictionary."""
         self.set_options(var_options=variables, direct=kwargs)
+        names = [str(term) for term in terms]
         try:
-            return [{"patches": [self._examined(str(term), variables or {}) for term in terms], "problem": ""}]
+            found = [self._examined(name, variables or {}) for name in names]
+            self._check_choice([name for name in names if self._is_own(name)])
         except PatchError as error:
             return [{"patches": [], "problem": str(error)}]
+        return [{"patches": found, "problem": ""}]
+
+    def _is_own(self, term: str) -> bool:
+        return bool(self.get_option("own")) and "/" not in term and not Path(term).suffix
 
     def _examined(self, term: str, variables: dict[str, Any]) -> dict[str, Any]:
-        path = self._path(term, variables)
+        path = self._own_path(term) if self._is_own(term) else self._path(term, variables)
         patch = read_patch(path)
+        self._check_origin(patch)
+        return {"name": patch.name, "sha256": patch.sha256, "path": str(path)}
+
+    def _check_origin(self, patch: Patch) -> None:
         check_origin(patch, self.get_option("sha256"), self.get_option("commit"), self.get_option("pinned"))
-        parts = [path, path.with_suffix("")] if patch.added else [path]
-        return {"name": patch.name, "sha256": patch.sha256, "path": str(path), "parts": [str(part) for part in parts]}
+
+    def _is_for_the_source(self, path: Path) -> bool:
+        try:
+            self._check_origin(read_patch(path))
+        except PatchError:
+            return False
+        return True
+
+    def _own_path(self, term: str) -> Path:
+        """Return the one that is made for the source; if there is none, the one for the newest other version."""
+        own = Path(self.get_option("own"))
+        paths = sorted(
+            own.glob(f"*/{term}.patch"), key=lambda path: [int(part) for part in path.parent.name.split(".")]
+        )
+        if paths:
+            return next((path for path in paths if self._is_for_the_source(path)), paths[-1])
+        if term in SUCCESSORS:
+            raise PatchError(
+                f"There is no patch {term} any more: what it did is in {SUCCESSORS[term]}, so give that name."
+            )
+        known = ", ".join(sorted({path.stem for path in own.glob("*/*.patch")}))
+        raise PatchError(
+            f"There is no patch {term} of this collection's own (there is {known or 'none'}): give one of "
+            "these, or the path of a file that ends in .patch."
+        )
+
+    def _check_choice(self, given: list[str]) -> None:
+        """Refuse what nobody has built: of the collection's own all are given, all but one, or none."""
+        if not given:
+            return
+        own = Path(self.get_option("own"))
+        there = {path.stem for path in own.glob("*/*.patch") if self._is_for_the_source(path)}
+        missing = sorted(there - set(given))
+        if len(missing) > 1:
+            raise PatchError(
+                f"llama_cpp_patches leaves out {' and '.join(missing)}: of the collection's own "
+                f"({', '.join(sorted(there))}) give all, all but one, or none, as nothing else is tested."
+            )
 
     def _path(self, term: str, variables: dict[str, Any]) -> Path:
-        own = self.get_option("own")
-        if own and "/" not in term and not Path(term).suffix:
-            path = Path(own) / f"{term}.patch"
-            if not path.is_file():
-                known = ", ".join(sorted(found.stem for found in Path(own).glob("*.patch")))
-                raise PatchError(
-                    f"There is no patch {term} of this collection's own (there is {known or 'none'}): give one of "
-                    "these, or the path of a file that ends in .patch."
-                )
-            return path
         if Path(term).suffix != ".patch":
             raise PatchError(f"{term} is no name of a patch: give the path of a file that ends in .patch.")
         found = self.find_file_in_search_path(variables, "files", term, ignore_missing=True)
@@ -135,5 +178,10 @@ class LookupModule(LookupBase):  # type: ignore[misc]
             raise PatchError(
                 f"The patch {term} is not there on the controller: give its path, absolute or from the folder of the "
                 "playbook."
+            )
+        if Path(found).with_suffix("").is_dir():
+            raise PatchError(
+                f"The patch {term} has a folder beside it, whose files are added no more: put them into the diff, as "
+                "`git add --intent-to-add` and `git diff` do."
             )
         return Path(found)

@@ -55,9 +55,7 @@ options:
     default: []
     suboptions:
       path:
-        description:
-          - The diff, a file C(<name>.patch) on the host.
-          - The files of a folder C(<name>) beside it are added to the content, and must not be there already.
+        description: The diff, a file C(<name>.patch) on the host.
         type: path
         required: true
       sha256:

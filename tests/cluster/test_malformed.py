@@ -125,7 +125,7 @@ def asked(port: int, attack: Attack) -> None:
         attack(session)
 
 
-# What the patch rpc-check refuses, and what is known to end it: otherwise nothing would be shown of what comes after.
+# What the patch rpc-safety refuses, and what is known to end it: otherwise nothing would be shown of what comes after.
 REFUSED = {"a function of CUSTOM", "rows into more matrices than there are", "a tensor outside of its buffer"}
 DEADLY = {a_row_that_there_is_not.__name__}
 OTHERS = garbage, half_a_hello, more_than_any_memory, a_buffer_of_more_than_any_memory, a_handle_that_there_is_not

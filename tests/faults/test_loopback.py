@@ -341,7 +341,7 @@ def tiny_disk(folder: Path, size: int) -> Iterator[Path]:
 
 # What a disk forgets by itself changes neither size nor time. What keeps the cache in order reads all of it at times.
 UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is put in order."
-# A worker with the patch rpc-cache. Nothing fails: the master sends what the cache does not have.
+# A worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
 NOT_USED = "not used, as it is not what its name says"
 NOT_KEPT = "not kept, as the disk has too little room"
 # As the unit has them by default, but for the minute in which an entry may be on its way.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from support.harness import Release, Worker
 
 MAIN = (FAKE / "main.cpp").read_text()
-# What it says is in a file of the first patch's own.
+# What it says is in a file that the first patch brings.
 FIRST = MAIN.replace("const char * commit", '#include "words/first.h"\nconst char * commit').replace(
     "0 (", '0" FIRST " ('
 )
@@ -34,6 +34,12 @@ SECOND = FIRST.replace("FIRST", 'FIRST " and second"')
 
 def diff(old: str, new: str, path: str = "main.cpp") -> str:
     return "".join(unified_diff(old.splitlines(True), new.splitlines(True), f"a/{path}", f"b/{path}"))
+
+
+def words(text: str) -> str:
+    """Give the diff that brings the words."""
+    lines = unified_diff([], [f'#define FIRST " {text}"\n'], "/dev/null", "b/words/first.h")
+    return "".join(lines)
 
 
 def said(fleet: Fleet, host: str) -> str:
@@ -54,18 +60,18 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
         (folder / f"{name}.patch").write_text(f"SPDX-License-Identifier: MIT\nMade-for: {origin}\nWhy.\n{text}")
         return f"{folder}/{name}.patch"
 
-    first, second = patch("first", diff(MAIN, FIRST)), patch("second", diff(FIRST, SECOND))
-    (folder / "first" / "words").mkdir(parents=True)
-    (folder / "first" / "words" / "first.h").write_text('#define FIRST " first"\n')
-    linked = patch("linked", diff(MAIN, FIRST))
-    (folder / "linked").symlink_to("/etc")
+    first = patch("first", diff(MAIN, FIRST) + words("first"))
+    second = patch("second", diff(FIRST, SECOND))
+    beside = patch("beside", diff(MAIN, FIRST))
+    (folder / "beside").mkdir()
     bad = {
         "swapped": [second, first],
         "other": [patch("other", diff(MAIN, FIRST), f"commit:{'1' * 40}")],
         "missing": ["nowhere.patch"],
         "unknown": ["rpc-unpack"],
+        "renamed": ["rpc-send"],
         "evil": [patch("evil", diff(MAIN, FIRST, "../../main.cpp"))],
-        "linked": [linked],
+        "beside": [beside],
         "text": first,
     }
     artifact = {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x", "llama_cpp_artifact_sha256": sha256}
@@ -87,7 +93,10 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     fleet.failed(run, "missing", "The patch nowhere.patch is not there on the controller")
     fleet.failed(run, "unknown", "There is no patch rpc-unpack of this collection's own")
     fleet.failed(run, "evil", "The patch evil is refused: it changes 'a/../../main.cpp'")
-    fleet.failed(run, "linked", f"The patch linked comes with {folder}/linked, which is no plain file in a folder")
+    fleet.failed(
+        run, "renamed", "There is no patch rpc-send any more: what it did is in rpc-dispatcher, so give that name."
+    )
+    fleet.failed(run, "beside", "has a folder beside it, whose files are added no more")
     fleet.failed(run, "text", "llama_cpp_patches lists; on the command line give them as JSON")
     fleet.failed(run, "given", "llama_cpp_patches is for what is built")
     for host in refused:
@@ -100,7 +109,7 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
 
     # What has failed goes on from a clean source. Other words are another release, and so is stock.
     fleet.hosts["swapped"] = {**fleet.hosts["both"], "llama_cpp_build_strategy": "per_class"}
-    (folder / "first" / "words" / "first.h").write_text('#define FIRST " other"\n')
+    patch("first", diff(MAIN, FIRST) + words("other"))
     run = fleet.run("swapped")
     assert run.code == 0, run.text
     assert said(fleet, "swapped") == version.format(" other and second")

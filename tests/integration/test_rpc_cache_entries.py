@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""With the patch rpc-cache a worker's cache serves what its entries are named after, or nothing."""
+"""With the patch rpc-safety a worker's cache serves what its entries are named after, or nothing."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
+import subprocess
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Callable
 import pytest
 
 from support.cache_folder import Cache, fnv
-from support.harness import RELEASES, Release
+from support.harness import HANG_S, RELEASES, Release
 from support.rpc_session import Arena, Session, Tensor, Type
 from support.watched_worker import Watched, watched
 
@@ -147,6 +148,19 @@ def test_an_entry_has_its_name_when_it_is_whole(release_7: Release, tmp_path: Pa
         assert not entry.exists()
         assert list(kept.entries.iterdir()) == []
         assert f"not kept: '{entry}' (File too large)" in kept.worker.log
+        assert not kept.asked(data)
+
+
+def test_an_entry_has_no_name_unless_the_disk_has_it(release_7: Release, tmp_path: Path) -> None:
+    """Where a disk fails only when it is to have written, as after a loss of power."""
+    library = tmp_path / "failing.so"
+    code = "#include <errno.h>\nint fdatasync(int fd) { (void) fd; errno = EIO; return -1; }\n"
+    compiled = ["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
+    subprocess.run(compiled, input=code, text=True, check=True, timeout=HANG_S)
+    with keeping(release_7, tmp_path, f"LD_PRELOAD={library}") as kept:
+        data, entry = kept.stored()
+        assert list(kept.entries.iterdir()) == []
+        assert f"not kept: '{entry}' (Input/output error)" in kept.worker.log
         assert not kept.asked(data)
 
 

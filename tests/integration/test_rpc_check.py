@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patch rpc-check changes on a worker: what only a hostile client sends is refused, and nothing else is.
+"""What the patch rpc-safety changes on a worker: what only a hostile client sends is refused, and nothing else is.
 
 `make test-performance` shows what the same requests do to upstream's worker, and has sanitizers look.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.harness import HANG_S
-from support.hostile_requests import ATTACKS, DEADLY, Attack, served_well
-from support.rpc_session import Session, WorkerClosedError
+from support.hostile_requests import ATTACKS, DEADLY, Attack, computed, node, served_well, tensor
+from support.rpc_session import Op, Session, Type, WorkerClosedError
 from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
@@ -43,6 +43,48 @@ def test_what_only_a_hostile_client_sends_ends_its_connection_and_no_worker(work
     served_well(worker.port)
     # It is the same process.
     assert worker.worker.alive
+
+
+REFUSED = {
+    "stored beyond its end": "SET",
+    "more rows than the result has": "GET_ROWS",
+    "rows into shorter ones": "SET_ROWS",
+    "more snapshots than the result has": "GATED_DELTA_NET",
+}
+
+
+@pytest.mark.parametrize(("name", "operation"), REFUSED.items(), ids=REFUSED.values())
+def test_the_log_names_what_was_refused_and_how_to_let_it_through(
+    release_7: Release, tmp_path: Path, name: str, operation: str
+) -> None:
+    with watched(release_7, tmp_path) as worker:
+        with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
+            ATTACKS[name](session)
+        wanted = f"[rpc_check] refused: operation {operation}: "
+        (line,) = [line for line in worker.log.splitlines() if wanted in line]
+    assert f"GGML_RPC_CHECK_SKIP={operation} in the worker's environment lets it through" in line
+
+
+def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, tmp_path: Path) -> None:
+    """Numbers are taken from rows that lie further apart than the result says: the kernel stays within them here."""
+
+    def shorter(session: Session) -> None:
+        rows, which = tensor(session, Type.F32, 16, 4, numbers=range(64)), tensor(session, Type.I32, 1, numbers=[2])
+        target = node(session, Op.GET_ROWS, (rows, which), 16, 2)
+        computed(session, target)
+        assert list(session.values(target).flat[:16]) == list(range(32, 48))
+
+    first = watched(release_7, tmp_path / "1")
+    with first as worker, closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
+        shorter(session)
+    with watched(release_7, tmp_path / "2", "GGML_RPC_CHECK_SKIP=SSM_SCAN,GET_ROWS") as worker:
+        with closing(Session(worker.port)) as session:
+            shorter(session)
+        for name in ("a function of CUSTOM", "stored beyond its end", "a shape that there cannot be"):
+            with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
+                ATTACKS[name](session)
+        assert worker.worker.alive
+        assert worker.log.count("[rpc_check] refused: ") == 3
 
 
 @pytest.mark.parametrize("attack", DEADLY, ids=lambda attack: attack.__name__)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patches rpc-load, rpc-tensor, rpc-send and rpc-copy change on a master.
+"""What the patches rpc-load, rpc-tensor and rpc-dispatcher change on a master.
 
 What workers get is the same, less of it is sent, and threads and workers wait less for each other.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""With the patch rpc-spin a worker stays awake between the requests of a client, and takes little from others.
+"""With the patch rpc-transport a worker stays awake between the requests of a client, and takes little from others.
 
 What it computes is counted, not how long something takes: on a busy machine a worker sleeps sooner, and that is right.
 """

@@ -13,15 +13,14 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from support.collection import Archive, check_origin, read_patch
 from support.harness import CACHE, ROOT
+from support.pinned_source import ARCHIVES, DEFAULT
 
 ROLE = ROOT / "roles/llama_cpp"
-VERSION = "0.3.36"
+VERSION = DEFAULT
 # What the role applies to it, in this order.
-PATCHES = tuple(yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"][VERSION]["patches"])
+PATCHES = tuple(ARCHIVES[VERSION]["patches"])
 ARCHIVE = CACHE / f"sources/llama_cpp_python-{VERSION}.tar.gz"
 SUBDIR = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
 LIMIT_S = 3600
@@ -36,6 +35,8 @@ SANITIZED = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
     "GGML_OPENMP": "OFF",
 }  # fmt: skip
+# Where only behaviour counts.
+QUICK = {"CMAKE_C_FLAGS_RELEASE": "-O1 -DNDEBUG", "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG"}
 RACES = {"CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_THREAD": "ON", "GGML_OPENMP": "OFF"}
 # For processors from before the kernels' instructions, of either architecture.
 OLD_CPU = {
@@ -63,7 +64,7 @@ class Build:
 def _source(names: tuple[str, ...]) -> Path:
     """Return upstream's tree with these patches of ours."""
     sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
-    patches = [read_patch(ROLE / f"files/patches/{name}.patch") for name in names]
+    patches = [read_patch(ROLE / "files/patches" / VERSION / f"{name}.patch") for name in names]
     for patch in patches:
         check_origin(patch, sha256, "", ARCHIVE.name)
     content = hashlib.sha256("".join([sha256, *(patch.sha256 for patch in patches)]).encode()).hexdigest()
@@ -79,10 +80,11 @@ def build(name: str, options: dict[str, str], targets: list[str], patches: tuple
     # With `pytest -n` the processes share what is built.
     with (CACHE / "performance/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _built(name, options, targets, _source(patches))
+        return built(name, options, targets, _source(patches))
 
 
-def _built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
+def built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
+    """Build programs of an unpacked source, in a folder of this name in it."""
     folder = source / name
     # The builds have most of what is compiled in common.
     ccache = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_BASEDIR": str(source.parent), "CCACHE_NOHASHDIR": "1"}

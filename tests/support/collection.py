@@ -10,7 +10,11 @@ install()
 from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import check_origin, read_patch
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
+    Patch,
+    check_origin,
+    read_patch,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint, parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
@@ -21,6 +25,7 @@ __all__ = [
     "ENVIRONMENT",
     "Archive",
     "FilterModule",
+    "Patch",
     "check_origin",
     "parse_endpoint",
     "parse_endpoints",

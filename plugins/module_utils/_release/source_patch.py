@@ -8,12 +8,11 @@ otherwise than what has examined it. Here a diff is read once, and each line tha
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Mapping, NoReturn, Sequence
+from typing import Callable, NoReturn, Sequence
 
 MOST_BYTES = 16 << 20
 
@@ -50,32 +49,29 @@ class Change:
 
 @dataclass(frozen=True)
 class Patch:
-    """A diff, and the files that come with it."""
+    """A diff."""
 
     name: str
-    # Of the diff; where there are files, of a list of all digests.
     sha256: str
     # Each "sha256:<of the source archive>" or "commit:<full>".
     made_for: tuple[str, ...]
     changes: tuple[Change, ...]
-    added: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def read_patch(path: Path) -> Patch:
-    """Read `<name>.patch`, and the folder `<name>` beside it if there is one."""
+    """Read `<name>.patch`."""
     name = path.stem
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             raise PatchError(f"The patch {name} ({path}) is no file of at most {MOST_BYTES >> 20} MiB.")
         text = path.read_bytes()
-        added = _read_added(name, path.with_suffix(""))
     except OSError as error:
         raise PatchError(f"The patch {name} cannot be read: {error.filename or path}: {error.strerror}.") from None
     made_for, changes = parse(name, text)
-    if not changes and not added:
+    if not changes:
         raise PatchError(f"The patch {name} changes nothing: give a unified diff, as `git diff` writes it.")
-    return Patch(name, _digest(text, added), made_for, changes, added)
+    return Patch(name, hashlib.sha256(text).hexdigest(), made_for, changes)
 
 
 def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
@@ -92,11 +88,11 @@ def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
 
 
 def touched(patches: Sequence[Patch]) -> dict[str, str]:
-    """Return each path that is changed or added, with the name of the first patch that does."""
+    """Return each path that is changed, with the name of the first patch that does."""
     found: dict[str, str] = {}
     for patch in patches:
-        for path in [*(change.path for change in patch.changes), *patch.added]:
-            found.setdefault(path, patch.name)
+        for change in patch.changes:
+            found.setdefault(change.path, patch.name)
     return found
 
 
@@ -107,12 +103,6 @@ def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict
         for change in patch.changes:
             before = result[change.path] if change.path in result else read(change.path)
             result[change.path] = _changed(patch.name, change, before)
-        for path, content in patch.added.items():
-            if (result[path] if path in result else read(path)) is not None:
-                raise PatchError(
-                    f"The patch {patch.name} adds {path}, which the source has already: is it made for this source?"
-                )
-            result[path] = content
     return result
 
 
@@ -121,39 +111,6 @@ def parse(name: str, text: bytes) -> tuple[tuple[str, ...], tuple[Change, ...]]:
     if b"\0" in text:
         raise PatchError(f"The patch {name} is binary: give a unified diff, as `git diff` writes it.")
     return _Parser(name, text).parse()
-
-
-def _digest(text: bytes, added: Mapping[str, bytes]) -> str:
-    digest = hashlib.sha256(text).hexdigest()
-    if not added:
-        return digest
-    lines = [f"{digest}\n".encode()]
-    lines += [
-        hashlib.sha256(added[path]).hexdigest().encode() + b"  " + os.fsencode(path) + b"\n" for path in sorted(added)
-    ]
-    return hashlib.sha256(b"".join(lines)).hexdigest()
-
-
-def _read_added(name: str, folder: Path) -> dict[str, bytes]:
-    """Return the files of a folder by their paths in it; there may be none."""
-    if not os.path.lexists(str(folder)):
-        return {}
-    found: dict[str, bytes] = {}
-    room = MOST_BYTES
-    entries = [folder]
-    while entries:
-        entry = entries.pop()
-        mode = entry.lstat().st_mode
-        if stat.S_ISDIR(mode):
-            entries += entry.iterdir()
-            continue
-        if entry == folder or not stat.S_ISREG(mode):
-            raise PatchError(f"The patch {name} comes with {entry}, which is no plain file in a folder: take it away.")
-        room -= entry.stat().st_size
-        if room < 0:
-            raise PatchError(f"The patch {name} comes with more than {MOST_BYTES >> 20} MiB of files.")
-        found[entry.relative_to(folder).as_posix()] = entry.read_bytes()
-    return found
 
 
 def _lines(content: bytes) -> list[bytes]:

@@ -2,7 +2,7 @@
 // Keeps the tensor cache of llama.cpp's RPC server in order, and puts tensors into it. Built with each release.
 //
 // An entry is a file whose name is the 64-bit FNV-1a digest of its bytes, in 16 hexadecimal digits (ggml-rpc.cpp: fnv_hash,
-// set_tensor). The server deletes none. Without the patch rpc-cache it writes them in place, and serves whatever has the name of one.
+// set_tensor). The server deletes none. Without the patch rpc-safety it writes them in place, and serves whatever has the name of one.
 //
 //   rpc-cache tidy FOLDER STATE [--max SIZE] [--min-free SIZE] [--max-age DAYS]
 //                               [--again SIZE] [--quiet SECONDS] [--settle SECONDS]
@@ -604,7 +604,7 @@ static void copy(int folder, const tensor & from, const std::string & name) {
     if (name_of(hash) != name) {
         give_up(from.path + " was changed while it was read", "run this again");
     }
-    // A worker with the patch rpc-cache need not digest it once more: see ggml-rpc-cache.h, which has the same formula.
+    // A worker with the patch rpc-safety need not digest it once more: see ggml-rpc-cache.h, which has the same formula.
     const timespec times[2] = { { 0, UTIME_OMIT }, { time(nullptr), long((hash ^ from.size * 0x9e3779b97f4a7c15ULL) % 1000000000) } };
     futimens(out, times);
     if (fdatasync(out) != 0 || close(out) != 0 || renameat(folder, part.c_str(), folder, name.c_str()) != 0) {

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The patches of llama.cpp apply in every choice that the docs allow, and are what scripts/patches.sh exports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
+
+from support.harness import CACHE, ROOT
+from support.pinned_source import ARCHIVES, DEFAULT, ROLE, TESTED, choices, opened, patches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+
+
+def patches_sh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "scripts/patches.sh", *arguments],
+        env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=TESTED)
+def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A version that has patches, and its source."""
+    tree = tmp_path_factory.mktemp("stock") / "tree"
+    with opened(request.param, []) as archive:
+        archive.unpack(str(tree))
+    return request.param, tree
+
+
+def applied(stock: tuple[str, Path], names: Sequence[str]) -> dict[str, bytes | None]:
+    """Return what the role makes of a source: its files that change."""
+    version, tree = stock
+    paths = {path: tree / path for path in touched(patches(version, names))}
+    return apply(patches(version, names), {n: p.read_bytes() for n, p in paths.items() if p.exists()}.get)
+
+
+def test_each_choice_applies(stock: tuple[str, Path]) -> None:
+    version, _tree = stock
+    for names in choices(version):
+        assert bool(applied(stock, names)) == bool(names)
+
+
+@needs_git
+def test_the_files_are_what_is_exported_from_a_tree(stock: tuple[str, Path], tmp_path: Path) -> None:
+    version, tree = stock[0], tmp_path / "tree"
+    made = patches_sh("tree", str(tree), version)
+    assert made.returncode == 0, made.stderr
+    for path, content in applied(stock, ARCHIVES[version]["patches"]).items():
+        assert (tree / path).read_bytes() == content, "git and the role apply them alike"
+    before = {path: path.read_bytes() for path in (ROLE / "files/patches" / version).iterdir()}
+    place = tmp_path / "exported"
+    done = patches_sh("export", str(tree), str(place))
+    assert done.returncode == 0, done.stderr
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == {
+        path.name: content for path, content in before.items()
+    }
+
+
+@needs_git
+def test_a_source_that_differs_is_told_hunk_by_hunk(tmp_path: Path) -> None:
+    """Of the pinned source all fits; where somebody has changed the same lines that is said, and the rest fits."""
+    other = tmp_path / "other"
+    with opened(DEFAULT, []) as archive:
+        archive.unpack(str(other))
+    changed = other / "ggml/src/ggml-rpc/transport.cpp"
+    head, flush, tail = changed.read_text().partition("bool socket_t::impl::flush() {")
+    assert flush
+    tail = tail.replace("    return true;\n", "    return fd >= 0;\n", 1)
+    changed.write_text("// moved\n" * 50 + head + flush + tail)
+    done = patches_sh("rebase", str(other), str(tmp_path / "tree"))
+    assert done.returncode == 1, done.stderr
+    assert "    ggml/src/ggml-rpc/transport.cpp: hunk " in done.stdout
+    assert done.stdout.count("does not fit") == 1, done.stdout
+    assert "        -    return true;\n        +    return flush_tcp();" in done.stdout
+    log = subprocess.check_output(["git", "log", "--format=%s"], cwd=tmp_path / "tree", text=True)
+    assert len(log.splitlines()) == 1 + len(ARCHIVES[DEFAULT]["patches"])

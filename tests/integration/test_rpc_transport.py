@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the patch rpc-transport does with a connection: no message waits for a flush that nobody calls."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from support.harness import HANG_S, free_port
+from support.pinned_source import TESTED, opened
+
+PROGRAM = Path(__file__).parent / "rpc_transport.cpp"
+
+
+@pytest.mark.parametrize("version", TESTED)
+def test_messages_arrive_though_nobody_flushes_and_signals_interrupt(version: str, tmp_path: Path) -> None:
+    tree, program = tmp_path / "source", tmp_path / "program"
+    with opened(version, ["rpc-transport"]) as archive:
+        archive.unpack(str(tree))
+    folders = [f"-I{tree / folder}" for folder in ("ggml/src/ggml-rpc", "ggml/include", "ggml/src")]
+    command = ["c++", "-std=c++17", "-O0", "-pthread", *folders, "-o", program, PROGRAM]
+    subprocess.run(command, check=True, timeout=HANG_S)
+    done = subprocess.run([program, str(free_port())], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (
+        0, ["asked: ping", "answered: pong", "kept alive: 2", "told at the end: over"],
+    ), done.stdout  # fmt: skip

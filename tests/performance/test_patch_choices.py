@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Each choice of patches that the docs allow is built, and two workers of it answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
+
+from support.builds import QUICK, built
+from support.harness import CACHE, HANG_S, ROOT, run_module, running_worker
+from support.pinned_source import ARCHIVES, PATCHED, choices, opened, patches
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+
+def called(version: str, names: Sequence[str]) -> str:
+    left_out = [name for name in ARCHIVES[version]["patches"] if name not in names]
+    return f"{version}-{'none' if not names else '-'.join(['without', *left_out]) if left_out else 'all'}"
+
+
+CHOICES = {called(version, names): (version, names) for version in PATCHED for names in choices(version)}
+
+
+def choose(tree: Path, version: str, names: Sequence[str]) -> None:
+    """Give an unpacked source these patches and no others; what stays as it is is not compiled again."""
+    everything = touched(patches(version, ARCHIVES[version]["patches"]))
+    stock = tree.with_name(f"{tree.name}-stock")
+    originals = {path: (stock / path).read_bytes() for path in everything if (stock / path).exists()}
+    wanted = {**dict.fromkeys(everything), **originals, **apply(patches(version, names), originals.get)}
+    for path, content in wanted.items():
+        file = tree / path
+        if content is None:
+            file.unlink(missing_ok=True)
+        elif not file.exists() or file.read_bytes() != content:
+            file.write_bytes(content)
+
+
+@pytest.mark.parametrize(("version", "names"), CHOICES.values(), ids=CHOICES.keys())
+def test_each_choice_answers(version: str, names: tuple[str, ...], tmp_path: Path) -> None:
+    tree = CACHE / "performance" / f"choices-{version}"
+    for folder in (tree, tree.with_name(f"{tree.name}-stock")):
+        if not folder.exists():
+            with opened(version, []) as archive:
+                archive.unpack(str(folder))
+    choose(tree, version, names)
+    build = built("quick", QUICK, ["ggml-rpc-server", "llama-completion"], tree)
+    model = tmp_path / "random.gguf"
+    script = ROOT / "playbooks/files/random_model.py"
+    subprocess.run([sys.executable, script, model], check=True, timeout=HANG_S)
+    with running_worker(build, tmp_path / "1") as first, running_worker(build, tmp_path / "2") as second:
+        result = run_module(
+            "distributed_inference",
+            {
+                "bin_dir": str(build.bin),
+                "model": str(model),
+                "prompt": "the quiet river",
+                "workers": [first.endpoint, second.endpoint],
+                "n_predict": 8,
+            },
+        )
+    assert result["failure"] is None, result
+    assert result["text"].split()

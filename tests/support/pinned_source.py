@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Sources of llama.cpp that the role has a digest for, with patches of the collection's own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from support.collection import Archive, Patch, read_patch
+from support.harness import CACHE, GENERATIONS, ROOT, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+ROLE = ROOT / "roles/llama_cpp"
+ARCHIVES = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
+DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
+PATCHED = [version for version, archive in ARCHIVES.items() if archive.get("patches")]
+# `make test-matrix` has the sources and the releases of the others, too.
+TESTED = PATCHED if os.environ.get("ALL_GENERATIONS") else [DEFAULT]
+
+
+def choices(version: str) -> list[tuple[str, ...]]:
+    """Return which of its patches a version may have: all, all but one, none."""
+    own = tuple(ARCHIVES[version].get("patches", []))
+    return [own, *(tuple(name for name in own if name != left_out) for left_out in own), *([()] if own else [])]
+
+
+def patches(version: str, names: Sequence[str]) -> list[Patch]:
+    return [read_patch(ROLE / "files/patches" / version / f"{name}.patch") for name in names]
+
+
+def source(version: str) -> Path:
+    """Return the archive of a version. That of the default one is there, as the release under test is built from it."""
+    path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
+    if not path.exists():
+        pytest.fail(f"the source {version} is not in the cache: run `make test` (`make test-matrix`), which fetches it")
+    return path
+
+
+def released(version: str) -> Release:
+    """Return the release of a version that is built for these tests."""
+    release = next(release for release in GENERATIONS.values() if release.version == version)
+    if not release.rpc_server.exists():
+        pytest.fail(f"llama.cpp {version} is not built: run `make test` (`make test-matrix`), which builds it first")
+    return release
+
+
+def opened(version: str, names: Sequence[str]) -> Archive:
+    """Open a source with these patches; PatchError if one does not apply."""
+    subdir = f"llama_cpp_python-{version}/vendor/llama.cpp"
+    return Archive(str(source(version)), ARCHIVES[version]["sha256"], subdir, patches(version, names))
