@@ -253,22 +253,20 @@ msg:
 
 import math
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
-    ModelError,
-    OptionError,
     check_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WorkerTask
 
 # Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
 # whose cores have two other programs each to run.
@@ -299,42 +297,23 @@ class Task(WorkerTask):
     def options(self) -> inference.Options:
         """Return what to run, or fail with the first value that cannot be."""
         given = self.module.params
-        try:
+        with self.refusing():
             options = inference.Options(
-                model=str(Path(given["model"]).absolute()),
-                prompt=given["prompt"],
-                workers=tuple(parse_endpoints(given["workers"])),
-                n_predict=given["n_predict"],
-                n_gpu_layers=given["n_gpu_layers"],
-                tensor_split=tuple(given["tensor_split"]),
-                ctx_size=given["ctx_size"],
-                seed=given["seed"],
-                temperature=given["temperature"],
-                threads=given["threads"],
-                extra_args=tuple(given["extra_args"]),
-                timeout=given["timeout"],
-                stall_timeout=given["stall_timeout"],
+                **{
+                    **{field.name: given[field.name] for field in fields(inference.Options)},
+                    "model": str(Path(given["model"]).absolute()),
+                    "workers": tuple(parse_endpoints(given["workers"])),
+                    "tensor_split": tuple(given["tensor_split"]),
+                    "extra_args": tuple(given["extra_args"]),
+                }
             )
             inference.check_options(options)
-        except EndpointError as error:
-            self.fail(Failure("option_rejected", None, f"workers: {error}."))
-        except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
         return options
 
     def capabilities(self) -> capabilities_of.Capabilities:
         """Return what the build in `bin_dir` is and can do."""
-        bin_dir = str(Path(self.module.params["bin_dir"]).absolute())
-        try:
-            program = capabilities_of.find_program(bin_dir)
-            # Upstream writes its version to standard error and its help to standard output.
-            version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
-            usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)
-            described = capabilities_of.describe(
-                program, version.stderr + version.stdout, usage.stdout, capabilities_of.read_manifest(bin_dir)
-            )
-        except (capabilities_of.BinaryError, RunnerError) as error:
-            self.fail(Failure("binary_missing", None, str(error)))
+        with self.refusing():
+            described = capabilities_of.describe(*self.asked(*capabilities_of.PROGRAMS))
         self.result["build"] = {
             "number": described.build_number,
             "commit": described.commit,
@@ -355,13 +334,9 @@ class Task(WorkerTask):
         """Check, verify, run, judge."""
         options = self.options()
         capabilities = self.capabilities()
-        try:
+        with self.refusing():
             inference.check_extra_args(options.extra_args, capabilities)
             self.model_bytes = check_model(options.model)
-        except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
-        except ModelError as error:
-            self.fail(Failure("model_invalid", None, str(error)))
         timeout = inference.time_limit(options, self.model_bytes)
         statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
         self.peers = [f"{status.address}:{status.port}" for status in statuses]

@@ -447,6 +447,7 @@ msg:
 
 import os
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -455,17 +456,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import baseline as baselines
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench_figures, comparison
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import EndpointError, parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
-    ModelError,
-    OptionError,
     check_model,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import DESCRIBE_TIMEOUT_S, WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WorkerTask
 
 
 class Task(WorkerTask):
@@ -490,64 +488,28 @@ class Task(WorkerTask):
     def options(self) -> bench_of.Options:
         """Return what to run, or fail with the first value that cannot be."""
         given = self.module.params
-
-        def numbers(name: str) -> tuple[int, ...]:
-            return tuple(dict.fromkeys(given[name]))
-
-        try:
-            options = bench_of.Options(
+        chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(bench_of.Options)}
+        for name in ("n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size"):
+            chosen[name] = tuple(dict.fromkeys(given[name]))
+        with self.refusing():
+            chosen.update(
                 model=str(Path(given["model"]).absolute()),
                 workers=tuple(parse_endpoints(given["workers"])),
-                n_prompt=numbers("n_prompt"),
-                n_gen=numbers("n_gen"),
                 mixed=tuple(dict.fromkeys((pair["n_prompt"], pair["n_gen"]) for pair in given["mixed"])),
-                n_depth=numbers("n_depth"),
-                batch_size=numbers("batch_size"),
-                ubatch_size=numbers("ubatch_size"),
-                cache_type_k=given["cache_type_k"],
-                cache_type_v=given["cache_type_v"],
-                flash_attn=given["flash_attn"],
-                split_mode=given["split_mode"],
                 tensor_split=tuple(given["tensor_split"]),
-                n_gpu_layers=given["n_gpu_layers"],
-                threads=given["threads"],
-                repetitions=given["repetitions"],
-                timeout=given["timeout"],
             )
+            options = bench_of.Options(**chosen)
             bench_of.check_options(options)
             baselines.check_baseline_options(
                 given["baseline_path"], update=given["baseline_update"], required=given["baseline_required"]
             )
-        except EndpointError as error:
-            self.fail(Failure("option_rejected", None, f"workers: {error}."))
-        except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
         self.result["workers"] = options.endpoints
         return options
 
-    def tolerance(self) -> comparison.Tolerance:
-        """Return by how much a test may be slower, or fail with a number that it cannot be."""
-        given = self.module.params
-        try:
-            return comparison.check_tolerance(
-                given["tolerance_percent"], given["prompt_tolerance_percent"], given["generation_tolerance_percent"]
-            )
-        except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
-
     def bench(self) -> capabilities_of.Bench:
         """Return what the build in `bin_dir` is and can do."""
-        bin_dir = str(Path(self.module.params["bin_dir"]).absolute())
-        try:
-            program = capabilities_of.find_program(bin_dir, capabilities_of.BENCH_PROGRAMS)
-            # Upstream writes its version to standard error and its help to standard output.
-            version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
-            usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)
-            described = capabilities_of.describe_bench(
-                program, version.stderr + version.stdout, usage.stdout, capabilities_of.read_manifest(bin_dir)
-            )
-        except (capabilities_of.BinaryError, RunnerError) as error:
-            self.fail(Failure("binary_missing", None, str(error)))
+        with self.refusing():
+            described = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
         self.result["build"] = bench_figures.build_of(described, None)
         return described
 
@@ -571,21 +533,21 @@ class Task(WorkerTask):
     def main(self) -> None:
         """Check, verify, run, judge, compare."""
         options = self.options()
-        tolerance = self.tolerance()
+        given = self.module.params
+        with self.refusing():
+            tolerance = comparison.check_tolerance(
+                given["tolerance_percent"], given["prompt_tolerance_percent"], given["generation_tolerance_percent"]
+            )
         baseline = self.baseline()
         bench = self.bench()
-        try:
+        with self.refusing():
             bench_of.check_build(options, bench)
             model_bytes = check_model(options.model)
-        except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
-        except ModelError as error:
-            self.fail(Failure("model_invalid", None, str(error)))
         timeout = bench_of.time_limit(options, model_bytes)
-        statuses = self.verify(options.workers, bench.protocol) if self.module.params["verify"] else []
+        statuses = self.verify(options.workers, bench.protocol) if given["verify"] else []
         self.result["command"] = bench_of.build_command(bench, options, statuses)
-        path = self.module.params["baseline_path"]
-        writes = path is not None and (baseline is None or self.module.params["baseline_update"])
+        path = given["baseline_path"]
+        writes = path is not None and (baseline is None or given["baseline_update"])
         if self.module.check_mode:
             self.result["changed"] = writes
             self.module.exit_json(**self.result)

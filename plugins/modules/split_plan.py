@@ -352,6 +352,7 @@ notes:
   sample: []
 """
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -380,14 +381,8 @@ def cluster_of(params: dict[str, Any]) -> Cluster:
                 "(MemAvailable of its host)."
             )
         workers.append(Worker(**worker))
-    return Cluster(
-        workers=tuple(workers),
-        reserve_bytes=params["reserve_bytes"],
-        reserve_percent=params["reserve_percent"],
-        tensor_split=tuple(params["tensor_split"]),
-        master_memory_available_bytes=params["master_memory_available_bytes"],
-        master_host=params["master_host"],
-    )
+    given = {field.name: params[field.name] for field in fields(Cluster)}
+    return Cluster(**{**given, "workers": tuple(workers), "tensor_split": tuple(params["tensor_split"])})
 
 
 def main() -> None:
@@ -413,15 +408,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    load = Load(
-        ctx_size=params["ctx_size"],
-        batch_size=params["batch_size"],
-        ubatch_size=params["ubatch_size"],
-        cache_type_k=params["cache_type_k"],
-        cache_type_v=params["cache_type_v"],
-        flash_attn=params["flash_attn"],
-        n_gpu_layers=params["n_gpu_layers"],
-    )
+    load = Load(**{field.name: params[field.name] for field in fields(Load)})
     try:
         result = plan(read_model(Path(params["model"])), load, cluster_of(params))
     except (GgufError, SplitError) as error:

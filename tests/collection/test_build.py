@@ -17,6 +17,23 @@ from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 SHIPPED_FOLDERS = {"changelogs", "docs", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {"CHANGELOG.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md"}
 
+# The least that a report is made of.
+BENCH = {
+    "time": "2026-01-31T23:59:59Z",
+    "bench": {
+        "build": {"commit": "0c1e57098"},
+        "workers": ["localhost:50052"],
+        "tests": [
+            {
+                "kind": "generation",
+                "n_prompt": 0,
+                "n_gen": 8,
+                "tokens_per_second": {"mean": 2.0, "stddev": 0.1, "samples": [1.9, 2.1]},
+            }
+        ],
+    },
+}
+
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,7 +83,7 @@ def test_archive_holds_every_role_plugin_and_playbook(archive: Path) -> None:
         names = set(content.getnames())
     assert {f"roles/{role}/meta/argument_specs.yml" for role in ROLES} - names == set()
     assert {f"playbooks/{playbook}.yml" for playbook in PLAYBOOKS} - names == set()
-    plugins = {str(path.relative_to(ROOT)) for path in (ROOT / "plugins").rglob("*.py")}
+    plugins = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.css") for path in (ROOT / "plugins").rglob(kind)}
     assert plugins - names == set()
 
 
@@ -99,7 +116,8 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
             "ansible.builtin.copy": {
                 "content": (
                     "{{ {'workers': info.workers, 'all_ready': info.all_ready, 'endpoints': "
-                    f"['localhost'] | {COLLECTION}.rpc_endpoints(hostvars)}} | to_json }}}}"
+                    f"['localhost'] | {COLLECTION}.rpc_endpoints(hostvars), "
+                    f"'page': (bench | {COLLECTION}.benchmark_report).html}} | to_json }}}}"
                 ),
                 "dest": str(report),
                 "mode": "0600",
@@ -107,10 +125,13 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
         },
     ]
     playbook = tmp_path / "playbook.yml"
-    playbook.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks, "vars": {"bench": BENCH}}])
+    )
     result = run("ansible-playbook", playbook, cwd=tmp_path, collections=installed)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(report.read_text())
     assert found["all_ready"] is False
     assert [worker["state"] for worker in found["workers"]] == ["refused"]
     assert found["endpoints"] == ["localhost:50052"]
+    assert "<style>:root{" in found["page"], "the page has its style, which is a file of its own"

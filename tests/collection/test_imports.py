@@ -37,7 +37,7 @@ def imported(path: Path, folder: Path) -> set[tuple[str, ...]]:
     return found
 
 
-def against_the_floors(folder: Path, floors: dict[str, int] = FLOORS) -> list[str]:
+def against_the_floors(folder: Path) -> list[str]:
     """Return a sentence for each import that goes up or along a floor, or round in a circle."""
     problems = []
     for package in sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"):
@@ -49,7 +49,7 @@ def against_the_floors(folder: Path, floors: dict[str, int] = FLOORS) -> list[st
             problems += [
                 f"{name} imports {other}, which is on no lower floor."
                 for other in sorted({other for other, _file in imports} - {package})
-                if floors.get(other, 99) >= floors.get(package, 0)
+                if FLOORS.get(other, 99) >= FLOORS.get(package, 0)
             ]
         try:
             TopologicalSorter(within).prepare()

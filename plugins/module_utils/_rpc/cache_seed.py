@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import time
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Sequence, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from .._files.digest import digest_of
 from .._gguf.header import model_parts, read_model
@@ -108,7 +108,7 @@ def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
     """
     with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
         stream.seek(offset)
-        found = digest_of(cast("BinaryIO", stream), hashlib.blake2b(digest_size=20), size)
+        found = digest_of(stream, hashlib.blake2b(digest_size=20), size)
         return found if stream.tell() == offset + size else None
 
 

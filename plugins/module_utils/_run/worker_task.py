@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Protocol
 
+from .._rpc.endpoint import Endpoint, EndpointError
 from .._rpc.prober import probe
+from .capabilities import BinaryError, find_program, read_manifest
 from .perf_log import parse_log
 from .progress import Progress
 from .runner import Listeners, Run, RunnerError, run
 from .runner import Module as RunsCommands
 from .watch import Watch
-from .worker_run import ENVIRONMENT, WITHOUT_ENVIRONMENT, Ending, Failure, worker_failure
+from .worker_run import ENVIRONMENT, WITHOUT_ENVIRONMENT, Ending, Failure, ModelError, OptionError, worker_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from .._rpc.endpoint import Endpoint
     from .._rpc.worker_status import WorkerStatus
 
 PROBE_TIMEOUT_S = 5.0
@@ -55,6 +58,29 @@ class WorkerTask:
         """End the module with a failure and all that is known."""
         self.result["failure"] = failure._asdict()
         self.module.fail_json(msg=failure.message, **self.result)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """End the module with a failure for what cannot be run."""
+        try:
+            yield
+        except EndpointError as error:
+            self.fail(Failure("option_rejected", None, f"workers: {error}."))
+        except OptionError as error:
+            self.fail(Failure("option_rejected", None, str(error)))
+        except ModelError as error:
+            self.fail(Failure("model_invalid", None, str(error)))
+        except (BinaryError, RunnerError) as error:
+            self.fail(Failure("binary_missing", None, str(error)))
+
+    def asked(self, *programs: str) -> tuple[str, str, str, Mapping[str, object]]:
+        """Return the first of these programs in `bin_dir`, what it says of its version, its help, and the manifest."""
+        bin_dir = str(Path(self.module.params["bin_dir"]).absolute())
+        program = find_program(bin_dir, programs)
+        # Upstream writes its version to standard error and its help to standard output.
+        version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
+        usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)
+        return program, version.stderr + version.stdout, usage.stdout, read_manifest(bin_dir)
 
     def run(
         self, command: Sequence[str], timeout: int, listeners: Listeners | None = None, watch: Watch | None = None
