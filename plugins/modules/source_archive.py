@@ -59,6 +59,12 @@ attributes:
   idempotent:
     description: Nothing is fetched while the archive is there and whole.
     support: full
+notes:
+  - M(ansible.builtin.get_url) is not used for O(url), though its means of fetching are. Hosts that want one archive at
+    the same time would each fetch it, as nothing makes its calls wait for each other, and its messages do not say what
+    to do.
+  - M(ansible.builtin.git) is not used for O(git_url). It keeps a clone with a working tree beside the archive, and
+    packs with the C(tar.umask) of whoever runs it, so that the same commit gives other bytes.
 requirements:
   - pip, for O(requirement)
   - git, for O(git_url)
