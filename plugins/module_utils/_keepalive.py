@@ -3,8 +3,9 @@
 """Private: has the kernel ask, for sockets of a llama.cpp process, whether the other end is still there.
 
 Upstream's llama.cpp never asks (ggml/src/ggml-rpc sets no SO_KEEPALIVE; with the patch rpc-transport it does, after as
-long), so a host that goes without a word leaves the other one waiting for ever. From Linux 5.6 on another process can set that, if it may trace the first. As a program, PID PORT,
-which the unit of a worker holds, it does so for the socket that PID listens on: those that it accepts inherit it.
+long), so a host that goes without a word leaves the other one waiting for ever. From Linux 5.6 on another process can
+set that, if it may trace the first. As a program, PID PORT, which the unit of a worker holds, it does so for the socket
+that PID listens on: those that it accepts inherit it.
 """
 
 from __future__ import annotations
