@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from graphlib import CycleError, TopologicalSorter
 from support.tree import ROOT
 
 NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
+# As docs/development.md has them.
 FLOORS = {
-    "_gguf": 1, "_files": 1, "_host": 1, "_status": 1,
-    "_plan": 2, "_rpc": 2, "_release": 2,
-    "_run": 3,
-    "_measure": 4,
-}  # fmt: skip
+    package: int(floor)
+    for floor, packages in re.findall(
+        r"^\| (\d) \| (.*) \|$", (ROOT / "docs/development.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    for package in re.findall(r"`(_\w+)`", packages)
+}
 # Of an `__init__.py`, which a module ships with each package that it needs a file of; so it imports nothing itself.
 LINES = 3
 
