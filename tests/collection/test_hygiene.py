@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,24 +89,6 @@ def test_no_host_of_a_package_registry(files: dict[str, str]) -> None:
 
 def test_nothing_is_left_for_later(files: dict[str, str]) -> None:
     assert list(places({name: text for name, text in files.items() if not name.startswith(RECORDED)}, UNFINISHED)) == []
-
-
-def test_each_file_is_in_one_part_of_the_linting(files: dict[str, str]) -> None:
-    """scripts/check.sh splits ansible-lint, which leaves out all that has a name after --exclude, at any depth."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("-q", action="store_true")
-    parser.add_argument("--exclude", action="append", default=[])
-    parser.add_argument("folders", nargs="*")
-    calls = re.findall(r"^start \S+ ansible-lint (.*)$", (ROOT / "scripts/check.sh").read_text(), re.MULTILINE)
-    parts = [parser.parse_args(shlex.split(call)) for call in calls]
-    times = {
-        name: sum(
-            (not part.folders or steps[0] in part.folders) and not set(steps) & set(part.exclude) for part in parts
-        )
-        for name in files
-        for steps in [name.split("/")]
-    }
-    assert {name: number for name, number in times.items() if number != 1} == {}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
