@@ -137,7 +137,7 @@ tier sanity "ansible-test sanity"
 # These wait a lot, too.
 [ "$processes" -gt 1 ] || processes=2
 tier integration "Integration: real llama.cpp processes and Ansible runs" \
-    pytest -q -n "${TEST_PROCESSES:-$processes}" tests/integration tests/tooling/test_benchmark_runs.py
+    pytest -q --durations 20 -n "${TEST_PROCESSES:-$processes}" tests/integration tests/tooling/test_benchmark_runs.py
 # Not with the integration tests, as both install packages; and not where both clusters are told to be of one lab.
 if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
     begin aarch64 scripts/aarch64.sh create
