@@ -133,3 +133,55 @@ def test_a_host_that_is_lost_on_the_way_is_healed_by_the_next_run(stage: Stage) 
     status, said = stage.play("-e", "rollback=true")
     assert (status, "has not ended on worker2: all hosts go back" in said) == (0, True), said
     stage.everywhere(OLD)
+
+
+def test_a_run_that_was_killed_on_the_way_back_is_ended_by_the_next_one(stage: Stage) -> None:
+    stage.answer(NEW, text=" A lettuce.")
+    cue = stage.cue(f"worker1/cue-kill-{OLD}-id")
+    assert stage.play(*UPGRADE)[0] == -9
+    assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
+    cue.unlink()
+    stage.answer(NEW)
+    status, said = stage.play(*UPGRADE)
+    assert (status, "was interrupted and has not ended on" in said) == (0, True), said
+    stage.everywhere(NEW)
+
+
+def test_a_roll_back_that_was_killed_is_done_by_the_next_one(stage: Stage) -> None:
+    assert stage.play(*UPGRADE)[0] == 0
+    cue = stage.cue(f"worker1/cue-kill-{OLD}-id")
+    assert stage.play("-e", "rollback=true")[0] == -9
+    assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)
+    cue.unlink()
+    status, said = stage.play("-e", "rollback=true")
+    assert (status, f"all hosts go back to {NEW}" in said) == (0, True), said
+    stage.everywhere(OLD)
+
+
+def test_a_roll_back_after_an_upgrade_that_was_killed_past_its_good_end(stage: Stage) -> None:
+    assert stage.play(*UPGRADE)[0] == 0
+    # The first master has noted the good end, and nobody else.
+    for worker in HOSTS[1:]:
+        prefix = stage.folder / worker / "prefix"
+        (prefix / "upgraded.json").rename(prefix / "upgrade.json")
+    status, said = stage.play("-e", "rollback=true")
+    assert (status, f"it was good, and is brought to its end with {NEW}" in said) == (0, True), said
+    stage.everywhere(OLD)
+
+
+def test_a_host_that_is_lost_for_a_moment_goes_where_the_others_go(stage: Stage) -> None:
+    stage.cue(f"worker2/cue-lose-{NEW}-id")
+    stage.cue("worker2/cue-back")
+    status, said = stage.play(*UPGRADE)
+    assert (status, "fatal: [worker2]: UNREACHABLE!" in said) == (2, True), said
+    assert "every host has what it had before. worker2: It stopped answering on the way, and is back: " in said
+    assert f"worker2 is back at llama.cpp {OLD}." in said
+    stage.everywhere(OLD)
+
+
+def test_a_host_that_is_lost_for_a_moment_after_the_good_end_has_the_release(stage: Stage) -> None:
+    stage.cue("worker2/cue-lose-good")
+    stage.cue("worker2/cue-back")
+    status, said = stage.play(*UPGRADE)
+    assert (status, "fatal: [worker2]: UNREACHABLE!" in said) == (0, True), said
+    stage.everywhere(NEW)
