@@ -22,7 +22,7 @@ import pytest
 from support.harness import CACHE, ROOT, Release
 from support.hub_stand_in import SIGNATURE, Hub, running_hub, sha256
 from support.split_gguf import SPLITTER
-from support.stand_in_source import said_of
+from support.stand_in_source import Run, said_of
 
 LIMIT_S = 600  # a hang, whatever else the machine has to do
 TOKEN = "hf_neverseenanywhere"
@@ -35,23 +35,6 @@ PLAY = """
         name: llama_cpp.cluster.gguf_model
         tasks_from: "{{ entry | default('main') }}"
 """
-
-
-@dataclass
-class Run:
-    """What an ansible-playbook run left."""
-
-    code: int
-    text: str
-
-    @property
-    def changed(self) -> int:
-        return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
-
-    def holds(self, *words: str) -> bool:
-        """Whether the output has these words, however its lines were wrapped."""
-        flat = " ".join(self.text.split())
-        return all(word in flat for word in words)
 
 
 @dataclass
