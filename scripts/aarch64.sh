@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make test-aarch64`: the molecule scenario "aarch64", whose hosts are emulated where this machine is of another
-# architecture. Arguments go to molecule, as in `scripts/aarch64.sh converge`; without any it is the whole test, which
-# `create` begins and `finish` goes on with. AARCH64_INVENTORY=lab_aarch64/hosts.yml is the short form that `make test` has: one
-# Arm class, and nothing compiled on emulated hosts. Exit status 77: could not run here, and says why.
+# architecture. Arguments go to molecule, as in `scripts/aarch64.sh converge`; without any it is the whole test.
+# AARCH64_INVENTORY=lab_aarch64/hosts.yml is the short form that `make test` has: one Arm class, and nothing compiled on
+# emulated hosts. Exit status 77: could not run here, and says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -39,11 +39,7 @@ flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait 
 
 action=${1:-test}
 [ "$#" = 0 ] || shift
-case $action in
-    # What a killed run believed to be there.
-    test | create) rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY" ;;
-    # Molecule leaves out what it has done.
-    finish) action="test" ;;
-esac
+# What a killed run believed to be there.
+[ "$action" != test ] || rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
 # Plain lines, however wide, for a log as for a terminal.
 NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name aarch64 --no-command-borders "$@"

@@ -3,8 +3,8 @@
 # `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took. A tier that
 # cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
 #
-# Some begin before their turn, beside others: ansible-test keeps one processor busy; the cluster mostly waits; the aarch64
-# cluster begins with minutes of compiling. What they say is kept for their turns, and that one failed is its own failure.
+# Some begin before their turn, beside others: ansible-test keeps one processor busy, and the clusters often wait. What they
+# say is kept for their turns, and that one failed is its own failure.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -29,7 +29,7 @@ state=$(mktemp -d)   # of each tier, by its key
 # between, which passes that on, should this be killed as well, and writes what it took: then its number may be another's.
 start() {
     : >"$state/$1.failed"
-    case "$*" in *scripts/cluster.sh | *"scripts/aarch64.sh create") hosts="$hosts $2" ;; esac
+    case "$*" in *scripts/cluster.sh | *scripts/aarch64.sh) hosts="$hosts $2" ;; esac
     # shellcheck disable=SC2016 # for the shell between
     FAILED_TESTS=$state/$1.failed setpriv --pdeathsig TERM sh -c '
         ended=$1/$2.ended
@@ -126,26 +126,24 @@ processes=$(nproc)
 begin sanity python scripts/sanity.py
 tier check "Lint and unit tests" scripts/check.sh
 tier collection "Documentation, examples, argument specs and the built collection" pytest -q -n "$processes" tests/collection
-# Hosts can be made by root. What they need is installed now: the tier beside it installs packages, too, and these do not
-# wait for each other. Where that fails, the cluster says so in its turn.
+# Hosts can be made by root. What they need is installed now: the tiers beside them install packages, too, and these do not
+# wait for each other. Where that fails, the clusters say so in their turns.
 if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
     begin cluster scripts/cluster.sh
     processes=$((processes - 1))
 fi
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 tier sanity "ansible-test sanity"
+# After what else compiles; and not where both clusters are told to be of one lab.
+if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
+    begin aarch64 scripts/aarch64.sh
+fi
 # These wait a lot, too.
 [ "$processes" -gt 1 ] || processes=2
 tier integration "Integration: real llama.cpp processes and Ansible runs" \
     pytest -q --durations 20 -n "${TEST_PROCESSES:-$processes}" tests/integration tests/tooling/test_benchmark_runs.py
-# Not with the integration tests, as both install packages; and not where both clusters are told to be of one lab.
-if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
-    begin aarch64 scripts/aarch64.sh create
-fi
 tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
-# Last, as what is wrong with a role shows sooner on hosts that are not emulated.
-tier aarch64 "Hosts of an aarch64 cluster, and what is compiled for them" scripts/aarch64.sh create
-tier aarch64-cluster "A cluster of aarch64 hosts" scripts/aarch64.sh finish
+tier aarch64 "A cluster of aarch64 hosts" scripts/aarch64.sh
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"

@@ -504,7 +504,7 @@ def main() -> int:
         signal.signal(number, interrupted)
     try:
         if options.action == "tools":
-            install_tools(TOOLS)
+            install_tools({**TOOLS, **(emulated.TOOLS if any(host.emulated for host in HOSTS) else {})})
             return 0
         busy = f"somebody else is making or removing lab {lab.number}; wait for it, or set LAB_NUMBER."
         with locked(f"lab{lab.number}", busy):
