@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
 from support.harness import CACHE, ROOT
-from support.pinned_source import ARCHIVES, DEFAULT, ROLE, TESTED, choices, opened, patches
+from support.pinned_source import ARCHIVES, DEFAULT, ROLE, choices, opened, patches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,36 +28,34 @@ def patches_sh(*arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=TESTED)
-def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A version that has patches, and its source."""
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The pinned source."""
     tree = tmp_path_factory.mktemp("stock") / "tree"
-    with opened(request.param, []) as archive:
+    with opened(DEFAULT, []) as archive:
         archive.unpack(str(tree))
-    return request.param, tree
+    return tree
 
 
-def applied(stock: tuple[str, Path], names: Sequence[str]) -> dict[str, bytes | None]:
+def applied(stock: Path, names: Sequence[str]) -> dict[str, bytes | None]:
     """Return what the role makes of a source: its files that change."""
-    version, tree = stock
-    paths = {path: tree / path for path in touched(patches(version, names))}
-    return apply(patches(version, names), {n: p.read_bytes() for n, p in paths.items() if p.exists()}.get)
+    paths = {path: stock / path for path in touched(patches(DEFAULT, names))}
+    return apply(patches(DEFAULT, names), {n: p.read_bytes() for n, p in paths.items() if p.exists()}.get)
 
 
-def test_each_choice_applies(stock: tuple[str, Path]) -> None:
-    version, _tree = stock
-    for names in choices(version):
+def test_each_choice_applies(stock: Path) -> None:
+    for names in choices(DEFAULT):
         assert bool(applied(stock, names)) == bool(names)
 
 
 @needs_git
-def test_the_files_are_what_is_exported_from_a_tree(stock: tuple[str, Path], tmp_path: Path) -> None:
-    version, tree = stock[0], tmp_path / "tree"
-    made = patches_sh("tree", str(tree), version)
+def test_the_files_are_what_is_exported_from_a_tree(stock: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    made = patches_sh("tree", str(tree))
     assert made.returncode == 0, made.stderr
-    for path, content in applied(stock, ARCHIVES[version]["patches"]).items():
+    for path, content in applied(stock, ARCHIVES[DEFAULT]["patches"]).items():
         assert (tree / path).read_bytes() == content, "git and the role apply them alike"
-    before = {path: path.read_bytes() for path in (ROLE / "files/patches" / version).iterdir()}
+    before = {path: path.read_bytes() for path in (ROLE / "files/patches" / DEFAULT).iterdir()}
     place = tmp_path / "exported"
     done = patches_sh("export", str(tree), str(place))
     assert done.returncode == 0, done.stderr

@@ -31,7 +31,6 @@ from support.multiplications import (
     is_had_from_the_cache,
     near,
 )
-from support.pinned_source import TESTED, released
 from support.quantised_models import TYPES, write_quantised
 from support.rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError
 from support.served_logits import served
@@ -44,9 +43,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 
-@pytest.fixture(scope="module", params=TESTED)
-def repacking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched(released(request.param), tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
+@pytest.fixture(scope="module")
+def repacking(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(release_7, tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
         yield worker
 
 

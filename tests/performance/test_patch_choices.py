@@ -12,7 +12,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
 
 from support.builds import QUICK, built
 from support.harness import CACHE, HANG_S, ROOT, run_module, running_worker
-from support.pinned_source import ARCHIVES, PATCHED, choices, opened, patches
+from support.pinned_source import ARCHIVES, DEFAULT, choices, opened, patches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 
-def called(version: str, names: Sequence[str]) -> str:
-    left_out = [name for name in ARCHIVES[version]["patches"] if name not in names]
-    return f"{version}-{'none' if not names else '-'.join(['without', *left_out]) if left_out else 'all'}"
+OWN = ARCHIVES[DEFAULT]["patches"]
 
 
-CHOICES = {called(version, names): (version, names) for version in PATCHED for names in choices(version)}
+def called(names: Sequence[str]) -> str:
+    left_out = [name for name in OWN if name not in names]
+    return "none" if not names else "-".join(["without", *left_out]) if left_out else "all"
 
 
-def choose(tree: Path, version: str, names: Sequence[str]) -> None:
+def choose(tree: Path, names: Sequence[str]) -> None:
     """Give an unpacked source these patches and no others; what stays as it is is not compiled again."""
-    everything = touched(patches(version, ARCHIVES[version]["patches"]))
+    everything = touched(patches(DEFAULT, OWN))
     stock = tree.with_name(f"{tree.name}-stock")
     originals = {path: (stock / path).read_bytes() for path in everything if (stock / path).exists()}
-    wanted = {**dict.fromkeys(everything), **originals, **apply(patches(version, names), originals.get)}
+    wanted = {**dict.fromkeys(everything), **originals, **apply(patches(DEFAULT, names), originals.get)}
     for path, content in wanted.items():
         file = tree / path
         if content is None:
@@ -43,14 +43,14 @@ def choose(tree: Path, version: str, names: Sequence[str]) -> None:
             file.write_bytes(content)
 
 
-@pytest.mark.parametrize(("version", "names"), CHOICES.values(), ids=CHOICES.keys())
-def test_each_choice_answers(version: str, names: tuple[str, ...], tmp_path: Path) -> None:
-    tree = CACHE / "performance" / f"choices-{version}"
+@pytest.mark.parametrize("names", choices(DEFAULT), ids=called)
+def test_each_choice_answers(names: tuple[str, ...], tmp_path: Path) -> None:
+    tree = CACHE / "performance" / f"choices-{DEFAULT}"
     for folder in (tree, tree.with_name(f"{tree.name}-stock")):
         if not folder.exists():
-            with opened(version, []) as archive:
+            with opened(DEFAULT, []) as archive:
                 archive.unpack(str(folder))
-    choose(tree, version, names)
+    choose(tree, names)
     build = built("quick", QUICK, ["ggml-rpc-server", "llama-completion"], tree)
     model = tmp_path / "random.gguf"
     script = ROOT / "playbooks/files/random_model.py"

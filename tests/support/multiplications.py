@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 
 from support.quantised_models import random_blocks
-from support.rpc_session import Arena, Op, Session, Tensor, Type, fnv_1a, view
+from support.rpc_session import Arena, Op, Session, Tensor, Type, view
 from support.watched_worker import Watched
 
 COLUMNS, ROWS, BATCH = 512, 64, 6
@@ -308,8 +308,6 @@ def is_had_from_the_cache(worker: Watched, kind: Type) -> None:
         m = Multiplication(session, kind)
         assert not session.set_by_hash(m.weight, m.stored[::-1])
         session.set(m.weight, m.stored, keep=True)
-        if session.major < 7:  # there a worker keeps only what is larger than 10 MiB
-            (worker.status_file.parent / "cache/rpc" / f"{fnv_1a(m.stored):016x}").write_bytes(m.stored)
         m.check_all()
     with closing(Session(worker.port)) as session:
         m = Multiplication(session, kind)

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from support.collection import Archive, Patch, read_patch
-from support.harness import CACHE, GENERATIONS, ROOT, Release
+from support.harness import CACHE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 ROLE = ROOT / "roles/llama_cpp"
 ARCHIVES = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
 DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
-PATCHED = [version for version, archive in ARCHIVES.items() if archive.get("patches")]
-# `make test-matrix` has the sources and the releases of the others, too.
-TESTED = PATCHED if os.environ.get("ALL_GENERATIONS") else [DEFAULT]
 
 
 def choices(version: str) -> list[tuple[str, ...]]:
@@ -38,16 +34,8 @@ def source(version: str) -> Path:
     """Return the archive of a version. That of the default one is there, as the release under test is built from it."""
     path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
     if not path.exists():
-        pytest.fail(f"the source {version} is not in the cache: run `make test` (`make test-matrix`), which fetches it")
+        pytest.fail(f"the source {version} is not in the cache: run `make test`, which fetches it")
     return path
-
-
-def released(version: str) -> Release:
-    """Return the release of a version that is built for these tests."""
-    release = next(release for release in GENERATIONS.values() if release.version == version)
-    if not release.rpc_server.exists():
-        pytest.fail(f"llama.cpp {version} is not built: run `make test` (`make test-matrix`), which builds it first")
-    return release
 
 
 def opened(version: str, names: Sequence[str]) -> Archive:

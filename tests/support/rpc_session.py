@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Talk to an RPC worker of protocol 5 or 7 as a client does, request by request.
+"""Talk to an RPC worker of protocol 7 as a client does, request by request.
 
 llama.cpp's own clients only do what inference needs. A worker must be right, or refuse, whatever else it is asked.
 """
@@ -130,7 +130,7 @@ class Session:
         self.close = self.socket.close
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            self.major = self.request(Command.HELLO, bytes(24), answer=28)[0]
+            self.request(Command.HELLO, bytes(24), answer=28)
         except BaseException:
             self.close()
             raise
@@ -160,12 +160,6 @@ class Session:
         assert answer in (None, size)
         return self._read(size)
 
-    def order(self, command: int, payload: bytes) -> None:
-        """Send a request that has no answer; up to protocol 6 it has an empty one."""
-        self.send(command, payload)
-        if self.major < 7:
-            assert self._read(8) == bytes(8)
-
     def alloc(self, size: int, device: int = 0) -> Buffer:
         asked = struct.pack("<IQ", device, size)
         handle, got = struct.unpack("<QQ", self.request(Command.ALLOC_BUFFER, asked, answer=16))
@@ -173,15 +167,13 @@ class Session:
         return Buffer(handle, base, got)
 
     def free(self, buffer: Buffer) -> None:
-        self.order(Command.FREE_BUFFER, struct.pack("<Q", buffer.handle))
+        self.send(Command.FREE_BUFFER, struct.pack("<Q", buffer.handle))
 
     def clear(self, buffer: Buffer, value: int = 0) -> None:
-        self.order(Command.BUFFER_CLEAR, struct.pack("<QB", buffer.handle, value))
+        self.send(Command.BUFFER_CLEAR, struct.pack("<QB", buffer.handle, value))
 
     def set(self, tensor: Tensor, data: bytes, offset: int = 0, *, keep: bool = False) -> None:
-        # Up to protocol 6 the worker itself decides what to keep.
-        flag = struct.pack("<B", keep) if self.major >= 7 else b""
-        self.send(Command.SET_TENSOR, tensor.wire() + flag + struct.pack("<Q", offset) + data)
+        self.send(Command.SET_TENSOR, tensor.wire() + struct.pack("<BQ", keep, offset) + data)
 
     def set_by_hash(self, tensor: Tensor, data: bytes) -> bool:
         """Return whether the worker had the data in its cache."""
@@ -196,7 +188,7 @@ class Session:
         self.request(Command.COPY_TENSOR, source.wire() + target.wire(), answer=1)
 
     def memset(self, tensor: Tensor, value: int, offset: int, size: int) -> None:
-        self.order(Command.MEMSET_TENSOR, tensor.wire() + struct.pack("<QQB", offset, size, value))
+        self.send(Command.MEMSET_TENSOR, tensor.wire() + struct.pack("<QQB", offset, size, value))
 
     def compute(self, *nodes: Tensor, device: int = 0) -> None:
         known: dict[int, Tensor] = {}
