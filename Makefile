@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-down test test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
+.PHONY: help demo lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -31,7 +31,11 @@ test: ## Everything: check, sanity, the built collection, real llama.cpp process
 	@scripts/bootstrap.sh dev
 	@scripts/test.sh
 
-test-cluster: ## A cluster on test hosts, from minimal systems and back (root); part of test
+test-integration: ## Real llama.cpp processes and Ansible runs on this machine; test has most of it
+	@scripts/bootstrap.sh dev
+	@scripts/integration.sh
+
+test-cluster: ## A cluster on test hosts, from minimal systems and back (root); test has most of it
 	@scripts/bootstrap.sh dev
 	@scripts/cluster.sh
 

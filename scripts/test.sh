@@ -14,8 +14,8 @@ cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 # What has been compiled once is kept, whatever the shell says: each of a thousand processes would do it all again.
 export PYTHONPYCACHEPREFIX="$cache/bytecode"
 unset PYTHONDONTWRITEBYTECODE
-# The short form of the aarch64 cluster.
-export AARCH64_INVENTORY=lab_aarch64/hosts.yml
+# The short forms of what has a target of its own.
+export AARCH64_INVENTORY=lab_aarch64/hosts.yml PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} -m 'not long'"
 # A folder for each checkout, as several may be tested at a time.
 logs=$cache/test/$(echo "$PWD" | tr / _)
 rm -rf "$logs"
@@ -130,7 +130,6 @@ tier collection "Documentation, examples, argument specs and the built collectio
 # wait for each other. Where that fails, the clusters say so in their turns.
 if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
     begin cluster scripts/cluster.sh
-    processes=$((processes - 1))
 fi
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 tier sanity "ansible-test sanity"
@@ -138,10 +137,7 @@ tier sanity "ansible-test sanity"
 if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
     begin aarch64 scripts/aarch64.sh
 fi
-# These wait a lot, too.
-[ "$processes" -gt 1 ] || processes=2
-tier integration "Integration: real llama.cpp processes and Ansible runs" \
-    pytest -q --durations 20 -n "${TEST_PROCESSES:-$processes}" tests/integration tests/tooling/test_benchmark_runs.py
+tier integration "Integration: real llama.cpp processes and Ansible runs" scripts/integration.sh
 tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
 tier aarch64 "A cluster of aarch64 hosts" scripts/aarch64.sh
 

@@ -56,6 +56,7 @@ def documented(tmp_path: Path) -> Iterator[Path]:
         ssh("master", "rm", "-rf", FOLDER)
 
 
+@pytest.mark.long
 def test_the_documented_playbook_writes_a_baseline_and_fails_when_it_became_slower(documented: Path) -> None:
     first = play(documented)
     assert "changed=1" in first.stdout

@@ -106,6 +106,7 @@ def test_an_interrupted_run_removes_what_it_made(other: Path) -> None:
     assert leftovers(other) == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("other")
 def test_a_system_that_was_half_made_is_made_anew(tmp_path: Path) -> None:
     process = lab("up", "outsider", cache=tmp_path)

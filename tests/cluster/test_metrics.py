@@ -91,6 +91,7 @@ def test_figures_are_written_again_and_again_by_a_confined_service(role: Role) -
         assert "Finished" not in journal, "each of them would be two lines of the journal"
 
 
+@pytest.mark.long
 def test_another_folder_or_none_leaves_nothing_behind(role: Role) -> None:
     role("worker1", rpc_server_metrics_folder=f"{FOLDER}2")
     assert figures("worker1", f"{FOLDER}2")

@@ -196,6 +196,7 @@ def test_host_that_is_no_longer_a_master_is_shut_out(converge: Converge, worker:
     assert settings(worker) == settings(worker, "--permanent")
 
 
+@pytest.mark.long
 def test_ipv6_is_trusted_where_it_is_named(converge: Converge, worker: str) -> None:
     port = PORT + 900
     trusted = [ADDRESS["master"], ADDRESS6["master"]]
@@ -223,6 +224,7 @@ def test_what_was_opened_by_hand_is_closed_again(converge: Converge, worker: str
     assert "/tcp" not in firewall(worker, "--permanent", "--zone=work", "--list-ports")
 
 
+@pytest.mark.long
 def test_range_is_split_around_the_port(converge: Converge, worker: str) -> None:
     firewall(worker, "--permanent", "--zone=public", "--add-port=50000-50100/tcp")
     firewall(worker, "--reload")
@@ -267,6 +269,7 @@ def test_stopped_firewalld_is_set_up_and_started(converge: Converge, changing: s
         firewall(changing, "--reload")
 
 
+@pytest.mark.long
 def test_mask_of_a_run_that_was_killed_while_it_installed_goes(converge: Converge, changing: str) -> None:
     ssh(changing, "systemctl", "stop", "firewalld")
     ssh(changing, "ln", "-sf", "/dev/null", "/run/systemd/system/firewalld.service")
@@ -355,6 +358,7 @@ def test_nftables_with_rules_of_its_own_is_refused(converge: Converge, changing:
     ssh(changing, "systemctl", "restart", "firewalld")
 
 
+@pytest.mark.long
 def test_ufw_is_refused(converge: Converge, worker: str) -> None:
     with package(worker, "ufw"):
         assert "changed=0" in converge(worker)
@@ -381,6 +385,7 @@ ANEW = {
 }
 
 
+@pytest.mark.long
 def test_ssh_on_another_port_stays_open_when_firewalld_starts(
     converge: Converge, changing: str, tmp_path: Path
 ) -> None:
@@ -422,6 +427,7 @@ def test_controller_that_is_trusted_keeps_ssh(converge: Converge, worker: str) -
     assert settings(worker) == settings(worker, "--permanent")
 
 
+@pytest.mark.long
 def test_removal_of_the_zone_of_a_trusted_controller_keeps_ssh(converge: Converge, changing: str) -> None:
     converge(changing, **ANEW, rpc_firewall_trusted_sources=[CONTROLLER])
     assert "zone llama-rpc removed" in converge(changing, "--check", entry="remove")

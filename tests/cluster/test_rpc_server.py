@@ -221,6 +221,7 @@ def test_check_mode_shows_a_change_and_makes_none(role: Role) -> None:
     assert traces("worker1") == before
 
 
+@pytest.mark.long
 def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
     # As after a run that was ended between the new unit and the restart, and as an older collection has left it.
     ssh("worker1", "systemctl", "disable", "--now", f"{RESUME}.timer")
@@ -252,6 +253,7 @@ def next_release(restored: Role) -> Iterator[str]:
         restored.touched.add("worker1")
 
 
+@pytest.mark.long
 def test_a_new_release_restarts_the_worker_once(restored: Role, next_release: str) -> None:
     assert recap(restored("worker1")) == 2
     assert ssh("worker1", "readlink", f"/proc/{pid('worker1')}/exe").stdout.strip() == next_release
@@ -399,6 +401,7 @@ def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -
     assert answers(worker, OTHER_PORT) == "refused"
 
 
+@pytest.mark.long
 def test_the_cores_of_a_node_are_those_of_the_worker_pinned_to_it(restored: Role) -> None:
     restored("worker1", rpc_server_instances=[{"port": PORT, "numa_node": 0}])
     node = cpus(ssh("worker1", "cat", "/sys/devices/system/node/node0/cpulist").stdout)
@@ -480,6 +483,7 @@ def test_its_cache_is_kept_in_order_by_a_confined_timer(worker: str) -> None:
     ssh(worker, "rm", zeros)
 
 
+@pytest.mark.long
 def test_what_the_cache_may_hold_can_change_while_a_worker_serves(restored: Role) -> None:
     served = at_once(pid, WORKERS)
     assert recap(restored(BOTH, rpc_server_cache_max_age_days=365)) == 2, "the service's file, and its timer"

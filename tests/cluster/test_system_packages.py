@@ -73,6 +73,7 @@ def test_what_was_brought_is_on_record_and_goes_again(role: Role) -> None:
     assert unchanged(role("remove_packages"))
 
 
+@pytest.mark.long
 def test_what_something_else_needs_by_now_stays_and_is_named(role: Role) -> None:
     role("system_packages", llama_cpp_system_packages={"Debian": [BROUGHT]})
     ssh(HOST, "apt-get", "-qqy", "install", "--no-install-recommends", WANTED)

@@ -126,6 +126,7 @@ def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
         return {worker: run.result() for worker, run in runs.items()}
 
 
+@pytest.mark.long
 def test_workers_are_measured_with_other_threads_and_end_as_they_were(sweeps: dict[str, Tuned]) -> None:
     run = sweeps["worker1"]
     if run.before.threads == "1":
@@ -142,6 +143,7 @@ def test_workers_are_measured_with_other_threads_and_end_as_they_were(sweeps: di
     assert (run.after.command, run.after.unit) == (run.before.command, run.before.unit)
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_be_started_with_others_ends_as_it_was(sweeps: dict[str, Tuned]) -> None:
     run = sweeps["worker2"]
     if run.before.threads == "1":

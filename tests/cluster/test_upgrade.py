@@ -43,6 +43,7 @@ def all_ready() -> None:
     assert ask("master", *endpoints) == dict.fromkeys(endpoints, "ready")
 
 
+@pytest.mark.long
 def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had(artifacts: Path) -> None:
     before = in_use()
     # A prompt that is another one each time, as if the model had another opinion.

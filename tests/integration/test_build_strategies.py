@@ -105,6 +105,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path, archive(tmp_path / "source.tar.gz", llama_cpp_cmake_options=options))
 
 
+@pytest.mark.long
 def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     """Three hosts are alike; of two others one cannot build; one has another host build for it."""
     alike = ("one", "two", "master")
@@ -301,6 +302,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     assert again.changed == 0
 
 
+@pytest.mark.long
 def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -> None:
     """One has something in the way and is rescued by the play, on one the build fills the disk, one goes down."""
     fleet.hosts = {
@@ -327,6 +329,7 @@ def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -
     assert fleet.release("next") in {name.replace(".tar.gz", "") for name in fleet.artifacts()}
 
 
+@pytest.mark.long
 def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) -> None:
     """One controller is killed while its builder builds; then two more runs want the same."""
     fleet.hosts = {name: {"llama_cpp_builder": "builder"} for name in ("first", "second", "third")}
@@ -424,6 +427,7 @@ def machine_of(artifact: Path) -> int:
         return int.from_bytes(tar.extractfile("./bin/rpc-server").read(20)[18:], "little")  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here")
 def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     arm = masquerade(fleet.folder / "looks", "glibc 2.41", NEOVERSE_N1, "aarch64")

@@ -393,6 +393,7 @@ def text_of(release: Release, model: Path) -> str:
     return done.stdout.decode("utf-8", "replace").strip()
 
 
+@pytest.mark.long
 @pytest.mark.llama
 def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: Release) -> None:
     venv = CACHE / "converter"

@@ -412,6 +412,7 @@ def builders(site: Site) -> list[int]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build_too", [True, False], ids=["host went down", "controller went away"])
 def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: Site, build_too: bool) -> None:
     site.ok()
@@ -441,6 +442,7 @@ def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: S
     assert len(site.releases()) == 2
 
 
+@pytest.mark.long
 def test_what_a_kill_during_the_installation_left_is_no_hindrance(site: Site) -> None:
     site.ok()
     name = site.current.resolve().name
@@ -486,6 +488,7 @@ def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
     assert builders(site) == []
 
 
+@pytest.mark.long
 def test_old_releases_go_and_an_older_one_comes_back_by_relinking(site: Site) -> None:
     def use(number: int) -> str:
         site.ok(llama_cpp_keep_releases=2, llama_cpp_cmake_options={"NUMBER": number})

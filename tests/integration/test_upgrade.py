@@ -18,6 +18,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
+@pytest.mark.long
 def test_there_and_back_again(stage: Stage) -> None:
     stage.leave("worker1", "1.5-id")
     stage.leave("worker1", ".1.5-id")
