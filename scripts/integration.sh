@@ -1,0 +1,18 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-integration`: real llama.cpp processes and real Ansible runs on this machine, with the long tests that `make
+# test` leaves out. Arguments go to pytest, as in `scripts/integration.sh -k firewall`.
+set -eu
+
+cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+
+. scripts/compilers.sh
+ansible-playbook tests/support/releases.yml
+# They wait a lot, so even one processor has two.
+processes=$(nproc)
+[ "$processes" -gt 1 ] || processes=2
+[ "$processes" -lt 8 ] || processes=8
+exec pytest -q --durations 20 -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py
