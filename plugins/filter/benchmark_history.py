@@ -49,14 +49,12 @@ _value:
       type: str
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import BenchmarkError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import parse_history
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def benchmark_history(text: object, name: str = "history.jsonl") -> dict[str, Any]:
@@ -69,9 +67,4 @@ def benchmark_history(text: object, name: str = "history.jsonl") -> dict[str, An
         return {"runs": [], "problem": str(error)}
 
 
-class FilterModule:
-    """The filter, as Ansible looks for it."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"benchmark_history": benchmark_history}
+FilterModule = filter_module(benchmark_history)

@@ -5,14 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import CpuClass, CpuClassError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class as class_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 DOCUMENTATION = r"""
 name: cpu_class
@@ -159,9 +156,4 @@ def _words(what: str, value: object) -> list[str]:
     return list(value)
 
 
-class FilterModule:
-    """The filters of this file."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
-        return {"cpu_class": cpu_class}
+FilterModule = filter_module(cpu_class)

@@ -48,9 +48,10 @@ _value:
   type: str
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 _SILENT = "non-zero return code"
 _END = ".:;"
@@ -79,9 +80,4 @@ def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST + 5 else text[: _LONGEST - 3].rsplit(" ", 1)[0] + "..."
 
 
-class FilterModule:
-    """The filter, as Ansible looks for it."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"failure_reason": failure_reason}
+FilterModule = filter_module(failure_reason)

@@ -4,13 +4,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import libc_can_run as can_run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 DOCUMENTATION = r"""
 name: libc_can_run
@@ -63,9 +59,4 @@ def _text(libc: object) -> str:
     return libc
 
 
-class FilterModule:
-    """The filters of this file."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
-        return {"libc_can_run": libc_can_run}
+FilterModule = filter_module(libc_can_run)

@@ -44,9 +44,10 @@ _value:
   elements: dict
 """
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def repacked_weights(devices: Sequence[Mapping[str, Any]], repacked: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -59,9 +60,4 @@ def repacked_weights(devices: Sequence[Mapping[str, Any]], repacked: Mapping[str
     ]
 
 
-class FilterModule:
-    """The filter, as Ansible looks for it."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"repacked_weights": repacked_weights}
+FilterModule = filter_module(repacked_weights)

@@ -96,14 +96,12 @@ _value:
       type: dict
 """
 
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_result import advice
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import TuningError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str = "") -> dict[str, Any]:
@@ -116,9 +114,4 @@ def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str =
         return {"problem": str(error)}
 
 
-class FilterModule:
-    """The filter, as Ansible looks for it."""
-
-    def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"tuning": tuning}
+FilterModule = filter_module(tuning)

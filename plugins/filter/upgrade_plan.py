@@ -89,10 +89,11 @@ _value:
       type: bool
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def upgrade_plan(
@@ -110,9 +111,4 @@ def upgrade_plan(
     return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
 
 
-class FilterModule:
-    """The filter, as Ansible looks for it."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"upgrade_plan": upgrade_plan}
+FilterModule = filter_module(upgrade_plan)
