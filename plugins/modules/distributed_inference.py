@@ -140,7 +140,8 @@ text:
   type: str
   sample: " Who's there?"
 perf:
-  description: Performance figures as llama.cpp reports them; what it did not report is V(null).
+  description: Performance figures as llama.cpp reports them, with the parts that the filter
+    P(llama_cpp.cluster.llama_perf#filter) finds in a log; what it did not report is V(null).
   returned: always
   type: dict
   sample:
@@ -153,54 +154,28 @@ perf:
     unaccounted: {time_ms: 2.26, percent: 0.9}
     graphs_reused: 62
 devices:
-  description: What each device held, in MiB. RV(devices[].endpoint) is V(null) for devices of the master.
+  description: What each device held, as that filter says it. C(endpoint) is V(null) for devices of the master.
   returned: always
   type: list
   elements: dict
-  contains:
-    name:
-      description: Upstream's name of the device.
-      type: str
-    endpoint:
-      description: The worker that has the device.
-      type: str
-    layers:
-      description: Layers on the device, the output layer among them; V(null) where the log does not tell.
-      type: int
-    model_buffer_mib:
-      description: Weights.
-      type: float
-    kv_buffer_mib:
-      description: The cache of keys and values.
-      type: float
-    compute_buffer_mib:
-      description: Space to compute in.
-      type: float
+  sample:
+    - name: RPC0[10.0.0.11:50052]
+      endpoint: 10.0.0.11:50052
+      layers: 17
+      model_buffer_mib: 2190.5
+      kv_buffer_mib: 136.0
+      compute_buffer_mib: 99.06
 offload:
-  description: How many layers were offloaded, and of how many; V(null) if the log does not tell.
+  description: How many layers were offloaded, and of how many, the output layer among them; V(null) if the log does not
+    tell.
   returned: always
   type: dict
-  contains:
-    layers:
-      description: Layers on devices, the output layer among them.
-      type: int
-    layers_total:
-      description: All layers, the output layer among them.
-      type: int
+  sample: {layers: 33, layers_total: 33}
 build:
-  description: The llama.cpp build that was used; V(null) if none was found.
+  description: The llama.cpp build that was used, as that filter says it; V(null) if none was found.
   returned: always
   type: dict
-  contains:
-    number:
-      description: Upstream's build number; 0 or 1 for a build from a source archive.
-      type: int
-    commit:
-      description: Upstream's commit.
-      type: str
-    version:
-      description: Upstream's version; V(null) for builds that have none.
-      type: str
+  sample: {number: 1, commit: 0c1e57098, version: null}
 wall_time_ms:
   description: From the start of the program to its end, loading included; V(null) if nothing was run. Of the last
     attempt if there were several.

@@ -250,25 +250,14 @@ tests:
           type: list
           elements: float
 build:
-  description: The llama.cpp build that was used; what it does not say is V(null).
+  description:
+    - The llama.cpp build that was used, as the filter P(llama_cpp.cluster.llama_perf#filter) says it; what it does not
+      say is V(null).
+    - And C(patches), the names of those that role P(llama_cpp.cluster.llama_cpp#role) built it with, sorted; V(null) if
+      there is no manifest beside it that tells. Builds of one commit with other patches are different builds.
   returned: always
   type: dict
-  contains:
-    number:
-      description: Upstream's build number; 0 or 1 for a build from a source archive.
-      type: int
-    commit:
-      description: Upstream's commit.
-      type: str
-    version:
-      description: Upstream's version; V(null) for builds that have none.
-      type: str
-    patches:
-      description: >-
-        Names of the patches that role P(llama_cpp.cluster.llama_cpp#role) built it with, sorted; V(null) if there is no
-        manifest beside it that tells. Builds of one commit with other patches are different builds.
-      type: list
-      elements: str
+  sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-dispatcher]}
 model:
   description: The model that was measured; V(null) if nothing was.
   returned: always
@@ -295,23 +284,12 @@ workers:
   type: list
   elements: str
 devices:
-  description: What each device held.
+  description: What each device held, of what M(llama_cpp.cluster.distributed_inference) says of it.
   returned: always
   type: list
   elements: dict
-  contains:
-    name:
-      description: Upstream's name of the device.
-      type: str
-    endpoint:
-      description: The worker that has the device; V(null) for devices of the master.
-      type: str
-    layers:
-      description: Layers on the device, the output layer among them; V(null) where the log does not tell.
-      type: int
-    model_buffer_mib:
-      description: Weights, in MiB.
-      type: float
+  sample:
+    - {name: "RPC0[10.0.0.11:50052]", endpoint: "10.0.0.11:50052", layers: 17, model_buffer_mib: 2190.5}
 options:
   description: What the figures depend on, as it was in effect; V(null) if nothing was measured.
   returned: always
@@ -348,31 +326,10 @@ comparison:
           description: Its value in this run.
           type: raw
     metrics:
-      description: Each test, with both figures.
+      description: Each test, described as in RV(tests), with both figures.
       type: list
       elements: dict
       contains:
-        name:
-          description: As in RV(tests[].name).
-          type: str
-        kind:
-          description: As in RV(tests[].kind).
-          type: str
-        n_prompt:
-          description: Tokens read.
-          type: int
-        n_gen:
-          description: Tokens generated.
-          type: int
-        n_depth:
-          description: Tokens in the context before.
-          type: int
-        batch_size:
-          description: Logical batch in tokens.
-          type: int
-        ubatch_size:
-          description: Physical batch in tokens.
-          type: int
         baseline:
           description: Tokens per second in the baseline, as C(mean), C(stddev), C(min) and C(max).
           type: dict

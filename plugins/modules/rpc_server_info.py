@@ -269,6 +269,7 @@ metrics:
       sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
 timed_units:
   description: The units that look after workers, each a service and its timer; those of the host first, then by port.
+    What is known of their files is told as in RV(units).
   returned: with O(units)
   type: list
   elements: dict
@@ -281,22 +282,6 @@ timed_units:
       description: The port in its name; 0 if it is for all workers of the host.
       type: int
       sample: 50052
-    sha256:
-      description: As in RV(units).
-      type: str
-      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
-    mode:
-      description: As in RV(units).
-      type: str
-      sample: "0644"
-    uid:
-      description: As in RV(units).
-      type: int
-      sample: 0
-    gid:
-      description: As in RV(units).
-      type: int
-      sample: 0
     active:
       description: Whether systemd has read the file as it is now, and, of a timer, whether it runs and starts with the
         host.
@@ -337,23 +322,11 @@ account:
       type: str
       sample: llama.cpp RPC server
 cores:
-  description: What was found for each of O(sets), in their order.
+  description: What was found for each of O(sets), as M(llama_cpp.cluster.cpu_topology_info) says it.
   returned: with O(sets)
   type: list
   elements: dict
-  contains:
-    cpus:
-      description: The usable CPUs of the set.
-      type: str
-      sample: 0-15
-    usable_cores:
-      description: How many threads they run at full speed; 0 if there is a problem.
-      type: int
-      sample: 8
-    problem:
-      description: One sentence about what is wrong with the set; V(null) if nothing is.
-      type: str
-      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
+  sample: [{cpus: 0-15, usable_cores: 8, problem: null}]
 """
 
 from typing import Any

@@ -238,34 +238,19 @@ workers:
       headroom_bytes: 11479799808
 master:
   description: >-
-    What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like
-    RV(workers). Its numbers on memory are V(null) without O(master_memory_available_bytes).
+    What the master holds itself, the token embedding, buffers, and layers that do not go to workers, in the numbers of
+    RV(workers); V(null) like these. Those on memory are V(null) without O(master_memory_available_bytes).
   returned: success
   type: dict
   contains:
     layers:
       description: How many layers stay there, the first ones.
       type: int
-    weights_bytes:
-      description: Like RV(workers[].weights_bytes).
-      type: int
-    kv_bytes:
-      description: Like RV(workers[].kv_bytes).
-      type: int
     compute_bytes:
       description: Its compute and output buffers.
       type: int
-    total_bytes:
-      description: All three.
-      type: int
-    memory_available_bytes:
-      description: What it can use.
-      type: int
     reserve_bytes:
-      description: What of that is to stay free; V(0) on a worker's host, whose reserve counts.
-      type: int
-    headroom_bytes:
-      description: What is left beyond that; negative if it lacks.
+      description: What of its memory is to stay free; V(0) on a worker's host, whose reserve counts.
       type: int
   sample:
     layers: 0

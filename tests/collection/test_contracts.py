@@ -64,15 +64,21 @@ def documented(name: str, kind: str = "module") -> dict[str, Any]:
 
 
 def keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree of keys that a page promises; a module's `perf` shows them in its sample."""
+    """Return the tree of keys that a page promises; what is described elsewhere is shown by its sample."""
     return {
-        name: keys(value["contains"]) if "contains" in value else shown(value["sample"]) if name == "perf" else None
+        name: keys(value["contains"])
+        if "contains" in value
+        else shown(value["sample"])
+        if name in ("perf", "devices", "offload", "build")
+        else None
         for name, value in values.items()
     }
 
 
 def shown(sample: Any) -> dict[str, Any] | None:
-    """Return the tree of keys of a sample."""
+    """Return the tree of keys of a sample, of a list that of its one entry."""
+    if isinstance(sample, list):
+        [sample] = sample
     return {name: shown(inner) for name, inner in sample.items()} if isinstance(sample, dict) else None
 
 
