@@ -39,6 +39,15 @@ options:
       - Folder of the llama.cpp programs on the master.
     type: path
     default: /opt/llama_cpp/current/bin
+  verify:
+    description:
+      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
+        within 5 s, of this master's RPC protocol and different from each other.
+      - Without it, a worker that another client holds is noticed only by O(timeout), and dies when it comes to the
+        connection that was given up; a GPU of the master that llama.cpp can use may take part too. With the oldest
+        builds of C(llama-bench) it may in any case.
+    type: bool
+    default: true
 requirements:
   - GNU coreutils, for C(timeout)
 """

@@ -85,14 +85,6 @@ options:
       - By default 120 s, plus one second for each 40 bytes of the prompt, of which no more than 8192 count; as much
         longer as the model is larger than 4 GB.
     type: int
-  verify:
-    description:
-      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
-        within 5 s, of this master's RPC protocol and different from each other.
-      - Without it, a worker that another client holds is noticed only by O(timeout), and dies when it comes to the
-        connection that was given up; a GPU of the master that llama.cpp can use may take part too.
-    type: bool
-    default: true
 attributes:
   check_mode:
     description: In check mode everything is verified, the workers too, and nothing is run.
@@ -237,11 +229,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
-    Failure,
-    check_model,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Failure, check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 
 # Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
 # whose cores have two other programs each to run.
@@ -364,21 +353,16 @@ def main() -> None:
     """Declare the options and run."""
     module = AnsibleModule(
         argument_spec={
+            **WORKER_RUN,
             "model": {"type": "path", "required": True},
             "prompt": {"type": "str", "required": True},
-            "workers": {"type": "list", "elements": "str", "required": True},
             "n_predict": {"type": "int", "default": 64},
-            "n_gpu_layers": {"type": "int", "default": 999},
-            "tensor_split": {"type": "list", "elements": "float", "default": []},
             "ctx_size": {"type": "int", "default": 2048},
             "seed": {"type": "int", "default": 1},
             "temperature": {"type": "float", "default": 0.0},
-            "threads": {"type": "int"},
             "extra_args": {"type": "list", "elements": "str", "default": []},
-            "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
             "timeout": {"type": "int"},
             "stall_timeout": {"type": "int"},
-            "verify": {"type": "bool", "default": True},
         },
         supports_check_mode=True,
     )

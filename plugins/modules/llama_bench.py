@@ -116,14 +116,6 @@ options:
       - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each test, repetition
         and warm-up one second for each 10 tokens read and 2 s for each token generated.
     type: int
-  verify:
-    description:
-      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
-        within 5 s, of this master's RPC protocol and different from each other.
-      - Without it, a worker that another client holds is noticed only by O(timeout), and a GPU of the master that
-        llama.cpp can use may take part too. With the oldest builds it may in any case.
-    type: bool
-    default: true
   baseline_path:
     description:
       - A JSON file on the master to compare with. If there is none, this run's figures are written to it.
@@ -416,11 +408,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
-    Failure,
-    check_model,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Failure, check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 
 
 class Task(WorkerTask):
@@ -592,8 +581,8 @@ def main() -> None:
     """Declare the options and run."""
     module = AnsibleModule(
         argument_spec={
+            **WORKER_RUN,
             "model": {"type": "path", "required": True},
-            "workers": {"type": "list", "elements": "str", "required": True},
             "n_prompt": {"type": "list", "elements": "int", "default": [512]},
             "n_gen": {"type": "list", "elements": "int", "default": [128]},
             "mixed": {
@@ -612,13 +601,8 @@ def main() -> None:
             "cache_type_v": {"type": "str", "choices": list(bench_of.CACHE_TYPES), "default": "f16"},
             "flash_attn": {"type": "str", "choices": ["on", "off", "auto"]},
             "split_mode": {"type": "str", "choices": ["layer", "tensor"], "default": "layer"},
-            "tensor_split": {"type": "list", "elements": "float", "default": []},
-            "n_gpu_layers": {"type": "int", "default": 999},
-            "threads": {"type": "int"},
             "repetitions": {"type": "int", "default": 5},
-            "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
             "timeout": {"type": "int"},
-            "verify": {"type": "bool", "default": True},
             "baseline_path": {"type": "path"},
             "baseline_update": {"type": "bool", "default": False},
             "baseline_required": {"type": "bool", "default": False},

@@ -27,6 +27,15 @@ PROBE_TIMEOUT_S = 5.0
 DESCRIBE_TIMEOUT_S = 30
 LOG_TAIL_LINES = 20
 LOG_TAIL_COLUMNS = 500
+# The options of the documentation fragment of this name.
+WORKER_RUN: dict[str, dict[str, Any]] = {
+    "workers": {"type": "list", "elements": "str", "required": True},
+    "n_gpu_layers": {"type": "int", "default": 999},
+    "tensor_split": {"type": "list", "elements": "float", "default": []},
+    "threads": {"type": "int"},
+    "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
+    "verify": {"type": "bool", "default": True},
+}
 
 
 class Module(RunsCommands, Protocol):
