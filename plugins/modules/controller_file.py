@@ -55,5 +55,4 @@ size_bytes:
   description: How much was sent.
   returned: success
   type: int
-  sample: 4661211424
 """

@@ -65,17 +65,14 @@ physical_cores:
   description: How many physical cores these CPUs are.
   returned: success
   type: int
-  sample: 8
 slow_cpus:
   description: The CPUs of cores that are too slow to be of use beside the others; empty if all are of one kind.
   returned: success
   type: str
-  sample: ""
 quota_cpus:
   description: The limit of CPU time, in CPUs; V(null) if there is none.
   returned: success
   type: float
-  sample: 1.5
 numa_nodes:
   description: The CPUs of each NUMA node that has usable ones; empty where the kernel knows no nodes.
   returned: success
@@ -85,7 +82,6 @@ numa_nodes:
     node:
       description: The number of the node.
       type: int
-      sample: 0
     cpus:
       description: Its usable CPUs.
       type: str
@@ -104,7 +100,6 @@ sets:
       description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU
         time; 0 if there is a problem.
       type: int
-      sample: 8
     problem:
       description: One sentence about what is wrong with the set; V(null) if nothing is.
       type: str

@@ -62,17 +62,14 @@ exists:
   description: Whether there is anything at O(path).
   returned: success
   type: bool
-  sample: true
 valid:
   description: Whether it is a whole model.
   returned: success
   type: bool
-  sample: true
 message:
   description: One sentence that says what is wrong; empty if RV(valid).
   returned: success
   type: str
-  sample: ""
 files:
   description: The files of the model, the first part first, whether they are there or not.
   returned: success
@@ -97,27 +94,18 @@ files:
     sha256:
       description: The SHA-256 digest that was recorded with it, V(null) like RV(files[].origin).
       type: str
-  sample:
-    - path: /srv/models/model.gguf
-      size_bytes: 4661211424
-      stamp: [4661211424, 1760000000000000000]
-      origin: null
-      sha256: null
 size_bytes:
   description: The size of all files that are there.
   returned: success
   type: int
-  sample: 4661211424
 version:
   description: The version of the format; V(null) if not RV(valid).
   returned: success
   type: int
-  sample: 3
 tensor_count:
   description: How many tensors all files hold; V(null) if not RV(valid).
   returned: success
   type: int
-  sample: 291
 metadata:
   description: >-
     The metadata of the first file but for arrays; empty if not RV(valid). Of a text of more than 1000 characters, such
@@ -146,7 +134,6 @@ parameters:
   description: How many weights all tensors have; V(null) if not RV(valid).
   returned: success
   type: int
-  sample: 8030261312
 shape:
   description: The model's numbers; V(null) if not RV(valid). Each is V(null) if the file does not say.
   returned: success
@@ -193,20 +180,6 @@ shape:
     vocabulary:
       description: How many tokens there are to choose from.
       type: int
-  sample:
-    layers: 32
-    predict_layers: 0
-    embedding_length: 4096
-    heads: 32
-    kv_heads: 8
-    key_length: 128
-    value_length: 128
-    feed_forward_length: 14336
-    experts: 0
-    experts_used: 0
-    expert_feed_forward_length: null
-    context_length: 131072
-    vocabulary: 128256
 weights:
   description: >-
     Where the bytes of the weights are; V(null) if not RV(valid). Each is V(null) if there is a tensor of a type that is
@@ -254,16 +227,6 @@ weights:
         bytes:
           description: How many bytes they take.
           type: int
-  sample:
-    bytes: 4912898304
-    layers_bytes: 4186439680
-    input_bytes: 295501824
-    output_bytes: 430956544
-    shared_bytes: 256
-    embedding_bytes: 295501824
-    tied_embeddings: false
-    types:
-      - {type: q4_K, tensors: 193, parameters: 6996099072, bytes: 3935305728}
 cache:
   description: >-
     What the context takes in memory; V(null) if not RV(valid). Its numbers are V(null) where they are not known, and
@@ -338,19 +301,6 @@ layers:
     state_bytes:
       description: What it keeps for each sequence if it is recurrent.
       type: int
-  sample:
-    - index: 0
-      tensors: 9
-      bytes: 137052160
-      heads: 32
-      kv_heads: 8
-      feed_forward_length: 14336
-      cache: full
-      key_width: 1024
-      value_width: 1024
-      kv_bytes_per_token: {bf16: 4096, f16: 4096, f32: 8192, iq4_nl: 1152, q4_0: 1152, q4_1: 1280, q5_0: 1408,
-        q5_1: 1536, q8_0: 2176}
-      state_bytes: 0
 tensors:
   description: All tensors in the order of the files.
   returned: if O(tensors)
@@ -380,7 +330,6 @@ notes:
   returned: success
   type: list
   elements: str
-  sample: []
 """
 
 import math

@@ -108,7 +108,6 @@ size_bytes:
   description: The size of all files.
   returned: success
   type: int
-  sample: 806058240
 """
 
 import re

@@ -73,11 +73,9 @@ programs:
     exit_status:
       description: What it exited with.
       type: int
-      sample: 1
     wall_time_ms:
       description: How long it took.
       type: float
-      sample: 12.5
 failure:
   description: Why a program cannot run here; V(null) if all can.
   returned: always

@@ -132,27 +132,22 @@ added:
   description: How many were added.
   returned: success
   type: int
-  sample: 12
 added_bytes:
   description: Their bytes.
   returned: success
   type: int
-  sample: 3221225472
 replaced:
   description: How many of these are in the place of an entry that was damaged; in check mode it is not known.
   returned: success
   type: int
-  sample: 0
 there:
   description: How many were there.
   returned: success
   type: int
-  sample: 3
 there_bytes:
   description: Their bytes.
   returned: success
   type: int
-  sample: 805306368
 """
 
 import os

@@ -69,19 +69,16 @@ enabled:
   description: Whether firewalld starts with the host.
   returned: success
   type: bool
-  sample: true
 managers:
   description: Other programs that manage the firewall of this host right now.
   returned: success
   type: list
   elements: str
-  sample: []
 problems:
   description: Why the ports cannot be closed to others, one sentence each with its remedy.
   returned: success
   type: list
   elements: str
-  sample: []
 changes:
   description: What has to change, for a reader; empty if nothing has to.
   returned: success
@@ -111,11 +108,9 @@ session:
     client:
       description: Where it comes from, as this host sees it.
       type: str
-      sample: 10.0.0.2
     port:
       description: The port of this host that it uses.
       type: int
-      sample: 22
     interface:
       description: The interface that it uses; empty if that is not known.
       type: str

@@ -98,7 +98,6 @@ servers:
     port:
       description: The port.
       type: int
-      sample: 50052
     listeners:
       description: The sockets that listen on it; there can be one for each address.
       type: list
@@ -107,11 +106,9 @@ servers:
         address:
           description: The address that it is bound to.
           type: str
-          sample: 10.0.0.11
         pid:
           description: The process.
           type: int
-          sample: 4711
         program:
           description: The path of its program.
           type: str
@@ -135,7 +132,6 @@ servers:
         at a time.
       type: list
       elements: str
-      sample: []
     state:
       description: What it answered, such as V(ready), as M(llama_cpp.cluster.rpc_worker_info) says it; V(null) if it
         was not asked.
@@ -150,27 +146,21 @@ servers:
         enabled:
           description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_repack).
           type: bool
-          sample: true
         kernels:
           description: Whether there are such kernels for its CPU; V(false) if it was not to look.
           type: bool
-          sample: true
         weights:
           description: How many weights are repacked.
           type: int
-          sample: 154
         mib:
           description: The MiB of them.
           type: float
-          sample: 345.67
         of_weights:
           description: How many weights it multiplies with, of all types, those of 32-bit floats too.
           type: int
-          sample: 201
         of_mib:
           description: The MiB of these.
           type: float
-          sample: 456.78
     cache:
       description:
         - The tensor cache of the service C(llama-rpc-server@PORT), and what the service C(llama-rpc-cache@PORT), which
@@ -184,40 +174,31 @@ servers:
         entries:
           description: How many tensors it holds.
           type: int
-          sample: 154
         bytes:
           description: The bytes of them.
           type: int
-          sample: 19327352832
         free_bytes:
           description: What is free on its disk; V(null) if it is not there yet.
           type: int
-          sample: 214748364800
         max_bytes:
           description: What it may hold; V(null) if there is no limit, or it was not put in order yet.
           type: int
-          sample: 107374182400
         min_free_bytes:
           description: What is to stay free on its disk; V(null) if it was not put in order yet.
           type: int
-          sample: 21474836480
         kept_since:
           description:
             - When the timer that has it put in order was made, in seconds since 1970; V(null) if there is none.
           type: int
-          sample: 1750000000
         tidied_at:
           description: When it was last put in order, in seconds since 1970; V(null) if it never was.
           type: int
-          sample: 1760000000
         corrupted:
           description: How many entries that were not what their names say have been removed so far.
           type: int
-          sample: 0
         evicted:
           description: How many entries have been removed so far to keep to the limits.
           type: int
-          sample: 12
 units:
   description: The units that are there, by port.
   returned: with O(units)
@@ -231,7 +212,6 @@ units:
     port:
       description: The port in its name.
       type: int
-      sample: 50052
     sha256:
       description: The digest of the file; V(null) if it is no file, such as the link of a masked unit.
       type: str
@@ -243,15 +223,12 @@ units:
     uid:
       description: The number of its owner.
       type: int
-      sample: 0
     gid:
       description: The number of its group.
       type: int
-      sample: 0
     enabled:
       description: Whether it starts with the host.
       type: bool
-      sample: true
 metrics:
   description: What writes figures for Prometheus' node_exporter; V(null) if nothing does.
   returned: with O(units)
@@ -281,12 +258,10 @@ timed_units:
     port:
       description: The port in its name; 0 if it is for all workers of the host.
       type: int
-      sample: 50052
     active:
       description: Whether systemd has read the file as it is now, and, of a timer, whether it runs and starts with the
         host.
       type: bool
-      sample: true
 release:
   description: The release in use.
   returned: with O(prefix)
@@ -299,15 +274,12 @@ release:
     program:
       description: Whether its C(rpc-server) can be run.
       type: bool
-      sample: true
     cache_program:
       description: Whether its C(rpc-cache) can be run, which keeps the tensor cache in order.
       type: bool
-      sample: true
     upgrade:
       description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal).
       type: bool
-      sample: false
 account:
   description: The account; V(null) if there is none of that name.
   returned: with O(account)
@@ -316,7 +288,6 @@ account:
     uid:
       description: Its number.
       type: int
-      sample: 990
     comment:
       description: What is said of it.
       type: str

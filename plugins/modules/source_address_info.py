@@ -49,15 +49,12 @@ addresses:
     destination:
       description: The destination as it was given.
       type: str
-      sample: 10.0.0.11
     address:
       description: The source address of packets for it; V(null) if there is no way to it.
       type: str
-      sample: 10.0.0.10
     message:
       description: One sentence about why there is none; V(null) if there is one.
       type: str
-      sample: null
 """
 
 import socket

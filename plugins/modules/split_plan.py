@@ -160,7 +160,6 @@ fits:
     - V(null) if it would without the cache, whose size is not known for this architecture (RV(kv_known)).
   returned: success
   type: bool
-  sample: true
 message:
   description: The same in a sentence, with what is lacking and what would help.
   returned: success
@@ -179,12 +178,10 @@ ctx_size:
   description: The context that is planned for.
   returned: success
   type: int
-  sample: 8192
 layers:
   description: The layers of the model, without the output.
   returned: success
   type: int
-  sample: 32
 workers:
   description: What each worker gets; empty if there are more workers than layers.
   returned: success
@@ -224,18 +221,6 @@ workers:
     headroom_bytes:
       description: What is left beyond that; negative if it lacks.
       type: int
-  sample:
-    - endpoint: 192.0.2.11:50052
-      first_layer: 0
-      layers: 22
-      has_output: false
-      weights_bytes: 2878128128
-      kv_bytes: 738197504
-      compute_bytes: 103874560
-      total_bytes: 3720200192
-      memory_available_bytes: 16000000000
-      reserve_bytes: 800000000
-      headroom_bytes: 11479799808
 master:
   description: >-
     What the master holds itself, the token embedding, buffers, and layers that do not go to workers, in the numbers of
@@ -252,27 +237,16 @@ master:
     reserve_bytes:
       description: What of its memory is to stay free; V(0) on a worker's host, whose reserve counts.
       type: int
-  sample:
-    layers: 0
-    weights_bytes: 295501824
-    kv_bytes: 0
-    compute_bytes: 75632640
-    total_bytes: 371134464
-    memory_available_bytes: null
-    reserve_bytes: null
-    headroom_bytes: null
 kv_known:
   description: Whether the size of the cache is known; if not it is counted as far as it is.
   returned: success
   type: bool
-  sample: true
 compute_known:
   description: >-
     Whether the compute buffers are followed for this architecture (to a quarter, commonly to a few percent). If not,
     RV(workers[].compute_bytes) is an upper estimate.
   returned: success
   type: bool
-  sample: true
 shortfall:
   description: What hosts lack; empty if nothing.
   returned: success
@@ -285,7 +259,6 @@ shortfall:
     bytes:
       description: What it lacks.
       type: int
-  sample: []
 suggestions:
   description: Of each kind the smallest change with which it would fit; a kind that cannot help is not there.
   returned: success
@@ -316,7 +289,6 @@ suggestions:
     bits_per_weight:
       description: For V(quantisation), the most that fits.
       type: float
-  sample: []
 fits_on_one:
   description: The host that could hold all of it alone, and what that means; V(null) if none, or if it does not fit.
   returned: success
@@ -328,13 +300,11 @@ fits_on_one:
     message:
       description: What dividing the model brings then.
       type: str
-  sample: null
 notes:
   description: A sentence for each thing that is not known of the model, or is counted otherwise than llama.cpp does.
   returned: success
   type: list
   elements: str
-  sample: []
 """
 
 from dataclasses import fields

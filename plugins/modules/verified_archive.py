@@ -115,7 +115,6 @@ members:
   description: How many members of the archive lie below the root.
   returned: success
   type: int
-  sample: 3120
 patched:
   description: The files that O(patches) change, add or take away.
   returned: success

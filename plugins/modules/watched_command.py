@@ -69,7 +69,6 @@ rc:
   description: The command's exit status.
   returned: always
   type: int
-  sample: 0
 log:
   description: The file on the host that holds all output.
   returned: always
@@ -79,5 +78,4 @@ elapsed_s:
   description: How long it took, in seconds.
   returned: always
   type: int
-  sample: 315
 """
