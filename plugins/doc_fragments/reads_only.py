@@ -20,4 +20,6 @@ attributes:
   idempotent:
     support: full
     description: Changes nothing.
+notes:
+  - Works with Python 3.8 and newer on the host, and needs no Python library but the standard one.
 """

@@ -85,9 +85,8 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
     """Return what is known of the cluster."""
     if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
         raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
-    unheard = {"workers": [], "out": "It gave no answer."}
     views = {
-        name: view if "workers" in view else {**unheard, "out": view.get("out") or unheard["out"]}
+        name: view if "workers" in view else {"workers": [], "out": view.get("out") or "It gave no answer."}
         for name, view in seen.items()
     }
     status = cluster.verify(looks, views)

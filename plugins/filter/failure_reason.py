@@ -52,6 +52,8 @@ from typing import Any, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+from jinja2 import Environment
+from jinja2.filters import do_truncate
 
 _SILENT = "non-zero return code"
 _END = ".:;"
@@ -72,12 +74,7 @@ def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | 
         return lines[0]
     reason = lines[0].strip().rstrip(_END)
     more = " ".join(line.strip() for line in lines[1:4]) if "log" in failed else ""
-    return f"{reason} ({_shortened(more).rstrip(_END)})" if more else reason
-
-
-def _shortened(text: str) -> str:
-    # Whole words, as Jinja's own filter truncate leaves them.
-    return text if len(text) <= _LONGEST + 5 else text[: _LONGEST - 3].rsplit(" ", 1)[0] + "..."
+    return f"{reason} ({do_truncate(Environment(autoescape=True), more, _LONGEST).rstrip(_END)})" if more else reason
 
 
 FilterModule = filter_module(failure_reason)

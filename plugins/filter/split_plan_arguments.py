@@ -91,20 +91,15 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
 # common/arg.cpp: options that the plan goes by, and such as it does not know the consequences of.
-_FOLLOWED = {
+_SHORT = {
     "-b": "batch_size",
-    "--batch-size": "batch_size",
     "-ub": "ubatch_size",
-    "--ubatch-size": "ubatch_size",
     "-ctk": "cache_type_k",
-    "--cache-type-k": "cache_type_k",
     "-ctv": "cache_type_v",
-    "--cache-type-v": "cache_type_v",
     "-fa": "flash_attn",
-    "--flash-attn": "flash_attn",
     "-sm": "split_mode",
-    "--split-mode": "split_mode",
 }
+_FOLLOWED = {**_SHORT, **{f"--{option.replace('_', '-')}": option for option in _SHORT.values()}}
 _OTHERWISE = frozenset(
     """
     -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo --no-kv-offload -np --parallel --swa-full
@@ -226,12 +221,7 @@ def split_plan_arguments(
         "workers": [],
         "master_memory_available_bytes": None,
         "master_host": master,
-        "batch_size": None,
-        "ubatch_size": None,
-        "cache_type_k": None,
-        "cache_type_v": None,
-        "flash_attn": None,
-        "split_mode": None,
+        **dict.fromkeys(_SHORT.values()),
         "skipped": "",
     }
     texts = meminfo or {}

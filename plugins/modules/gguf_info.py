@@ -33,7 +33,6 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
   - Types, names and sizes are those of the llama.cpp of release 0.3.36. A tensor type or an architecture of a later one
     does not make a model RV(valid=false); what is not known of it is V(null), and RV(notes) says so.
   - llama.cpp caches values in a quantised type with flash attention only. Without it, and if layers have values of

@@ -59,8 +59,6 @@ options:
     default: 5
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
-notes:
-  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 """
 
 EXAMPLES = r"""

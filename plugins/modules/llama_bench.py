@@ -365,17 +365,7 @@ failure:
         - V(regression), a test is slower than its baseline by more than is tolerated;
           V(not_compared), there is nothing to compare with, and O(baseline_required=true);
           V(baseline_invalid), the baseline cannot be read or written, or is none;
-          V(worker_unreachable), nothing that speaks RPC answers at the endpoint;
-          V(worker_busy), another client holds the worker;
-          V(worker_lost), a worker went away during the run;
-          V(worker_dropped), llama.cpp went on without a worker;
-          V(protocol_mismatch), a worker and the master are of different llama.cpp releases;
-          V(out_of_memory), on a worker or on the master;
-          V(model_invalid), the model is missing, damaged or of no known kind;
-          V(option_rejected), by the module or by llama.cpp;
-          V(timed_out), the time limit was reached;
-          V(binary_missing), there is no C(llama-bench) that can run here;
-          V(unknown), the program failed and said nothing that the module knows.
+          or as M(llama_cpp.cluster.distributed_inference) says it.
       type: str
     endpoint:
       description: The worker concerned, the first if there are several; V(null) if none is known.

@@ -174,15 +174,19 @@ class Host:
         # What programs have printed, by their command.
         self._known: dict[tuple[str, ...], str] = {}
 
+    def _ended(self, *command: str, required: bool = False) -> tuple[int, str, str]:
+        if command in self._known:
+            return 0, self._known[command], ""
+        path = self._module.get_bin_path(command[0], required=required)
+        if path is None:
+            return 1, "", ""
+        # firewalld translates what it prints.
+        status, out, err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
+        return status, out, err
+
     def run(self, *command: str) -> str | None:
         """Return what a program prints, None if it fails or is not there."""
-        if command in self._known:
-            return self._known[command]
-        path = self._module.get_bin_path(command[0])
-        if path is None:
-            return None
-        # firewalld translates what it prints.
-        status, out, _err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
+        status, out, _err = self._ended(*command)
         return out if status == 0 else None
 
     def ask_at_once(self, program: str, *questions: tuple[str, ...]) -> None:
@@ -252,17 +256,14 @@ class Host:
 
     def read(self, *command: str) -> str:
         """Return what a program prints, which must not fail."""
-        if command in self._known:
-            return self._known[command]
-        path = self._module.get_bin_path(command[0], required=True)
-        status, out, err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
+        status, out, err = self._ended(*command, required=True)
         if status != 0:
             problem = " ".join((err or out).split())
             self._module.fail_json(
                 msg=f"`{' '.join(command)}` fails ({problem}): mend firewalld's configuration; "
                 "`firewall-offline-cmd --check-config` says more."
             )
-        return str(out)
+        return out
 
     def managers(self) -> list[str]:
         """Return the other programs that manage the firewall."""

@@ -26,7 +26,6 @@ extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
   - A destination that there is no way to is no failure of the module; RV(addresses[].message) says so.
-  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 seealso:
   - plugin: llama_cpp.cluster.trusted_sources
     plugin_type: filter

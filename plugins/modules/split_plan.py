@@ -109,7 +109,6 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
   - The division, and the sizes of what is allocated, are those of the llama.cpp of release 0.3.36 with C(--split-mode
     layer), one sequence, and workers of one CPU device each.
   - What llama.cpp lets stay in the file (C(--mmap)) counts for the master as what is in memory, since it is read for
