@@ -47,28 +47,93 @@ _value:
   type: dict
   contains:
     perf:
-      description:
-        - The last performance report in the text. Each part of it has in C(time_ms) its milliseconds, in C(tokens) or
-          C(runs) the number of its tokens, and in C(ms_per_token) and C(tokens_per_second) its speed.
-        - C(load) is loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out.
-        - C(sampling) is choosing tokens, those that were sampled or accepted. Builds from b7115 on have C(tokens) and
-          C(samplers_time_ms), the milliseconds of the samplers alone; builds before have C(runs) and the speed.
-        - C(prompt_eval) is reading the prompt.
-        - C(eval) is generating. Each of its runs computes one token.
-        - C(total) is the time from the end of the load to the report, and the tokens of prompt and generation.
-        - C(unaccounted) is what of the total is in no other figure, and how many percent; builds from b7115 on. It may
-          be negative.
-        - C(graphs_reused) says how often a compute graph was used again.
+      description: The last performance report in the text.
       type: dict
-      sample:
-        load: {time_ms: 148.68}
+      contains:
+        load:
+          description: Loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
         sampling:
-          {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null, tokens_per_second: null}
-        prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
-        eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
-        total: {time_ms: 264.68, tokens: 76}
-        unaccounted: {time_ms: 2.26, percent: 0.9}
-        graphs_reused: 62
+          description: Choosing tokens.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            samplers_time_ms:
+              description: Milliseconds of the samplers alone; builds from b7115 on.
+              type: float
+            runs:
+              description: Tokens sampled or accepted; builds before b7115.
+              type: int
+            tokens:
+              description: Tokens sampled or accepted; builds from b7115 on.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token; builds before b7115.
+              type: float
+            tokens_per_second:
+              description: Tokens per second; builds before b7115.
+              type: float
+        prompt_eval:
+          description: Reading the prompt.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            tokens:
+              description: Tokens of the prompt.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token.
+              type: float
+            tokens_per_second:
+              description: Tokens per second.
+              type: float
+        eval:
+          description: Generating.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            runs:
+              description: Tokens computed, one per run.
+              type: int
+            ms_per_token:
+              description: Milliseconds per token.
+              type: float
+            tokens_per_second:
+              description: Tokens per second.
+              type: float
+        total:
+          description: From the end of the load to the report.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            tokens:
+              description: Tokens of prompt and generation.
+              type: int
+        unaccounted:
+          description: What of the total is in no other figure; builds from b7115 on. May be negative.
+          type: dict
+          contains:
+            time_ms:
+              description: Milliseconds.
+              type: float
+            percent:
+              description: Percent of the total.
+              type: float
+        graphs_reused:
+          description: How often a compute graph was used again.
+          type: int
     devices:
       description:
         - What each device holds. Several buffers of one device are summed; of the compute buffer the last reservation
