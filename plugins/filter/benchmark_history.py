@@ -49,12 +49,14 @@ _value:
       type: str
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import BenchmarkError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import parse_history
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def benchmark_history(text: object, name: str = "history.jsonl") -> dict[str, Any]:
@@ -67,4 +69,9 @@ def benchmark_history(text: object, name: str = "history.jsonl") -> dict[str, An
         return {"runs": [], "problem": str(error)}
 
 
-FilterModule = filter_module(benchmark_history)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"benchmark_history": benchmark_history}

@@ -75,12 +75,11 @@ _value:
     - "There is no master: put a host into the group llama_masters of the inventory."
 """
 
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 from jinja2 import UndefinedError
 
 
@@ -127,4 +126,9 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple
             continue  # rpc_endpoints says so
 
 
-FilterModule = filter_module(cluster_problems)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"cluster_problems": cluster_problems}

@@ -74,11 +74,10 @@ _value:
       elements: str
 """
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -93,4 +92,9 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
     return {**status, "table": [*cluster.render_cluster(status["workers"]).split("\n"), *status["problems"]]}
 
 
-FilterModule = filter_module(cluster_status)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"cluster_status": cluster_status}

@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import CpuClass, CpuClassError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class as class_of
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DOCUMENTATION = r"""
 name: cpu_class
@@ -156,4 +159,9 @@ def _words(what: str, value: object) -> list[str]:
     return list(value)
 
 
-FilterModule = filter_module(cpu_class)
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"cpu_class": cpu_class}

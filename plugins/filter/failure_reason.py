@@ -48,12 +48,9 @@ _value:
   type: str
 """
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
-from jinja2 import Environment
-from jinja2.filters import do_truncate
 
 _SILENT = "non-zero return code"
 _END = ".:;"
@@ -74,7 +71,17 @@ def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | 
         return lines[0]
     reason = lines[0].strip().rstrip(_END)
     more = " ".join(line.strip() for line in lines[1:4]) if "log" in failed else ""
-    return f"{reason} ({do_truncate(Environment(autoescape=True), more, _LONGEST).rstrip(_END)})" if more else reason
+    return f"{reason} ({_shortened(more).rstrip(_END)})" if more else reason
 
 
-FilterModule = filter_module(failure_reason)
+def _shortened(text: str) -> str:
+    # Whole words, as Jinja's own filter truncate leaves them.
+    return text if len(text) <= _LONGEST + 5 else text[: _LONGEST - 3].rsplit(" ", 1)[0] + "..."
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"failure_reason": failure_reason}

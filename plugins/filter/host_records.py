@@ -47,11 +47,10 @@ _value:
   type: dict
 """
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def host_records(
@@ -75,4 +74,9 @@ def host_records(
     return records
 
 
-FilterModule = filter_module(host_records)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"host_records": host_records}

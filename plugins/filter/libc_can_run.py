@@ -4,9 +4,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import libc_can_run as can_run
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DOCUMENTATION = r"""
 name: libc_can_run
@@ -59,4 +63,9 @@ def _text(libc: object) -> str:
     return libc
 
 
-FilterModule = filter_module(libc_can_run)
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"libc_can_run": libc_can_run}

@@ -190,10 +190,10 @@ _value:
           type: str
 """
 
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog, PerfLogError, parse_log
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def llama_perf(text: object) -> PerfLog:
@@ -206,4 +206,9 @@ def llama_perf(text: object) -> PerfLog:
         raise AnsibleFilterError(str(error)) from None
 
 
-FilterModule = filter_module(llama_perf)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"llama_perf": llama_perf}

@@ -58,11 +58,10 @@ _value:
   type: str
 """
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import ReportError, render_report
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -73,4 +72,9 @@ def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]
         raise AnsibleFilterError(str(error)) from None
 
 
-FilterModule = filter_module(llama_report)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"llama_report": llama_report}

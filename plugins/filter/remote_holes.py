@@ -61,10 +61,9 @@ _value:
 """
 
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def remote_holes(holes: Sequence[Mapping[str, Any]], build: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
@@ -93,4 +92,9 @@ def _has(hole: Mapping[str, Any], build: Mapping[str, Any]) -> bool | None:
     return True if protocol < int(hole.get("open_below", 0)) else None
 
 
-FilterModule = filter_module(remote_holes)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"remote_holes": remote_holes}

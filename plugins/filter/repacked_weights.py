@@ -44,10 +44,9 @@ _value:
   elements: dict
 """
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def repacked_weights(devices: Sequence[Mapping[str, Any]], repacked: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -60,4 +59,9 @@ def repacked_weights(devices: Sequence[Mapping[str, Any]], repacked: Mapping[str
     ]
 
 
-FilterModule = filter_module(repacked_weights)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"repacked_weights": repacked_weights}

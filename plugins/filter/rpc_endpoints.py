@@ -13,11 +13,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint im
     EndpointError,
     parse_endpoint,
 )
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 from jinja2 import Undefined, UndefinedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 DOCUMENTATION = r"""
 name: rpc_endpoints
@@ -161,4 +160,9 @@ def _endpoint(host: _Host, address: object, port: object, address_from: str, por
         raise host.error(address_from, error) from error
 
 
-FilterModule = filter_module(rpc_endpoints)
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"rpc_endpoints": rpc_endpoints}

@@ -87,10 +87,9 @@ _value:
 
 import hashlib
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - recognised, not bound
 _OF_ROOT = ["0644", 0, 0]
@@ -191,4 +190,9 @@ def rpc_server_comparison(
     }
 
 
-FilterModule = filter_module(rpc_server_comparison)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"rpc_server_comparison": rpc_server_comparison}

@@ -81,12 +81,11 @@ _value:
 """
 
 import re
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
@@ -241,4 +240,9 @@ def split_plan_arguments(
     return result
 
 
-FilterModule = filter_module(split_plan_arguments)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"split_plan_arguments": split_plan_arguments}

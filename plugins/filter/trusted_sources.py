@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.trusted_sources import normalise
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DOCUMENTATION = r"""
 name: trusted_sources
@@ -60,4 +64,9 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
     return {"sources": sources, "problems": problems}
 
 
-FilterModule = filter_module(trusted_sources)
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"trusted_sources": trusted_sources}

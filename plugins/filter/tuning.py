@@ -96,12 +96,14 @@ _value:
       type: dict
 """
 
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_result import advice
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import TuningError
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str = "") -> dict[str, Any]:
@@ -114,4 +116,9 @@ def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str =
         return {"problem": str(error)}
 
 
-FilterModule = filter_module(tuning)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"tuning": tuning}

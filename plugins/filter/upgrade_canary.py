@@ -64,11 +64,10 @@ _value:
       type: str
 """
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def upgrade_canary(
@@ -83,4 +82,9 @@ def upgrade_canary(
     return upgrade.canary(before, after, float(tolerance_percent), text)
 
 
-FilterModule = filter_module(upgrade_canary)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"upgrade_canary": upgrade_canary}

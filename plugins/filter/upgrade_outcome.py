@@ -61,11 +61,10 @@ _value:
       elements: str
 """
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def upgrade_outcome(
@@ -84,4 +83,9 @@ def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return now if now and "current" in now and not known["lost"] else None
 
 
-FilterModule = filter_module(upgrade_outcome)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"upgrade_outcome": upgrade_outcome}

@@ -89,11 +89,10 @@ _value:
       type: bool
 """
 
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._filters import filter_module
 
 
 def upgrade_plan(
@@ -111,4 +110,9 @@ def upgrade_plan(
     return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
 
 
-FilterModule = filter_module(upgrade_plan)
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"upgrade_plan": upgrade_plan}
