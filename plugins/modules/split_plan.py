@@ -159,6 +159,7 @@ fits:
     - V(null) if it would without the cache, whose size is not known for this architecture (RV(kv_known)).
   returned: success
   type: bool
+  sample: true
 message:
   description: The same in a sentence, with what is lacking and what would help.
   returned: success
@@ -177,10 +178,12 @@ ctx_size:
   description: The context that is planned for.
   returned: success
   type: int
+  sample: 8192
 layers:
   description: The layers of the model, without the output.
   returned: success
   type: int
+  sample: 32
 workers:
   description: What each worker gets; empty if there are more workers than layers.
   returned: success
@@ -220,32 +223,70 @@ workers:
     headroom_bytes:
       description: What is left beyond that; negative if it lacks.
       type: int
+  sample:
+    - endpoint: 192.0.2.11:50052
+      first_layer: 0
+      layers: 22
+      has_output: false
+      weights_bytes: 2878128128
+      kv_bytes: 738197504
+      compute_bytes: 103874560
+      total_bytes: 3720200192
+      memory_available_bytes: 16000000000
+      reserve_bytes: 800000000
+      headroom_bytes: 11479799808
 master:
   description: >-
-    What the master holds itself, the token embedding, buffers, and layers that do not go to workers, in the numbers of
-    RV(workers); V(null) like these. Those on memory are V(null) without O(master_memory_available_bytes).
+    What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like
+    RV(workers). Its numbers on memory are V(null) without O(master_memory_available_bytes).
   returned: success
   type: dict
   contains:
     layers:
       description: How many layers stay there, the first ones.
       type: int
+    weights_bytes:
+      description: Like RV(workers[].weights_bytes).
+      type: int
+    kv_bytes:
+      description: Like RV(workers[].kv_bytes).
+      type: int
     compute_bytes:
       description: Its compute and output buffers.
       type: int
-    reserve_bytes:
-      description: What of its memory is to stay free; V(0) on a worker's host, whose reserve counts.
+    total_bytes:
+      description: All three.
       type: int
+    memory_available_bytes:
+      description: What it can use.
+      type: int
+    reserve_bytes:
+      description: What of that is to stay free; V(0) on a worker's host, whose reserve counts.
+      type: int
+    headroom_bytes:
+      description: What is left beyond that; negative if it lacks.
+      type: int
+  sample:
+    layers: 0
+    weights_bytes: 295501824
+    kv_bytes: 0
+    compute_bytes: 75632640
+    total_bytes: 371134464
+    memory_available_bytes: null
+    reserve_bytes: null
+    headroom_bytes: null
 kv_known:
   description: Whether the size of the cache is known; if not it is counted as far as it is.
   returned: success
   type: bool
+  sample: true
 compute_known:
   description: >-
     Whether the compute buffers are followed for this architecture (to a quarter, commonly to a few percent). If not,
     RV(workers[].compute_bytes) is an upper estimate.
   returned: success
   type: bool
+  sample: true
 shortfall:
   description: What hosts lack; empty if nothing.
   returned: success
@@ -258,6 +299,7 @@ shortfall:
     bytes:
       description: What it lacks.
       type: int
+  sample: []
 suggestions:
   description: Of each kind the smallest change with which it would fit; a kind that cannot help is not there.
   returned: success
@@ -288,6 +330,7 @@ suggestions:
     bits_per_weight:
       description: For V(quantisation), the most that fits.
       type: float
+  sample: []
 fits_on_one:
   description: The host that could hold all of it alone, and what that means; V(null) if none, or if it does not fit.
   returned: success
@@ -299,11 +342,13 @@ fits_on_one:
     message:
       description: What dividing the model brings then.
       type: str
+  sample: null
 notes:
   description: A sentence for each thing that is not known of the model, or is counted otherwise than llama.cpp does.
   returned: success
   type: list
   elements: str
+  sample: []
 """
 
 from dataclasses import fields
