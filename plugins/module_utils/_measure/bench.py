@@ -16,21 +16,17 @@ from .._run.worker_run import (
     LOAD_BYTES_PER_S,
     PROMPT_TOKENS_PER_S,
     S_PER_TOKEN,
+    Asked,
     Ending,
     Failure,
     OptionError,
-    cannot_run,
     check_number,
     check_workers,
-    cut_off,
     device_counts,
     dropped,
+    failed,
     given_up,
-    mismatched,
     model_invalid,
-    not_connected,
-    other_version,
-    out_of_memory,
     shares,
     unknown,
     worker_failure,
@@ -39,7 +35,6 @@ from .._run.worker_run import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .._rpc.endpoint import Endpoint
     from .._rpc.worker_status import WorkerStatus
     from .._run.capabilities import Bench
 
@@ -62,11 +57,9 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to run; None leaves a thing to upstream, and for `timeout` derives it."""
+class Options(Asked):
+    """What to run; None leaves a thing to upstream."""
 
-    model: str
-    workers: tuple[Endpoint, ...]
     n_prompt: tuple[int, ...]
     n_gen: tuple[int, ...]
     mixed: tuple[tuple[int, int], ...]
@@ -77,16 +70,7 @@ class Options:
     cache_type_v: str
     flash_attn: str | None
     split_mode: str
-    tensor_split: tuple[float, ...]
-    n_gpu_layers: int
-    threads: int | None
     repetitions: int
-    timeout: int | None
-
-    @property
-    def endpoints(self) -> list[str]:
-        """The workers as upstream's log names them."""
-        return [str(worker) for worker in self.workers]
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
@@ -200,13 +184,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
     if ending.exit_status == 0:
         return dropped(options, ending, protocol)
     return (
-        cannot_run(ending)
-        or _option_rejected(ending, protocol)
-        or mismatched(ending, protocol)
-        or not_connected(options, ending)
-        or other_version(options, ending, protocol)
-        or out_of_memory(ending, "lower n_depth, n_prompt, n_gen or ubatch_size")
-        or cut_off(options, ending, protocol)
+        failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
         or _context_rejected(ending)
         or model_invalid(options, ending)
         or unknown(ending)

@@ -17,21 +17,17 @@ from .worker_run import (
     LOAD_BYTES_PER_S,
     S_PER_TOKEN,
     STALL_S,
+    Asked,
     Ending,
     Failure,
     OptionError,
-    cannot_run,
     check_number,
     check_workers,
-    cut_off,
     device_counts,
     dropped,
+    failed,
     given_up,
-    mismatched,
     model_invalid,
-    not_connected,
-    other_version,
-    out_of_memory,
     shares,
     unknown,
     worker_failure,
@@ -41,7 +37,6 @@ from .worker_run import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from .._rpc.endpoint import Endpoint
     from .._rpc.worker_status import WorkerStatus
     from .capabilities import Capabilities
     from .perf_log import Perf
@@ -109,31 +104,16 @@ class OutputLost(Failure):
 
 
 @dataclass(frozen=True)
-class Options:
-    """What to run.
+class Options(Asked):
+    """What to run."""
 
-    `tensor_split` has a share for each worker, or is empty; `threads` None leaves it to upstream; `timeout` is in
-    seconds, None derives it.
-    """
-
-    model: str
     prompt: str
-    workers: tuple[Endpoint, ...]
     n_predict: int
-    n_gpu_layers: int
-    tensor_split: tuple[float, ...]
     ctx_size: int
     seed: int
     temperature: float
-    threads: int | None
     extra_args: tuple[str, ...]
-    timeout: int | None
     stall_timeout: int | None
-
-    @property
-    def endpoints(self) -> list[str]:
-        """The workers as upstream's log names them."""
-        return [str(worker) for worker in self.workers]
 
 
 # Before the run
@@ -268,13 +248,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
     if ending.exit_status == 0:
         return _incomplete(ending) or dropped(options, ending, protocol)
     return (
-        cannot_run(ending)
-        or _option_rejected(ending, protocol)
-        or mismatched(ending, protocol)
-        or not_connected(options, ending)
-        or other_version(options, ending, protocol)
-        or out_of_memory(ending, "lower ctx_size")
-        or cut_off(options, ending, protocol)
+        failed(options, ending, protocol, _option_rejected, "lower ctx_size")
         or model_invalid(options, ending)
         or _message_lost(options, ending)
         or unknown(ending)

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from .._rpc.keepalive import GONE_AFTER_S
 
@@ -54,28 +54,23 @@ class Failure(NamedTuple):
     message: str
 
 
-class Asked(Protocol):
-    """What every run is asked for; `tensor_split` has a share for each worker, or is empty."""
+@dataclass(frozen=True)
+class Asked:
+    """What every run is asked for; None leaves a thing to upstream, and for `timeout`, in seconds, derives it."""
 
-    @property
-    def model(self) -> str:
-        """Path of the model."""
-
-    @property
-    def workers(self) -> tuple[Endpoint, ...]:
-        """The workers, in the order in which they get the layers."""
+    model: str
+    # In the order in which they get the layers.
+    workers: tuple[Endpoint, ...]
+    n_gpu_layers: int
+    # A share for each worker, or empty.
+    tensor_split: tuple[float, ...]
+    threads: int | None
+    timeout: int | None
 
     @property
     def endpoints(self) -> list[str]:
         """The workers as upstream's log names them."""
-
-    @property
-    def n_gpu_layers(self) -> int:
-        """How many layers to offload."""
-
-    @property
-    def tensor_split(self) -> tuple[float, ...]:
-        """The share of each worker."""
+        return [str(worker) for worker in self.workers]
 
 
 # Before the run
@@ -344,7 +339,7 @@ def dropped(asked: Asked, ending: Ending, protocol: str | None) -> Failure | Non
     return Failure("worker_dropped", idle[0], f"No part of the model was on {', '.join(idle)}: {why}")
 
 
-def cannot_run(ending: Ending) -> Failure | None:
+def _cannot_run(ending: Ending) -> Failure | None:
     """Return the failure of a program that this host cannot run."""
     if ending.exit_status in _CANNOT_START:
         why = "cannot be started on this host; install llama.cpp again"
@@ -355,7 +350,7 @@ def cannot_run(ending: Ending) -> Failure | None:
     return Failure("binary_missing", None, f"{ending.program} {why}.")
 
 
-def mismatched(ending: Ending, protocol: str | None) -> Failure | None:
+def _mismatched(ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run over a worker of another protocol, whatever the build made of it.
 
     Not every generation says so: some say that they could not connect, or nothing.
@@ -364,7 +359,7 @@ def mismatched(ending: Ending, protocol: str | None) -> Failure | None:
     return known if known and known.kind == "protocol_mismatch" else None
 
 
-def not_connected(asked: Asked, ending: Ending) -> Failure | None:
+def _not_connected(asked: Asked, ending: Ending) -> Failure | None:
     """Return the failure of a run that could not connect to a worker."""
     connect = _NOT_CONNECTED.search(ending.stderr)
     resolve = _NOT_RESOLVED.search(ending.stderr)
@@ -381,7 +376,7 @@ def not_connected(asked: Asked, ending: Ending) -> Failure | None:
     return Failure("worker_unreachable", endpoint, f"The master could not connect to worker {endpoint}. {message}")
 
 
-def other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+def _other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run with a worker of another RPC protocol."""
     version = _OTHER_VERSION.search(ending.stderr)
     handshake = _HANDSHAKE_FAILED.search(ending.stderr)
@@ -401,7 +396,7 @@ def other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure
     )
 
 
-def out_of_memory(ending: Ending, smaller: str) -> Failure | None:
+def _out_of_memory(ending: Ending, smaller: str) -> Failure | None:
     """Return the failure of a run that was short of memory; `smaller` is what to do about it beside the usual."""
     # What comes before a retry was not the end.
     found = _NO_MEMORY.search(ending.stderr.rpartition(_RETRIED)[2])
@@ -426,7 +421,7 @@ def _lost(gone: Sequence[WorkerStatus]) -> Failure:
     return Failure("worker_lost", gone[0].endpoint, f"Worker {names} was lost during the run. {now}".rstrip())
 
 
-def cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+def _cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run to which a worker broke the connection."""
     gone = [status for status in ending.workers_after if status.state not in ("ready", "busy", "incompatible")]
     cut_off = _CUT_OFF.search(ending.stderr)
@@ -449,6 +444,25 @@ def cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | Non
         only,
         f"{only or 'A worker'} broke the connection at the first message, as workers of another RPC protocol do; "
         "install the same llama.cpp release on all hosts.",
+    )
+
+
+def failed(
+    asked: Asked,
+    ending: Ending,
+    protocol: str | None,
+    option_rejected: Callable[[Ending, str | None], Failure | None],
+    smaller: str,
+) -> Failure | None:
+    """Return the failure of a run that did not end well, unless it is the model's or the program's own."""
+    return (
+        _cannot_run(ending)
+        or option_rejected(ending, protocol)
+        or _mismatched(ending, protocol)
+        or _not_connected(asked, ending)
+        or _other_version(asked, ending, protocol)
+        or _out_of_memory(ending, smaller)
+        or _cut_off(asked, ending, protocol)
     )
 
 
