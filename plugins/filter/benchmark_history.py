@@ -52,8 +52,10 @@ _value:
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import BenchmarkError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import parse_history
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
+    BenchmarkError,
+    parse_history,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -108,9 +108,11 @@ _value:
 from typing import TYPE_CHECKING, Any, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_checks import BenchmarkError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import build_report
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import history_line
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
+    BenchmarkError,
+    history_line,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_page import render_html
 

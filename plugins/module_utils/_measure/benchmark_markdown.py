@@ -8,18 +8,24 @@ import re
 from typing import TYPE_CHECKING, Sequence
 
 from .._status.report import safe_text
-from .benchmark_facts import HOST_HEADER, PARTS, Series, host_rows, model_facts, notes_of, settings_facts
-from .benchmark_summary import shown_speed
 from .benchmark_types import KINDS
 from .benchmark_words import (
     DASH,
+    HOST_HEADER,
+    PARTS,
+    Series,
+    host_rows,
     kinds_of,
     minute,
+    model_facts,
     moment,
+    notes_of,
     one_line,
     ordered,
+    settings_facts,
     shown_bytes,
     shown_difference,
+    shown_speed,
     speeds_of,
     test_words,
 )

@@ -8,22 +8,28 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
-from .benchmark_facts import HOST_HEADER, PARTS, Series, host_rows, model_facts, notes_of, settings_facts
-from .benchmark_markup import escaped, escaped_whole, html_section, html_table
-from .benchmark_plot import FORMS, colour_of, form_of, plot_of
-from .benchmark_summary import shown_number, shown_speed
+from .benchmark_plot import FORMS, colour_of, escaped, escaped_whole, form_of, html_section, html_table, plot_of
 from .benchmark_types import KINDS
 from .benchmark_words import (
     DASH,
+    HOST_HEADER,
+    PARTS,
+    Series,
+    host_rows,
     kinds_of,
     layer_words,
     minute,
+    model_facts,
     moment,
+    notes_of,
     ordered,
+    settings_facts,
     short_commit,
     shown_bytes,
     shown_difference,
+    shown_number,
     shown_seconds,
+    shown_speed,
     speeds_of,
     test_words,
 )

@@ -1,17 +1,84 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: figures of a benchmark in words and digits, for every form of its report."""
+"""Private: the result, runs, hosts, model and settings of a benchmark in words and digits, whatever the form."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from .._status.report import safe_text
-from .benchmark_summary import finite, shown_speed
-from .benchmark_types import KINDS
+from .benchmark_history import series_of
+from .benchmark_types import KINDS, Run, Speed, Test
 
 if TYPE_CHECKING:
-    from .benchmark_types import Figure, Run, Share, Test
+    from .benchmark_types import Figure, Report, Share
+
+
+def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:
+    """Return the speed of the first test of a kind."""
+    return next((test["tokens_per_second"] for test in tests if test["kind"] == kind), None)
+
+
+def shown_speed(speed: Speed) -> str:
+    """Return a speed with its spread, in digits that mean something."""
+    mean, spread = speed["mean"], speed["stddev"]
+    return shown_number(mean) + (f" ± {spread:.{_decimals(mean)}f}" if len(speed["samples"]) > 1 else "")
+
+
+def shown_number(speed: float) -> str:
+    """Return tokens per second in digits that mean something."""
+    return f"{speed:.{_decimals(speed)}f}"
+
+
+def _decimals(speed: float) -> int:
+    return 2 if speed < 10 else 1 if speed < 1000 else 0
+
+
+def workers_of(run: Run) -> str:
+    """Return how many workers a run had, in words."""
+    number = len(run["workers"])
+    return "no worker" if number == 0 else "1 worker" if number == 1 else f"{number} workers"
+
+
+def title_of(run: Run) -> str:
+    """Return the title of a report that was given none."""
+    return f"{run['model']['name'] or 'A model'} over {workers_of(run)}"
+
+
+def summary_of(run: Run, before: Sequence[Run]) -> str:
+    """Say the result for a person."""
+    speeds = [(name, kind, speed_of(run["tests"], kind)) for kind, name in KINDS.items()]
+    figures = [f"{shown_speed(speed)} t/s {name}" for name, _kind, speed in speeds if speed is not None]
+    said = f"{workers_of(run)}, {' and '.join(figures) if len(figures) < 3 else ', '.join(figures)}"
+    own = series_of(run)
+    last = next((other for other in reversed(before) if series_of(other) == own), None)
+    if last is None:
+        return f"{said}; the first run of this build, model and shape."
+    changes = [
+        f"{name} {_change(speed, other)}"
+        for name, kind, speed in speeds
+        for other in [speed_of(last["tests"], kind)]
+        if speed is not None and other is not None
+    ]
+    day = last["time"][:16].replace("T", " ")
+    return f"{said}; against the last run of the same build, model and shape ({day} UTC): {', '.join(changes)}."
+
+
+def _change(speed: Speed, before: Speed) -> str:
+    difference = speed["mean"] - before["mean"]
+    if abs(difference) <= speed["stddev"] + before["stddev"] or before["mean"] == 0:
+        return "the same within the spread"
+    percent = 100.0 * abs(difference) / before["mean"]
+    shown = f"{percent:.1f}" if percent < 1 else f"{percent:.0f}"
+    return f"{shown} % {'faster' if difference > 0 else 'slower'}"
+
+
+def finite(value: object) -> float | None:
+    """Return a number that can be shown, or None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= 1e300 and math.isfinite(value) else None
 
 
 _LONGEST = 300
@@ -127,3 +194,121 @@ def kinds_of(runs: Sequence[Run]) -> list[str]:
 def speeds_of(run: Run, kind: str) -> str | None:
     """Return the speeds of a kind in a run."""
     return " / ".join(shown_speed(test["tokens_per_second"]) for test in run["tests"] if test["kind"] == kind) or None
+
+
+PARTS = (("weights", "Weights"), ("kv", "KV cache"), ("compute", "Compute"))
+HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
+
+
+class Series:
+    """The runs of one build, model and shape; the last is the one that this run belongs to."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.of = [series_of(run) for run in runs]
+        own = self.of[-1]
+        newest = list(dict.fromkeys(reversed(self.of)))
+        self.rank = {key: index for index, key in enumerate([own, *(key for key in newest if key != own)])}
+        self.runs = {key: next(run for run, of in zip(runs, self.of) if of == key) for key in self.rank}
+
+    def names(self) -> dict[str, str]:
+        """Return what tells each series from the others, and always its build and model."""
+        facts = {key: facts_of(run) for key, run in self.runs.items()}
+        told = {
+            key
+            for own in facts.values()
+            for key in own
+            if key in ("build", "model", "workers") or len({str(other.get(key)) for other in facts.values()}) > 1
+        }
+        return {
+            series: " · ".join(value for key, value in own.items() if key in told and value)
+            for series, own in facts.items()
+        }
+
+
+def facts_of(run: Run) -> dict[str, str]:
+    """Return what makes a run another one, in words."""
+    model, patches = run["model"], patch_words(run["build"])
+    words = {
+        "build": f"build {one_line(short_commit(run['build'].get('commit')) or 'unknown')}",
+        "patches": f"patches {patches}" if patches else "",
+        "model": one_line(model["name"] or "model"),
+        "file_type": one_line(model["file_type"] or ""),
+        "size": shown_bytes(model["size_bytes"]) or "",
+        "workers": workers_of(run),
+        "endpoints": ", ".join(one_line(worker) for worker in run["workers"]),
+        "tests": ", ".join(one_line(test["name"]) for test in run["tests"]),
+        "batch": ", ".join(sorted({f"batch {test['batch_size']}/{test['ubatch_size']}" for test in run["tests"]})),
+    }
+    options = {
+        f"option {key}": f"{one_line(key)} {one_line(value)}"
+        for key, value in run["options"].items()
+        if key != "repetitions"
+    }
+    return {**words, **options}
+
+
+def notes_of(report: Report) -> list[str]:
+    """Return what is said of the plan."""
+    plan = report["plan"]
+    return [str(note) for note in (report["split_note"], plan.get("message")) if note]
+
+
+def host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None, str]]]:
+    """Return the cells of each host: what it is, and what stands below in smaller letters."""
+    rows = []
+    for host in hosts:
+        protocols = {(worker.get("protocol") or {}).get("version") for worker in host.get("workers") or []}
+        roles = ["master"] * bool(host.get("master")) + ["worker"] * bool(host.get("endpoints"))
+        available, total = (shown_bytes(host.get(f"memory_{which}_bytes")) for which in ("available", "total"))
+        endpoints = ", ".join(map(str, host.get("endpoints") or []))
+        version, commit = host.get("version"), short_commit(host.get("commit"))
+        cells: list[tuple[object, object]] = [
+            (host.get("name"), "" if endpoints == host.get("name") else endpoints),
+            (" and ".join(roles), ""),
+            (host.get("architecture"), host.get("cpu")),
+            (grouped(host.get("cores")), ""),
+            (", ".join(map(str, host.get("threads") or [])), ""),
+            (available or total, f"of {total}" if available and total else ""),
+            (version or commit, "" if not version or str(commit) in str(version) else commit),
+            (", ".join(sorted(str(version) for version in protocols if version)), ""),
+        ]
+        rows.append(
+            [(one_line(value) if value not in (None, "") else None, one_line(below or "")) for value, below in cells]
+        )
+    return rows
+
+
+def model_facts(model: Mapping[str, Any]) -> list[tuple[str, str | None]]:
+    """Return what is known of the model, each with its name."""
+    heads, kv_heads = grouped(model.get("heads")), grouped(model.get("kv_heads"))
+    experts = finite(model.get("experts"))
+    return [
+        ("Name", model.get("name")),
+        ("Architecture", model.get("architecture")),
+        ("Quantisation", model.get("file_type")),
+        ("Parameters", shown_parameters(model.get("parameters"))),
+        ("Size", shown_bytes(model.get("size_bytes"))),
+        ("Layers", grouped(model.get("layers"))),
+        ("Width", grouped(model.get("embedding_length"))),
+        ("Heads, of keys and values", f"{heads}, {kv_heads}" if heads and kv_heads else None),
+        ("Experts, used", f"{grouped(experts)}, {grouped(model.get('experts_used')) or DASH}" if experts else None),
+        ("Vocabulary", grouped(model.get("vocabulary"))),
+        ("Context in training", grouped(model.get("context_length"))),
+        ("File", model.get("path")),
+    ]
+
+
+def settings_facts(report: Report) -> list[tuple[str, str | None]]:
+    """Return build, options and settings, each with its name."""
+    build, this = report["build"], report["history"][-1]
+    words = " ".join(str(word) for word in (build.get("version"), short_commit(build.get("commit"))) if word)
+    batches = [("batch_size", "batch_size"), ("ubatch_size", "ubatch_size"), ("n_depth", "n_depth")]
+    tests = {
+        name: sorted({test[key] for test in this["tests"]} - {None, 0})  # type: ignore[literal-required]
+        for name, key in batches
+    }
+    facts = [("build", words), ("patches", patch_words(build))]
+    for name, value in {**tests, **this["options"], **report["settings"]}.items():
+        values = value if isinstance(value, (list, tuple)) else [value]
+        facts.append((name, ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)))
+    return [(name, value) for name, value in facts if value not in ("", "None")]
