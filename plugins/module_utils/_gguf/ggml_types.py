@@ -112,33 +112,11 @@ GUESSED = 1024  # LLAMA_FTYPE_GUESSED
 GUESSED_PREFIX = "(guessed) "
 
 # What upstream takes a file for that does not say: by the type that most of its tensors have (llama-model-loader.cpp).
-# A type that is not here counts as F32 there.
+# Of several sizes it is the medium one. A type that is not here counts as F32 there.
 GUESSED_FILE_TYPES = {
-    "f32": 0,
-    "f16": 1,
-    "bf16": 32,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 8,
-    "q5_1": 9,
-    "q8_0": 7,
-    "q2_K": 10,
-    "q3_K": 12,
-    "q4_K": 15,
-    "q5_K": 17,
-    "q6_K": 18,
-    "tq1_0": 36,
-    "tq2_0": 37,
-    "iq2_xxs": 19,
-    "iq2_xs": 20,
-    "iq2_s": 28,
-    "iq3_xxs": 23,
-    "iq1_s": 24,
-    "iq1_m": 31,
-    "iq4_nl": 25,
-    "iq4_xs": 30,
-    "iq3_s": 26,
-    "nvfp4": 39,
-    "q1_0": 40,
-    "q2_0": 41,
+    kind.name: number
+    for kind in TENSOR_TYPES.values()
+    for number, name in FILE_TYPES.items()
+    if name.partition(" - ")[0] in (kind.name.upper(), f"all {kind.name.upper()}")
+    if not name.endswith((" - Small", " - Large"))
 }
