@@ -87,6 +87,16 @@ def _write_record(
     temporary.replace(place)
 
 
+def sync_folder(folder: Path) -> None:
+    """See to it that the names in a folder outlast a power cut."""
+    number = os.open(str(folder), os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # not every file system can
+            os.fsync(number)
+    finally:
+        os.close(number)
+
+
 def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any], made_with: str | None = None) -> None:
     """Give a whole and verified file on the same file system its name."""
     with staged.open("rb") as stream:
@@ -94,12 +104,7 @@ def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any], ma
     # The record first: it fits only once the file is there, and a file without one would be taken for somebody else's.
     _write_record(path, staged, sha256, origin, adopted=False, made_with=made_with)
     staged.replace(path)
-    folder = os.open(str(path.parent), os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool) -> tuple[bool, bool]:

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .._files.record import sync_folder
+
 # Whatever the playbook's tasks run that changes a host has this in its environment: the prefix.
 VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
@@ -69,7 +71,7 @@ def finish(prefix: Path, run: str, *, write: bool = True) -> bool:
     if write:
         # In one step: noted as good, or not at all.
         (prefix / UNFINISHED).replace(prefix / FINISHED)
-        _sync_folder(prefix)
+        sync_folder(prefix)
     return True
 
 
@@ -82,7 +84,7 @@ def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
     if write:
         for path in paths:
             path.unlink()
-        _sync_folder(prefix)
+        sync_folder(prefix)
     return bool(paths)
 
 
@@ -174,13 +176,4 @@ def _write(path: Path, note: dict[str, str]) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise JournalError(f"{path} cannot be written ({error.strerror}): mend that, and run this again.") from None
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(str(folder), os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system can
-            os.fsync(number)
-    finally:
-        os.close(number)
+    sync_folder(path.parent)
