@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Sequence
 
 from .tuning_figures import Outcome, Rate, Run, gain
-from .tuning_settings import GOALS, STAGES, Config, Settings, options_of
+from .tuning_settings import GOALS, OPTIONS, STAGES, Config, Settings, options_of
 from .tuning_sweep import Sweep
 
 
@@ -65,14 +65,8 @@ def arguments(config: Config, rest: Sequence[str], old: bool) -> list[str]:
     """Return options of llama.cpp for a configuration, without those that are upstream's defaults."""
     default = Config()
     words = list(rest)
-    for name, option in (
-        ("batch_size", "--batch-size"),
-        ("ubatch_size", "--ubatch-size"),
-        ("cache_type_k", "--cache-type-k"),
-        ("cache_type_v", "--cache-type-v"),
-        ("split_mode", "--split-mode"),
-    ):
-        if getattr(config, name) != getattr(default, name):
+    for option, name in OPTIONS.items():
+        if option.startswith("--") and name != "flash_attn" and getattr(config, name) != getattr(default, name):
             words += [option, str(getattr(config, name))]
     if old:
         words += ["--flash-attn"] if config.flash_attn == "on" else []

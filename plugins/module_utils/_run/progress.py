@@ -67,15 +67,7 @@ def read_state(text: str) -> State | None:
     """Return what a file says, or None if that is no state."""
     try:
         found = json.loads(text)
-        state = State(
-            phase=str(found["phase"]),
-            attempt=int(found["attempt"]),
-            loaded_percent=float(found["loaded_percent"]),
-            model_bytes=int(found["model_bytes"]),
-            tokens=int(found["tokens"]),
-            tokens_asked=int(found["tokens_asked"]),
-            peers=str(found["peers"]),
-        )
+        state = State(**{name: type(value)(found[name]) for name, value in asdict(State(VERIFYING)).items()})
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     numbers = (state.attempt, state.loaded_percent, state.model_bytes, state.tokens, state.tokens_asked)
