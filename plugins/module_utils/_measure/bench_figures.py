@@ -80,11 +80,6 @@ def figures_of(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_test(line) for line in lines]
 
 
-def _flash_attn(value: object) -> str:
-    """Return a word for upstream's flag, which is a boolean in the oldest builds and has a third value since."""
-    return "on" if value in (True, 1) else "off" if value in (False, 0) else "auto"
-
-
 def build_of(bench: Bench, line: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return which build ran, from what it says of itself and from a line of its results."""
     commit, number = bench.commit, bench.build_number
@@ -113,13 +108,15 @@ def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str
 
 def options_of(options: Options, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that figures depend on, as they were in effect."""
+    # A boolean in the oldest builds, with a third value since.
+    flash_attn = line.get("flash_attn")
     return {
         "split_mode": options.split_mode,
         "tensor_split": list(options.tensor_split),
         "n_gpu_layers": options.n_gpu_layers,
         "cache_type_k": options.cache_type_k,
         "cache_type_v": options.cache_type_v,
-        "flash_attn": _flash_attn(line.get("flash_attn")),
+        "flash_attn": "on" if flash_attn in (True, 1) else "off" if flash_attn in (False, 0) else "auto",
         "threads": int(line.get("n_threads", 0)),
         "repetitions": options.repetitions,
     }

@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Mapping, Sequence
 
 from .benchmark_plot import FORMS, colour_of, escaped, escaped_whole, form_of, html_section, html_table, plot_of
 from .benchmark_types import KINDS
@@ -41,14 +41,10 @@ if TYPE_CHECKING:
 _PALE = '<svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="w planned"/></svg>'
 
 
-def _style() -> str:
-    """Return the style, which is in a file beside this one, without its licence."""
-    return "".join(Path(__file__).with_name("benchmark_page.css").read_text(encoding="utf-8").splitlines()[1:])
-
-
 def render_html(report: Report) -> str:
     """Return the page."""
-    style = _style()
+    # Without its first line, the licence.
+    style = "".join(Path(__file__).with_name("benchmark_page.css").read_text(encoding="utf-8").splitlines()[1:])
     # The digest lets in this style and no other, not even one of an attribute.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -58,7 +54,7 @@ def render_html(report: Report) -> str:
         _history(report["history"]),
         _split(report),
         _cluster(report),
-        _model(report["model"]),
+        html_section("model", "Model", _facts_list(model_facts(report["model"]))),
         _settings(report),
     ]
     return (
@@ -191,7 +187,7 @@ def _split(report: Report) -> str:
     bars = "".join(_bars(share, most) for share in shares)
     rows = "".join(
         f'<tr><th scope="row" class="name">{escaped(share["name"])}</th>'
-        f"{''.join(map(_figure_cell, _figures(share)))}</tr>"
+        f"{''.join(map(_figure_cell, (share['weights'], share['kv'], share['compute'], share['total'])))}</tr>"
         for share in shares
     )
     table = html_table(
@@ -199,10 +195,6 @@ def _split(report: Report) -> str:
     )
     body = f'{said}<ul class="legend">{key}<li>{_PALE}plan</li></ul>\n{bars}\n{table}'
     return html_section("split", "Plan against reality", body)
-
-
-def _figures(share: Share) -> list[Figure]:
-    return [share["weights"], share["kv"], share["compute"], share["total"]]
 
 
 def _bars(share: Share, most: int) -> str:
@@ -274,10 +266,6 @@ def _facts_list(facts: Sequence[tuple[str, str | None]]) -> str:
             css = ' class="wide"' if word == "File" else ""
             items.append(f"<div{css}><dt>{escaped(word)}</dt><dd>{escaped(value)}</dd></div>")
     return f'<dl class="facts">{"".join(items)}</dl>'
-
-
-def _model(model: Mapping[str, Any]) -> str:
-    return html_section("model", "Model", _facts_list(model_facts(model)))
 
 
 def _settings(report: Report) -> str:

@@ -41,7 +41,9 @@ def plan(
         # An upgrade that is taken back, and a roll back that is brought to its end, are what a roll back asks for.
         found["enough"] = rollback and (recover[host]["state"] == "finished") == (note.get("way") == "rollback")
         return {**found, **{key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")}}
-    targets = {host: _before(look) for host, look in looks.items()} if rollback else dict(wanted or {})
+    targets = dict(wanted or {})
+    if rollback:
+        targets = {host: str((look["finished"] or {"from": ""})["from"]) for host, look in looks.items()}
     problems = release_problems({host: _in_use(look) for host, look in looks.items()}, master)
     problems += _rollback_problems(looks, targets) if rollback else _missing(looks, targets) if staged else []
     if targets and not problems:
@@ -267,10 +269,6 @@ def _mute(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _in_use(look: Mapping[str, Any]) -> Mapping[str, Any]:
     return look["releases"].get(look["current"]) or {"unknown": "it has no release in use"}
-
-
-def _before(look: Mapping[str, Any]) -> str:
-    return str(look["finished"]["from"]) if look["finished"] else ""
 
 
 def _verdict(problem: str, *, again: bool = False, summary: str = "") -> dict[str, Any]:
