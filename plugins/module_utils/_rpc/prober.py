@@ -141,7 +141,7 @@ class _Prober:
         if addresses:
             self.enqueue(look, addresses)
         else:
-            self.finish(look, "unresolved", reason)
+            self.finish(look, "unresolved", sentences.unresolved(look.status, reason))
 
     def enqueue(self, look: Look, addresses: list[str]) -> None:
         look.addresses = addresses
@@ -162,7 +162,9 @@ class _Prober:
                 self.slots = self.open
                 self.enqueue(look, look.addresses)
             else:
-                self.finish(look, "unreachable", f"no socket here: {error.strerror}")
+                self.finish(
+                    look, "unreachable", sentences.unreachable(look.status, f"no socket here: {error.strerror}")
+                )
             return
         look.status.address = look.addresses[look.tried]
         look.connection = connection = Connection(sock)
@@ -181,7 +183,7 @@ class _Prober:
         status = look.status
         if error_number == ETIMEDOUT and look.connection and _listens_here(look.connection.sock, status):
             status.reachable = True
-            self.finish(look, "busy", "has a full queue of waiting clients")
+            self.finish(look, "busy", sentences.busy(status, "has a full queue of waiting clients"))
             return
         self.disconnect(look)
         if error_number == ECONNREFUSED and not look.refusal:
@@ -191,11 +193,11 @@ class _Prober:
             self.connect(look)
         elif look.refusal:
             status.address = look.refusal
-            self.finish(look, "refused")
+            self.finish(look, "refused", sentences.refused(status))
         else:
             timed_out = f"no answer within {self.timeout:g} s"
             reason = timed_out if error_number == ETIMEDOUT else strerror(error_number)
-            self.finish(look, "unreachable", reason)
+            self.finish(look, "unreachable", sentences.unreachable(status, reason))
 
     def handle(self, look: Look) -> None:
         connection = look.connection
@@ -215,12 +217,12 @@ class _Prober:
         except OSError:
             self.hung_up(look, connection)
         except NotRpcError as error:
-            self.finish(look, "not_rpc", str(error))
+            self.finish(look, "not_rpc", sentences.not_rpc(look.status, str(error)))
         else:
             if state == "ready":
-                self.finish(look, state, look.addresses[0])
+                self.finish(look, state, sentences.ready(look.status, look.addresses[0]))
             elif state == "incompatible":
-                self.finish(look, state, self.expected)
+                self.finish(look, state, sentences.incompatible(look.status, self.expected))
             elif connection.nudged and look.status.protocol:
                 self.too_late(look)
 
@@ -234,22 +236,23 @@ class _Prober:
         if connection.nudged and look.status.protocol:
             self.too_late(look)
         elif connection.answered:
-            self.finish(look, "not_rpc", "it hung up in the middle of its answer")
+            self.finish(look, "not_rpc", sentences.not_rpc(look.status, "it hung up in the middle of its answer"))
         elif look.form + 1 < len(HELLO_FORMS):
             look.form += 1
             self.disconnect(look)
             self.connect(look)
         else:
-            self.finish(look, "not_rpc", "it closes connections without an answer")
+            self.finish(look, "not_rpc", sentences.not_rpc(look.status, "it closes connections without an answer"))
 
     def too_late(self, look: Look) -> None:
         """Settle on a worker that got to us in the last moment, when the nudge had already ended the session."""
-        self.finish(look, "busy", "answered only at the end of the time-out")
+        self.finish(look, "busy", sentences.busy(look.status, "answered only at the end of the time-out"))
 
     def expire(self, look: Look, now: float) -> None:
         connection = look.connection
         if connection is None:
-            self.finish(look, "unresolved", f"no answer from the resolver within {self.timeout:g} s")
+            reason = f"no answer from the resolver within {self.timeout:g} s"
+            self.finish(look, "unresolved", sentences.unresolved(look.status, reason))
         elif connection.dialogue is None:
             self.connect_failed(look, ETIMEDOUT)
         elif not connection.last_chance:
@@ -263,9 +266,14 @@ class _Prober:
         elif connection.nudged and connection.plausible():
             self.too_late(look)
         elif connection.answered:
-            self.finish(look, "not_rpc", f"it did not finish its answer within {self.timeout:g} s")
+            reason = f"it did not finish its answer within {self.timeout:g} s"
+            self.finish(look, "not_rpc", sentences.not_rpc(look.status, reason))
         else:
-            self.finish(look, "busy", f"accepts connections but did not answer within {self.timeout:g} s")
+            self.finish(
+                look,
+                "busy",
+                sentences.busy(look.status, f"accepts connections but did not answer within {self.timeout:g} s"),
+            )
 
     def disconnect(self, look: Look) -> None:
         if look.connection:
@@ -274,11 +282,10 @@ class _Prober:
             look.connection = None
             self.open -= 1
 
-    def finish(self, look: Look, state: str, *found: object) -> None:
-        """Settle on a state, whose sentence takes what was found."""
+    def finish(self, look: Look, state: str, message: str) -> None:
         self.disconnect(look)
         look.status.state = state
-        look.status.message = getattr(sentences, state)(look.status, *found)
+        look.status.message = message
         look.done = True
         self.unfinished -= 1
 

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what is said about each state of a worker: one sentence that ends in what to do next.
-
-A function has the name of its state.
-"""
+"""Private: what is said about each state of a worker: one sentence that ends in what to do next."""
 
 from __future__ import annotations
 
