@@ -39,17 +39,21 @@ def _zone(name: str, fields: Mapping[str, Sequence[str]]) -> Zone:
     def words(key: str) -> tuple[str, ...]:
         return tuple(" ".join(fields.get(key, ())).split())
 
-    lists = (
-        "interfaces", "sources", "services", "ports", "protocols", "forward_ports", "source_ports", "icmp_blocks",
-        "egress_zones",
-    )  # fmt: skip
     return Zone(
         name,
         target=" ".join(fields.get("target", ("default",))),
+        interfaces=words("interfaces"),
+        sources=words("sources"),
+        services=words("services"),
+        ports=words("ports"),
+        protocols=words("protocols"),
+        forward_ports=words("forward-ports"),
+        source_ports=words("source-ports"),
         rich_rules=tuple(fields.get("rich rules", ())),
         masquerade=words("masquerade") == ("yes",),
+        icmp_blocks=words("icmp-blocks"),
         icmp_block_inversion=words("icmp-block-inversion") == ("yes",),
-        **{key: words(key.replace("_", "-")) for key in lists},
+        egress_zones=words("egress-zones"),
     )
 
 

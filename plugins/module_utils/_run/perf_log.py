@@ -15,7 +15,7 @@ Every repetition in a pattern has a bound, so that the time taken is linear in t
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple, Sequence, TypedDict
+from typing import NamedTuple, Sequence, TypedDict
 
 
 class PerfLogError(ValueError):
@@ -267,20 +267,38 @@ def _reported(marker: re.Match[str], rest: str) -> Sequence[_Line]:
 
 
 def _perf(report: dict[str, dict[str, float | None]]) -> Perf:
-    def figures(label: str, *names: str) -> Any:  # noqa: ANN401 - one of the dictionaries of Perf
-        return {name: report.get(label, {}).get(name) for name in names}
+    def real(label: str, name: str) -> float | None:
+        return report.get(label, {}).get(name)
 
-    speeds = ("ms_per_token", "tokens_per_second")
-    sampling, samplers = figures("sampling", "time_ms", "runs", *speeds), figures("samplers", "time_ms", "tokens")
-    sampling.update(samplers_time_ms=samplers["time_ms"], tokens=samplers["tokens"])
+    def whole(label: str, name: str) -> int | None:
+        value = report.get(label, {}).get(name)
+        return None if value is None else int(value)
+
     return {
-        "load": figures("load", "time_ms"),
-        "sampling": sampling,
-        "prompt_eval": figures("prompt eval", "time_ms", "tokens", *speeds),
-        "eval": figures("eval", "time_ms", "runs", *speeds),
-        "total": figures("total", "time_ms", "tokens"),
-        "unaccounted": figures("unaccounted", "time_ms", "percent"),
-        "graphs_reused": figures("graphs reused", "count")["count"],
+        "load": {"time_ms": real("load", "time_ms")},
+        "sampling": {
+            "time_ms": real("sampling", "time_ms"),
+            "samplers_time_ms": real("samplers", "time_ms"),
+            "runs": whole("sampling", "runs"),
+            "tokens": whole("samplers", "tokens"),
+            "ms_per_token": real("sampling", "ms_per_token"),
+            "tokens_per_second": real("sampling", "tokens_per_second"),
+        },
+        "prompt_eval": {
+            "time_ms": real("prompt eval", "time_ms"),
+            "tokens": whole("prompt eval", "tokens"),
+            "ms_per_token": real("prompt eval", "ms_per_token"),
+            "tokens_per_second": real("prompt eval", "tokens_per_second"),
+        },
+        "eval": {
+            "time_ms": real("eval", "time_ms"),
+            "runs": whole("eval", "runs"),
+            "ms_per_token": real("eval", "ms_per_token"),
+            "tokens_per_second": real("eval", "tokens_per_second"),
+        },
+        "total": {"time_ms": real("total", "time_ms"), "tokens": whole("total", "tokens")},
+        "unaccounted": {"time_ms": real("unaccounted", "time_ms"), "percent": real("unaccounted", "percent")},
+        "graphs_reused": whole("graphs reused", "count"),
     }
 
 
@@ -321,14 +339,14 @@ def _rpc_endpoint(name: str) -> str | None:
     return match[1] if match else None
 
 
-def _device(name: str, endpoint: str | None, model: float | None, kv: float | None, compute: float | None) -> Device:
+def _device(name: str, endpoint: str | None) -> Device:
     return {
         "name": name,
         "endpoint": endpoint,
         "layers": None,
-        "model_buffer_mib": model,
-        "kv_buffer_mib": kv,
-        "compute_buffer_mib": compute,
+        "model_buffer_mib": None,
+        "kv_buffer_mib": None,
+        "compute_buffer_mib": None,
     }
 
 
@@ -343,10 +361,13 @@ def _parse_devices(head: Sequence[str], offload: Offload | None) -> list[Device]
             # it had reserved before is gone. Weights and KV cache of the fit are of size zero.
             for sizes in buffers.values():
                 sizes.pop(_COMPUTE, None)
-    devices = [
-        _device(name, _rpc_endpoint(name), *(sizes.get(kind) for kind in (_MODEL, _KV, _COMPUTE)))
-        for name, sizes in buffers.items()
-    ]
+    devices: list[Device] = []
+    for name, sizes in buffers.items():
+        device = _device(name, _rpc_endpoint(name))
+        device["model_buffer_mib"] = sizes.get(_MODEL)
+        device["kv_buffer_mib"] = sizes.get(_KV)
+        device["compute_buffer_mib"] = sizes.get(_COMPUTE)
+        devices.append(device)
     _set_layers(devices, head, offload)
     return devices
 
@@ -441,6 +462,9 @@ def _parse_table(lines: Sequence[str]) -> list[Device]:
             continue
         # Up to b6687 the device is called RPC[endpoint], later RPC<n>, described by its endpoint.
         described = name[2] if re.fullmatch(r"RPC\d{1,9}", name[1]) else None
-        endpoint = described or _rpc_endpoint(name[1])
-        devices.append(_device(name[1], endpoint, *(float(figure) for figure in mib.groups())))
+        device = _device(name[1], described or _rpc_endpoint(name[1]))
+        device["model_buffer_mib"] = float(mib[1])
+        device["kv_buffer_mib"] = float(mib[2])
+        device["compute_buffer_mib"] = float(mib[3])
+        devices.append(device)
     return devices
