@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -22,6 +22,9 @@ help: ## Show this list
 
 demo: ## Distributed inference on this machine; MODEL=/path/model.gguf WORKERS=3 PROMPT="..." change it
 	@scripts/demo.sh
+
+serve: ## An OpenAI-compatible API on this machine until Ctrl-C, over workers; MODEL=/path/model.gguf WORKERS=3 change it
+	@SERVE=yes scripts/demo.sh
 
 check: ## Lint and unit tests, after every change
 	@scripts/bootstrap.sh dev

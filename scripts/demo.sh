@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make demo`: finds out whether and how it can work here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
 # PROMPT from the environment. Arguments go to ansible-playbook as they are.
+# `make serve` sets SERVE: the playbook makes programs and model ready, and an API serves the model until Ctrl-C.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -56,4 +57,10 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
 # The steps as they begin; `ANSIBLE_STDOUT_CALLBACK=default make demo` shows every task and its result.
 export ANSIBLE_CALLBACK_PLUGINS="$PWD/playbooks/callback_plugins" ANSIBLE_STDOUT_CALLBACK="${ANSIBLE_STDOUT_CALLBACK:-demo_steps}"
-exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml
+if [ -z "${SERVE:-}" ]; then
+    exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml
+fi
+ansible-playbook -e "$variables" -e demo_serve=true "$@" playbooks/demo.yml
+cache=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}
+exec python playbooks/files/demo_api.py --bin="$cache/demo/bin" --count="${WORKERS:-2}" --state="$cache/demo/api" \
+    --model="${MODEL:-$cache/demo/random-weights.gguf}"

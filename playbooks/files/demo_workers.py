@@ -66,6 +66,23 @@ def listening_ports() -> set[int]:
     return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == TCP_LISTEN}
 
 
+def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subprocess.Popen[bytes]:
+    """Start a worker that ends with this process; what it says goes to a file."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # Lines must reach the log at once: upstream's banner is block-buffered.
+    listen = ["-H", "127.0.0.1", "-p", str(port)]
+    command = ["stdbuf", "-oL", str(server), *listen, "-t", str(threads), "-d", "CPU"]
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread is here
+        )
+
+
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
     """End the workers that still run, by their process ids."""
     for process in processes:
@@ -93,12 +110,7 @@ def running_supervisor(state: Path) -> int | None:
 
 def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> None:
     """Run the workers until told to stop, until `run` is gone, until none is left, or until the limit has passed."""
-    libc = ctypes.CDLL(None, use_errno=True)
     run_started = start_time(run) if run else None
-
-    def die_with_parent() -> None:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
     stop = False
 
     def on_signal(*_: object) -> None:
@@ -110,19 +122,7 @@ def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> No
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for index, port in enumerate(ports, 1):
-            # Lines must reach the log at once: upstream's banner is block-buffered.
-            listen = ["-H", "127.0.0.1", "-p", str(port)]
-            command = ["stdbuf", "-oL", args.server, *listen, "-t", str(args.threads), "-d", "CPU"]
-            with (args.state / f"worker{index}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is here
-                    )
-                )
+            processes.append(start_worker(args.server, port, args.threads, args.state / f"worker{index}.log"))
         deadline = time.monotonic() + args.limit
         while not stop and time.monotonic() < deadline:
             if run and start_time(run) != run_started:

@@ -28,7 +28,8 @@ options:
   seen:
     description:
       - What each master sees, by the name of its host.
-      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), and C(manifest) and C(upgrade) of its own llama.cpp.
+      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own llama.cpp, and as
+        C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
       - Of a master that could not be asked, no C(workers), and why as C(out).
     type: dict
     required: true
@@ -68,6 +69,15 @@ _value:
         - It does not change as long as the cluster does not, but for the time when a cache was last put in order.
       type: list
       elements: dict
+    services:
+      description: >-
+        The API services of the masters as M(llama_cpp.cluster.llama_server_info) returns them, each with its C(host).
+      type: list
+      elements: dict
+    notes:
+      description: One sentence for each thing that is well and still to be known.
+      type: list
+      elements: str
     table:
       description: The same for people, as lines.
       type: list
@@ -89,7 +99,10 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
         for name, view in seen.items()
     }
     status = cluster.verify(looks, views)
-    return {**status, "table": [*cluster.render_cluster(status["workers"]).split("\n"), *status["problems"]]}
+    table = cluster.render_cluster(status["workers"]).split("\n")
+    if status["services"]:
+        table += ["", *cluster.render_services(status["services"]).split("\n")]
+    return {**status, "table": [*table, *status["problems"], *status["notes"]]}
 
 
 class FilterModule:

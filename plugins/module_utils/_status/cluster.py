@@ -86,7 +86,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
     `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the release, or None) and `upgrade`
     (what release_journal knows of one that has not ended, or None); a host without `servers` was not asked. What a
-    master has seen has `workers` (rpc_worker_info), `manifest` and `upgrade`, or `out`.
+    master has seen has `workers` (rpc_worker_info), `manifest`, `upgrade` and `services` (llama_server_info), or `out`.
     """
     own = next(((name, master["manifest"]) for name, master in seen.items() if master.get("manifest")), None)
     rows = []
@@ -114,7 +114,25 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             "run the playbook upgrade, which ends it.",
         )
     problems += [problem for row in rows for problem in row["problems"]]
-    return {"all_well": bool(rows) and not problems, "workers": rows, "problems": list(dict.fromkeys(problems))}
+    services = [{"host": name, **service} for name, master in seen.items() for service in master.get("services") or []]
+    problems += [f"{service['host']}: {service['message']}" for service in services if not service["well"]]
+    return {
+        "all_well": bool(rows) and not problems,
+        "workers": rows,
+        "services": services,
+        "problems": list(dict.fromkeys(problems)),
+        "notes": _notes(services),
+    }
+
+
+def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is well, and still to be known."""
+    return [
+        f"What clients send to {service['address']}:{service['port']} of {service['host']}, and what they get, is "
+        "readable on its way: put a door with TLS before it, or keep it on a network of your own."
+        for service in services
+        if not service["address"].startswith("127.")
+    ]
 
 
 def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
@@ -134,6 +152,13 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
         for worker in workers
     ]  # fmt: skip
     return "Workers\n" + render_table(header, rows, left=len(header))
+
+
+def render_services(services: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the API services of a verification."""
+    keys = ("host", "address", "port", "alias", "state", "restarts")
+    rows = [[*(service[key] for key in keys), "yes" if service["well"] else "no"] for service in services]
+    return "APIs\n" + render_table(("master", *keys[1:], "well"), rows, left=len(keys) + 1)
 
 
 def _repacked(repack: Mapping[str, Any] | None) -> str | None:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: asks an OpenAI-compatible API of llama-server how it is, and what it lets strangers see."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+# What shows prompts, settings or figures of others, or takes work: each wants a key. (tools/server/server.cpp)
+CLOSED_PATHS = ("/v1/models", "/props", "/slots", "/metrics")
+# A token over slow workers, behind requests that are under way.
+TOKEN_LIMIT_S = 60.0
+
+
+@dataclass
+class Answer:
+    """What an API answers.
+
+    `state` is `serving`, `loading` or `silent`; `models` are the names that it serves; `answered` says whether a token
+    came with the key (None if no slot was free, or it was not asked); `open_paths` should need a key and do not.
+    """
+
+    state: str
+    models: list[str] = field(default_factory=list)
+    answered: bool | None = None
+    open_paths: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+class Api:
+    """An API at an address, with a key."""
+
+    def __init__(self, address: str, port: int, key: str, timeout_s: float) -> None:
+        self.address, self.port, self.key, self.timeout_s = address, port, key, timeout_s
+
+    def request(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, limit_s: float = 0
+    ) -> tuple[int, Any]:
+        """Return status and JSON (or None) of an answer; raises OSError or HTTPException if there is none."""
+        headers = {"Content-Type": "application/json"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=limit_s or self.timeout_s)
+        try:
+            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        try:
+            return answer.status, json.loads(text)
+        except ValueError:
+            return answer.status, None
+
+    def look(self, *, ask: bool = True) -> Answer:
+        """Return how the API is; with `ask` also whether it generates a token, and what it lets strangers see."""
+        try:
+            status, _body = self.request("GET", "/health")
+        except (OSError, http.client.HTTPException) as error:
+            return Answer("silent", problem=str(error) or type(error).__name__)
+        if status != http.client.OK:
+            return Answer("loading")
+        answer = Answer("serving")
+        if ask:
+            try:
+                self._ask(answer)
+            except (OSError, http.client.HTTPException) as error:
+                answer.problem = f"it broke off an answer ({str(error) or type(error).__name__})"
+        return answer
+
+    def _ask(self, answer: Answer) -> None:
+        for path in CLOSED_PATHS:
+            if self.request("GET", path)[0] != http.client.UNAUTHORIZED:
+                answer.open_paths.append(path)
+        status, body = self.request("GET", "/v1/models", key=self.key)
+        if status != http.client.OK:
+            answer.problem = f"it refuses the key with status {status}"
+            return
+        answer.models = [str(model.get("id")) for model in (body or {}).get("data", [])]
+        if self.request("GET", "/slots?fail_on_no_slot=1", key=self.key)[0] != http.client.OK:
+            return
+        status, body = self._token()
+        answer.answered = status == http.client.OK
+        if not answer.answered:
+            said = ((body or {}).get("error") or {}).get("message") or "no reason"
+            answer.problem = f"it generates nothing (status {status}: {said})"
+
+    def _token(self) -> tuple[int, Any]:
+        wanted = {"prompt": "a", "max_tokens": 1, "temperature": 0}
+        status, body = self.request("POST", "/v1/completions", wanted, key=self.key, limit_s=TOKEN_LIMIT_S)
+        if status == http.client.NOT_IMPLEMENTED:  # it serves embeddings alone
+            wanted = {"input": "a"}
+            status, body = self.request("POST", "/v1/embeddings", wanted, key=self.key, limit_s=TOKEN_LIMIT_S)
+        return status, body

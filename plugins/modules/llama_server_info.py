@@ -1,0 +1,160 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: how the API services of a master are."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: llama_server_info
+short_description: How the OpenAI-compatible API services of a master are
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Looks at the services that role P(llama_cpp.cluster.llama_server#role) has set up on this host, and asks their API.
+  - It never fails because a service is bad; RV(servers[].state) and RV(servers[].message) say what is wrong and what to
+    do next.
+  - It needs root to read a service's keys, which it returns to nobody.
+options:
+  ask:
+    description:
+      - Whether to ask the API for its models and for one token, and whether it refuses strangers. Without it, only
+        whether it serves.
+      - No token is asked for while all slots are taken.
+    type: bool
+    default: true
+  timeout:
+    description: How long to wait for an answer, in seconds; for a token it is a minute.
+    type: float
+    default: 10
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
+seealso:
+  - module: llama_cpp.cluster.rpc_worker_info
+"""
+
+EXAMPLES = r"""
+- name: The API services of this master are known
+  llama_cpp.cluster.llama_server_info:
+  become: true
+  register: api
+
+- name: All of them serve
+  ansible.builtin.assert:
+    that: api.servers | rejectattr('state', 'eq', 'serving') | length == 0
+    fail_msg: "{{ api.servers | map(attribute='message') | join(' ') }}"
+"""
+
+RETURN = r"""
+servers:
+  description: The services of this host, by port.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    unit:
+      description: The systemd unit.
+      type: str
+    address:
+      description: The address that it listens on.
+      type: str
+    port:
+      description: The port that it listens on.
+      type: int
+    alias:
+      description: The name of the model in the API.
+      type: str
+    workers:
+      description: The workers that it holds or waits for, as C(host:port).
+      type: list
+      elements: str
+    state:
+      description:
+        - V(serving); V(loading) the model; V(waiting) for workers; V(stopped) or V(failed).
+      type: str
+    well:
+      description: Whether it serves, generates with the key (as far as it was asked), and refuses strangers.
+      type: bool
+    restarts:
+      description: How often systemd has started it again by itself.
+      type: int
+    models:
+      description: The models that the API names; empty if it was not asked.
+      type: list
+      elements: str
+    answered:
+      description: Whether it generated a token; V(null) if it was not asked for one.
+      type: bool
+    open_paths:
+      description: The paths that it answers without a key and should not.
+      type: list
+      elements: str
+    message:
+      description: One sentence on how it is, and what to do if it is not well.
+      type: str
+  sample:
+    - unit: llama-server@8080.service
+      address: 127.0.0.1
+      port: 8080
+      alias: llama-70b-q4_0
+      workers: ["10.0.0.11:50052", "10.0.0.12:50052"]
+      state: serving
+      well: true
+      restarts: 0
+      models: [llama-70b-q4_0]
+      answered: true
+      open_paths: []
+      message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import service as services
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.api import Answer, Api
+
+
+def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
+    """Return what is known of a service."""
+    command = ["systemctl", "show", f"--property={','.join(services.PROPERTIES)}", service.unit]
+    _code, text, _error = module.run_command(command)
+    properties = services.read_properties(text)
+    key = services.read_key(service.keys_file)
+    answer = Answer("silent")
+    if properties.get("ActiveState") in ("active", "reloading", "activating"):
+        api = Api(service.own_address, service.port, key or "", module.params["timeout"])
+        answer = api.look(ask=module.params["ask"])
+    if key is None and answer.state == "serving":
+        answer.problem = f"its keys in {service.keys_file} cannot be read"
+    state = services.state_of(properties, answer.state)
+    return {
+        "unit": service.unit,
+        "address": service.address,
+        "port": service.port,
+        "alias": service.alias,
+        "workers": service.workers,
+        "state": state,
+        "well": state == "serving" and not answer.problem and not answer.open_paths,
+        "restarts": int(properties.get("NRestarts") or 0),
+        "models": answer.models,
+        "answered": answer.answered,
+        "open_paths": answer.open_paths,
+        "message": services.message_of(service, state, properties, asdict(answer)),
+    }
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={"ask": {"type": "bool", "default": True}, "timeout": {"type": "float", "default": 10}},
+        supports_check_mode=True,
+    )
+    if not 0 < module.params["timeout"] <= 3600:
+        module.fail_json(msg=f"timeout is {module.params['timeout']:g}; give seconds from more than 0 to 3600.")
+    module.exit_json(changed=False, servers=[look_at(module, service) for service in services.read_services()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Let the requests of a llama-server end before it is stopped; new ones wait at the door.
+
+llama-server drains nothing: asked to end, it cuts its streams. Its unit runs this first, as root. A filter on the
+listening socket drops what opens a connection, so a client that comes now tries again after a second or three, as TCP
+does by itself, and gets through to the next llama-server. Who is connected is served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import http.client
+import re
+import socket
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Iterator
+
+from _rpc.keepalive import NotPermittedError, sockets
+
+LOOK_EVERY_S = 0.5
+SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
+# struct sock_filter: code, jt, jf, k (linux/filter.h). A packet begins with the port that it comes from.
+LOAD_HALF_WORD, JUMP_IF_EQUAL, RETURN = 0x28, 0x15, 0x06
+WHOLE_PACKET = 0xFFFFFFFF
+_BUSY = re.compile(rb"^llamacpp:requests_(?:processing|deferred) (\d+)", re.MULTILINE)
+
+
+def family_of(pid: int) -> Iterator[int]:
+    """Give a process and those that it has started."""
+    yield pid
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:
+        return
+    for child in children:
+        yield from family_of(int(child))
+
+
+def close_the_door(pid: int, port: int, own_port: int) -> bool:
+    """Drop what opens a connection to this port, but for that of this program; returns whether somebody listens."""
+    program = [
+        (LOAD_HALF_WORD, 0, 0, 0),
+        (JUMP_IF_EQUAL, 0, 1, own_port),
+        (RETURN, 0, 0, WHOLE_PACKET),
+        (RETURN, 0, 0, 0),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    for member in family_of(pid):
+        for sock in sockets(member):
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and sock.getsockname()[1] == port:
+                option = struct.pack("HL", len(program), ctypes.addressof(code))
+                sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
+                return True
+    return False
+
+
+def under_way(connection: http.client.HTTPConnection, key: str) -> int | None:
+    """Return how many requests are served or wait; None if that is not known."""
+    try:
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
+        answer = connection.getresponse()
+        text = answer.read()
+    except (OSError, http.client.HTTPException):
+        connection.close()
+        return None
+    # While it loads it serves nobody.
+    return sum(map(int, _BUSY.findall(text))) if answer.status == http.client.OK else 0
+
+
+def first_key(path: Path) -> str:
+    """Return a key of the file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return next((line for line in lines if line and not line.startswith("#")), "")
+
+
+def main() -> int:
+    """Wait until no request is under way, but not longer than told."""
+    parser = argparse.ArgumentParser(description="Let the requests of a llama-server end before it is stopped.")
+    parser.add_argument("pid", type=int, help="the main process of the unit")
+    parser.add_argument("address", help="where it listens")
+    parser.add_argument("port", type=int)
+    parser.add_argument("keys", type=Path, help="the file with the keys")
+    parser.add_argument("limit", type=float, help="seconds")
+    args = parser.parse_args()
+    address = "127.0.0.1" if args.address == "0.0.0.0" else args.address  # noqa: S104 - not bound here
+    deadline = time.monotonic() + args.limit
+    with socket.socket() as sock:
+        sock.bind((address, 0))
+        own_port = sock.getsockname()[1]
+    connection = http.client.HTTPConnection(
+        address, args.port, timeout=max(1.0, args.limit), source_address=(address, own_port)
+    )
+    try:
+        key = first_key(args.keys)
+        if not close_the_door(args.pid, args.port, own_port):
+            return 0
+    except NotPermittedError:
+        print("The socket of llama-server cannot be reached here: new requests are taken until it is stopped.")
+    said = False
+    while time.monotonic() < deadline:
+        count = under_way(connection, key)
+        if count == 0:
+            return 0
+        if count and not said:
+            print(f"Requests under way: {count}. They have {args.limit:.0f} s to end; new ones wait.", flush=True)
+            said = True
+        time.sleep(LOOK_EVERY_S)
+    print(f"Not all requests ended within {args.limit:.0f} s: those that are left are cut off.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

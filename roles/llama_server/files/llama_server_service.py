@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Run llama-server over RPC workers that are ready, and say what it does and what it waits for.
+
+Role llama_server installs this beside the package `_rpc` of its collection, whose prober looks at the workers, and a
+systemd unit starts it. It ends with llama-server, and the unit starts it again: llama.cpp's master ends when it loses
+a worker. What it says goes to the journal, and its last sentence to `systemctl status`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Sequence
+
+from _rpc.endpoint import parse_endpoints
+from _rpc.prober import probe
+
+PROBE_LIMIT_S = 5
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+# A model at 10 MB/s, which a link of 100 Mbit/s stays under, and what comes before and after it.
+LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
+HEALTH_LIMIT_S = 5
+LOOK_EVERY_S = 10
+STOP_LIMIT_S = 10
+PR_SET_PDEATHSIG = 1  # prctl(2)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What role llama_server writes; times in seconds."""
+
+    program: str
+    arguments: list[str]
+    workers: list[str]
+    expected_protocol: str | None
+    model: str
+    alias: str
+    address: str
+    port: int
+    keys_file: str
+    stall_timeout_s: int
+
+    @property
+    def own_address(self) -> str:
+        """Where this host reaches the API."""
+        return "127.0.0.1" if self.address == "0.0.0.0" else self.address  # noqa: S104 - not bound here
+
+
+class Stop(Exception):  # noqa: N818 - no error
+    """Somebody has asked this to end."""
+
+
+def say(sentence: str, *, state: str = "") -> None:
+    """Say it in the journal and in `systemctl status`; `state` is more for systemd (sd_notify(3))."""
+    print(sentence, flush=True)
+    place = os.environ.get("NOTIFY_SOCKET")
+    if place:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.connect("\0" + place[1:] if place.startswith("@") else place)
+            sock.sendall(f"{state}STATUS={sentence}\n".encode())
+
+
+def wait_for_workers(settings: Settings) -> int:
+    """Return how many devices the workers have, once all of them are ready; waits for ever, and says for whom."""
+    endpoints = parse_endpoints(settings.workers)
+    pause, said = FIRST_PAUSE_S, ""
+    while True:
+        statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
+        missing = [status for status in statuses if status.state != "ready"]
+        if not missing:
+            return sum(len(status.devices) for status in statuses)
+        names = ", ".join(str(status.endpoint) for status in missing)
+        sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {missing[0].message}"
+        if sentence != said:
+            say(sentence)
+            said = sentence
+        time.sleep(pause)
+        pause = min(LONGEST_PAUSE_S, pause * 1.5)
+
+
+def model_bytes(model: Path) -> int:
+    """Return the size of a model, with all parts of a split one."""
+    part = _PART.search(model.name)
+    if not part:
+        return model.stat().st_size
+    names = [f"{model.name[: part.start()]}-{number:05d}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1)]
+    return sum((model.parent / name).stat().st_size for name in names)
+
+
+class Server:
+    """A llama-server that runs."""
+
+    def __init__(self, settings: Settings, devices: int) -> None:
+        self.settings = settings
+        names = ",".join(f"RPC{number}" for number in range(devices))
+        command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
+        # Upstream's abort would start a debugger.
+        environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        libc = ctypes.CDLL(None)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread is here
+        )
+
+    def get(self, path: str, limit_s: float) -> int | None:
+        """Return the status of an answer, or None if there is none within the limit."""
+        headers = {}
+        for line in Path(self.settings.keys_file).read_text(encoding="utf-8").splitlines():
+            if line and not line.startswith("#"):
+                headers["Authorization"] = f"Bearer {line}"
+                break
+        connection = http.client.HTTPConnection(self.settings.own_address, self.settings.port, timeout=limit_s)
+        try:
+            connection.request("GET", path, headers=headers)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def wait_until_it_serves(self) -> bool:
+        """Return whether the model is loaded and the API answers; False if the program ends or takes too long."""
+        limit_s = LOAD_BASE_S + model_bytes(Path(self.settings.model)) / LOAD_BYTES_PER_S
+        deadline = time.monotonic() + limit_s
+        while self.process.poll() is None:
+            if self.get("/health", HEALTH_LIMIT_S) == http.client.OK:
+                return True
+            if time.monotonic() > deadline:
+                say(f"llama-server has not loaded the model within {limit_s:.0f} s and is ended.")
+                return False
+            time.sleep(0.1)
+        return False
+
+    def watch(self) -> None:
+        """Return when the program has ended, or no longer answers between two steps of its work."""
+        answered = time.monotonic()
+        while self.process.poll() is None:
+            # /health is answered by another thread; this takes the one that computes.
+            if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
+                answered = time.monotonic()
+            elif time.monotonic() - answered > self.settings.stall_timeout_s:
+                say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
+                return
+            try:
+                self.process.wait(LOOK_EVERY_S)
+            except subprocess.TimeoutExpired:
+                continue
+
+    def end(self) -> None:
+        """End the program, at last by force."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def how_it_ended(returncode: int) -> str:
+    """Return it as the end of a sentence."""
+    if returncode < 0:
+        return f"was ended by {signal.Signals(-returncode).name}"
+    return f"ended with exit status {returncode}"
+
+
+def serve(settings: Settings) -> int:
+    """Wait for the workers, run the program and watch it; returns the exit status."""
+    say("Looking at the workers.", state="READY=1\n")
+    devices = wait_for_workers(settings)
+    say(f"Loading {settings.alias} over {len(settings.workers)} workers.")
+    server = Server(settings, devices)
+    try:
+        if server.wait_until_it_serves():
+            say(
+                f"Serving {settings.alias} over {len(settings.workers)} workers at "
+                f"http://{settings.address}:{settings.port}/v1."
+            )
+            server.watch()
+    except Stop:
+        server.end()
+        say("Stopped.")
+        return 0
+    finally:
+        server.end()
+    say(f"llama-server {how_it_ended(server.process.returncode)}; its last lines are above. It is started again.")
+    return 1
+
+
+def on_signal(number: int, _frame: object) -> None:
+    """End as asked."""
+    raise Stop(signal.Signals(number).name)
+
+
+def read_settings(path: Path) -> Settings:
+    """Return the settings; raises ValueError with a sentence."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return Settings(**found)
+    except (OSError, ValueError, TypeError) as error:
+        message = f"{path} cannot be used ({error}): run the playbook serve, which writes it."
+        raise ValueError(message) from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run with the settings in a file."""
+    parser = argparse.ArgumentParser(description="Run llama-server over RPC workers that are ready.")
+    parser.add_argument("settings", type=Path, help="the file that role llama_server has written")
+    path = parser.parse_args(arguments).settings
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    try:
+        return serve(read_settings(path))
+    except Stop:
+        say("Stopped.")
+        return 0
+    except (OSError, ValueError) as error:
+        say(str(error))
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The API service over real workers: it waits for them, serves, and says what is wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.api_service import ALIAS, ENVIRONMENT, FILES, KEY, Service, connects, running_service
+from support.harness import Release, Worker, free_port, running_worker
+from support.runs import held_by_another_client, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 60)"
+
+
+@pytest.fixture
+def workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
+    return [start_worker(release_7) for _number in range(2)]
+
+
+@pytest.fixture
+def service(release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]) -> Iterator[Service]:
+    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+        running.wait_for("Serving")
+        yield running
+
+
+def test_it_waits_for_a_worker_and_says_for_which(
+    release_7: Release, model: Path, tmp_path: Path, start_worker: Callable[..., Worker]
+) -> None:
+    one, port = start_worker(release_7), free_port()
+    missing = f"127.0.0.1:{port}"
+    with ExitStack() as stack, running_service(release_7, model, [one.endpoint, missing], tmp_path) as running:
+        said = running.wait_for("Waiting for 1 of 2 workers")
+        assert said.startswith(f"Waiting for 1 of 2 workers, {missing}. {missing} refuses connections: start the RPC")
+        time.sleep(3)
+        assert sum(line.startswith("Waiting") for line in running.lines) == 1, "the same sentence is said once"
+        stack.enter_context(running_worker(release_7, tmp_path / "late.log", port=port))
+        running.wait_for("Serving")
+        assert running.text()
+
+
+def test_it_does_not_disturb_a_worker_that_serves_somebody_else(
+    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]
+) -> None:
+    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+        running.wait_for("Serving")
+        other = tmp_path / "other"
+        other.mkdir()
+        with running_service(release_7, model, [workers[0].endpoint], other) as second:
+            assert "another client most likely holds it" in second.wait_for("Waiting for 1 of 1 workers")
+            assert running.text()
+    with held_by_another_client(workers[0], release_7):
+        pass
+    assert all(worker.alive for worker in workers)
+
+
+def test_only_who_has_the_key_is_answered(service: Service, model: Path) -> None:
+    for path in ("/v1/models", "/props", "/slots", "/metrics"):
+        assert service.request(path, key=None)[0] == 401
+        assert service.request(path, key="key-of-somebody-else")[0] == 401
+        status, body = service.request(path)
+        assert status == 200
+        if path in ("/v1/models", "/metrics"):
+            assert str(model.parent) not in json.dumps(body), "a path of the host"
+    assert service.request("/health", key=None) == (200, {"status": "ok"})
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    status, body = service.request("/v1/chat/completions", asked)
+    assert (status, body["model"]) == (200, ALIAS)
+    for path in ("/tools", "/cors-proxy"):
+        assert service.request(path)[0] == 403
+    assert service.request("/props", {"chat_template": "x"})[0] == 501
+
+
+def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
+    asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
+    status, body = service.request("/v1/completions", asked)
+    assert status == 200
+    said = "".join(service.lines)
+    assert "processing task" in said, "it tells that there was a request"
+    assert "harbour" not in said
+    assert body["choices"][0]["text"].strip() not in said
+
+
+def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_before(
+    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]
+) -> None:
+    endpoints = [worker.endpoint for worker in workers]
+    with running_service(release_7, model, endpoints, tmp_path) as running:
+        running.wait_for("Serving")
+        before = running.text()
+        with running.stream(900) as answer:
+            workers[1].kill()
+            killed = time.monotonic()
+            with pytest.raises(http.client.IncompleteRead):
+                answer.read()
+            assert time.monotonic() - killed < 10, "the client was left waiting"
+        assert running.process.wait(30) == 1
+        said = running.wait_for("llama-server was")
+        assert said == "llama-server was ended by SIGABRT; its last lines are above. It is started again.\n"
+    # As systemd does.
+    with ExitStack() as stack, running_service(release_7, model, endpoints, tmp_path, running.port) as again:
+        again.wait_for(f"Waiting for 1 of 2 workers, {endpoints[1]}.")
+        stack.enter_context(running_worker(release_7, tmp_path / "again.log", port=workers[1].port))
+        again.wait_for("Serving")
+        assert again.text() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
+def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
+    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], service: Service
+) -> None:
+    with service.stream(600) as answer:
+        draining = service.drain(60)
+        wait_for(lambda: not connects(service.port, 0.3), 20)
+        late = subprocess.Popen([sys.executable, "-c", CONNECT, str(service.port)])
+        said = answer.read().decode()
+    assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
+    assert draining.communicate(timeout=60)[0] == "Requests under way: 1. They have 60 s to end; new ones wait.\n"
+    assert draining.returncode == 0
+    service.process.terminate()
+    assert service.process.wait(30) == 0
+    other = tmp_path / "next"
+    other.mkdir()
+    # Who came in between is not turned away, but for the moment in which nobody listens.
+    with running_service(release_7, model, [worker.endpoint for worker in workers], other, service.port) as following:
+        following.wait_for("Serving")
+        late.wait(60)
+        assert following.text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
+def test_a_request_that_does_not_end_is_cut_off_in_the_end(service: Service) -> None:
+    with service.stream(900) as answer:
+        began = time.monotonic()
+        said = service.drain(1).communicate(timeout=60)[0]
+        assert time.monotonic() - began < 15
+        assert "Not all requests ended within 1 s: those that are left are cut off." in said or not answer.read()
+        service.process.terminate()
+        assert service.process.wait(30) == 0
+
+
+def test_settings_that_are_none_are_an_error_in_a_sentence(tmp_path: Path) -> None:
+    for content in ("{", '{"port": 1}', "[]"):
+        (tmp_path / "settings.json").write_text(content)
+        done = subprocess.run(
+            [sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json"],
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (2, "")
+        assert "settings.json cannot be used" in done.stdout
+        assert done.stdout.endswith("run the playbook serve, which writes it.\n")
+
+
+def test_a_model_that_is_none_is_told_by_its_last_lines(
+    release_7: Release, tmp_path: Path, workers: list[Worker]
+) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
+    with running_service(release_7, tmp_path / "broken.gguf", [workers[0].endpoint], tmp_path) as running:
+        assert running.process.wait(60) == 1
+        assert "ended with exit status 1" in running.wait_for("llama-server ended")
+        assert any("broken.gguf" in line for line in running.lines)
+
+
+def test_the_key_is_in_no_line(service: Service) -> None:
+    assert KEY not in "".join(service.lines)
