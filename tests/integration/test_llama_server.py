@@ -86,6 +86,18 @@ def test_only_who_has_the_key_is_answered(service: Service, model: Path) -> None
     assert service.request("/props", {"chat_template": "x"})[0] == 501
 
 
+def test_a_key_is_replaced_while_a_stream_goes_on(service: Service) -> None:
+    with service.stream(300) as answer:
+        new = service.keys.with_name("new")
+        new.write_text("key-that-comes-next\n")
+        new.rename(service.keys)
+        assert service.request("/v1/models", key="key-that-comes-next")[0] == 200
+        assert service.request("/v1/models", key=KEY)[0] == 401
+        service.keys.write_text("# nothing\n")
+        assert service.request("/v1/models", key="key-that-comes-next")[0] == 200, "no key at all changes nothing"
+        assert answer.read().decode().rstrip().endswith("data: [DONE]")
+
+
 def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
     asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
     status, body = service.request("/v1/completions", asked)
