@@ -24,8 +24,16 @@ options:
       - No token is asked for while all slots are taken.
     type: bool
     default: true
+  prompt:
+    description: What the API is asked to continue, always with the likeliest token.
+    type: str
+    default: a
+  n_predict:
+    description: By how many tokens.
+    type: int
+    default: 1
   timeout:
-    description: How long to wait for an answer, in seconds; for a token it is a minute.
+    description: How long to wait for an answer, in seconds; for what is generated it is a minute and more.
     type: float
     default: 10
 extends_documentation_fragment:
@@ -86,6 +94,12 @@ servers:
     answered:
       description: Whether it generated a token; V(null) if it was not asked for one.
       type: bool
+    text:
+      description: How it continued O(prompt); V(null) if it was not asked, or serves embeddings alone.
+      type: str
+    release:
+      description: The id of the llama.cpp release that runs; V(null) while none does.
+      type: str
     open_paths:
       description: The paths that it answers without a key and should not.
       type: list
@@ -104,6 +118,8 @@ servers:
       restarts: 0
       models: [llama-70b-q4_0]
       answered: true
+      text: " river"
+      release: 0.3.36-0c1e57098-3f0a1b2c
       open_paths: []
       message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
 """
@@ -124,7 +140,8 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
     key = services.read_key(service.keys_file)
     answer = Answer("silent")
     if properties.get("ActiveState") in ("active", "reloading", "activating"):
-        api = Api(service.own_address, service.port, key or "", module.params["timeout"])
+        asked = {name: module.params[name] for name in ("prompt", "n_predict")}
+        api = Api(service.own_address, service.port, key or "", module.params["timeout"], **asked)
         answer = api.look(ask=module.params["ask"])
     if key is None and answer.state == "serving":
         answer.problem = f"its keys in {service.keys_file} cannot be read"
@@ -140,6 +157,8 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "restarts": int(properties.get("NRestarts") or 0),
         "models": answer.models,
         "answered": answer.answered,
+        "text": answer.text,
+        "release": services.release_of(int(properties.get("MainPID") or 0)),
         "open_paths": answer.open_paths,
         "message": services.message_of(service, state, properties, asdict(answer)),
     }
@@ -148,9 +167,16 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"ask": {"type": "bool", "default": True}, "timeout": {"type": "float", "default": 10}},
+        argument_spec={
+            "ask": {"type": "bool", "default": True},
+            "prompt": {"type": "str", "default": "a"},
+            "n_predict": {"type": "int", "default": 1},
+            "timeout": {"type": "float", "default": 10},
+        },
         supports_check_mode=True,
     )
+    if not 1 <= module.params["n_predict"] <= 4096:
+        module.fail_json(msg=f"n_predict is {module.params['n_predict']}; give a number from 1 to 4096.")
     if not 0 < module.params["timeout"] <= 3600:
         module.fail_json(msg=f"timeout is {module.params['timeout']:g}; give seconds from more than 0 to 3600.")
     module.exit_json(changed=False, servers=[look_at(module, service) for service in services.read_services()])

@@ -19,21 +19,26 @@ class Answer:
     """What an API answers.
 
     `state` is `serving`, `loading` or `silent`; `models` are the names that it serves; `answered` says whether a token
-    came with the key (None if no slot was free, or it was not asked); `open_paths` should need a key and do not.
+    came with the key (None if no slot was free, or it was not asked), and `text` what came; `open_paths` should need a
+    key and do not.
     """
 
     state: str
     models: list[str] = field(default_factory=list)
     answered: bool | None = None
+    text: str | None = None
     open_paths: list[str] = field(default_factory=list)
     problem: str = ""
 
 
 class Api:
-    """An API at an address, with a key."""
+    """An API at an address, with a key; `prompt` is what it is to continue, by so many tokens."""
 
-    def __init__(self, address: str, port: int, key: str, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, port: int, key: str, timeout_s: float, prompt: str = "a", n_predict: int = 1
+    ) -> None:
         self.address, self.port, self.key, self.timeout_s = address, port, key, timeout_s
+        self.prompt, self.n_predict = prompt, n_predict
 
     def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, limit_s: float = 0
@@ -83,14 +88,18 @@ class Api:
             return
         status, body = self._token()
         answer.answered = status == http.client.OK
-        if not answer.answered:
+        if answer.answered:
+            answer.text = next((str(choice.get("text")) for choice in (body or {}).get("choices", [])), None)
+        else:
             said = ((body or {}).get("error") or {}).get("message") or "no reason"
             answer.problem = f"it generates nothing (status {status}: {said})"
 
     def _token(self) -> tuple[int, Any]:
-        wanted = {"prompt": "a", "max_tokens": 1, "temperature": 0}
-        status, body = self.request("POST", "/v1/completions", wanted, key=self.key, limit_s=TOKEN_LIMIT_S)
+        # The same prompt is to be computed in the same way, so nothing of it is taken from a cache.
+        wanted = {"prompt": self.prompt, "max_tokens": self.n_predict, "temperature": 0, "cache_prompt": False}
+        limit_s = TOKEN_LIMIT_S + 2 * self.n_predict
+        status, body = self.request("POST", "/v1/completions", wanted, key=self.key, limit_s=limit_s)
         if status == http.client.NOT_IMPLEMENTED:  # it serves embeddings alone
-            wanted = {"input": "a"}
-            status, body = self.request("POST", "/v1/embeddings", wanted, key=self.key, limit_s=TOKEN_LIMIT_S)
+            wanted = {"input": self.prompt}
+            status, body = self.request("POST", "/v1/embeddings", wanted, key=self.key, limit_s=limit_s)
         return status, body

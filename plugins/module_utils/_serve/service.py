@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
@@ -71,6 +73,17 @@ def read_key(path: Path) -> str | None:
 def read_properties(text: str) -> dict[str, str]:
     """Return the properties that `systemctl show` prints."""
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def release_of(main_pid: int, proc: Path = Path("/proc")) -> str | None:
+    """Return the id of the release whose llama-server a service runs; None if it runs none, or that cannot be seen."""
+    try:
+        children = (proc / f"{main_pid}/task/{main_pid}/children").read_text(encoding="ascii").split()
+        programs = [os.readlink(proc / child / "exe") for child in children]
+    except OSError:
+        return None
+    found = (re.search(r"/releases/([^/]+)/bin/llama-server$", program) for program in programs)
+    return next((match.group(1) for match in found if match), None)
 
 
 def state_of(properties: Mapping[str, str], api_state: str) -> str:

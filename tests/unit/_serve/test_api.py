@@ -61,7 +61,7 @@ def api(answers: dict[str, tuple[int, Any]], *, closed: bool = True) -> Iterator
 
 def test_a_well_one_generates_with_the_key_and_refuses_strangers() -> None:
     with api(WELL) as asked:
-        assert asked.look() == Answer("serving", ["m"], answered=True)
+        assert asked.look() == Answer("serving", ["m"], answered=True, text="b")
         assert asked.look(ask=False) == Answer("serving")
 
 

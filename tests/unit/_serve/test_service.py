@@ -13,6 +13,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service i
     read_key,
     read_properties,
     read_services,
+    release_of,
     state_of,
 )
 
@@ -104,3 +105,13 @@ def test_the_first_key_of_a_file_is_read(tmp_path: Path) -> None:
 
 def test_what_systemctl_shows_is_read() -> None:
     assert read_properties("ActiveState=active\nStatusText=a=b\n") == {"ActiveState": "active", "StatusText": "a=b"}
+
+
+def test_the_release_that_runs_is_that_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "7/task/7").mkdir(parents=True)
+    (tmp_path / "7/task/7/children").write_text("8 9 ")
+    for child, program in ((8, "/usr/bin/true"), (9, "/opt/llama_cpp/releases/0.3.36-0c1e/bin/llama-server")):
+        (tmp_path / str(child)).mkdir()
+        (tmp_path / str(child) / "exe").symlink_to(program)
+    assert release_of(7, tmp_path) == "0.3.36-0c1e"
+    assert release_of(6, tmp_path) is None
