@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-performance test-fuzz bench check clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -57,6 +57,10 @@ test-faults: ## What breaks: what is said, how soon, and that all is ready again
 test-upgrade: ## What becomes of a cluster on test hosts when something breaks while it gets another llama.cpp (root); no part of test
 	@scripts/bootstrap.sh dev
 	@scripts/upgrade.sh
+
+test-serve: ## An API over workers on test hosts: who reaches it, what ends it, and how soon it is back (root); no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/serve.sh
 
 test-performance: ## What patched workers and masters compute, all of it, and what malformed requests do to them; builds llama.cpp several times
 	@scripts/bootstrap.sh dev

@@ -32,7 +32,7 @@ dpkg-query -W -f 'package ${Package} ${db:Status-Abbrev}\n'
 systemctl list-unit-files --no-legend --no-pager | awk '$2 != "transient" { print "unit " $1, $2 }'
 ss -tulnH | awk '{ print "listens " $1, $5 }'
 if command -v nft >/dev/null; then nft list tables | sed 's/^/filter /'; fi
-cat /proc/[0-9]*/comm 2>/dev/null | grep -E 'rpc-server|firewalld' | sed 's/^/runs /'
+cat /proc/[0-9]*/comm 2>/dev/null | grep -E 'rpc-server|llama-server|firewalld' | sed 's/^/runs /'
 """
 
 

@@ -1,0 +1,24 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-serve`: an API over workers on test hosts that this makes and removes. Arguments go to pytest, as in
+# `scripts/serve.sh -k killed`. Exit status 77: could not run here, and says why.
+set -eu
+
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+    echo "Not run: the API on test hosts; it makes containers, which needs root: sudo make test-serve" >&2
+    exit 77
+fi
+# A lab of its own, beside that of `make lab`.
+export LAB_NUMBER="${LAB_NUMBER:-107}"
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+
+trap 'scripts/lab.sh down' EXIT
+trap 'exit 130' INT TERM
+scripts/lab.sh up
+ansible-playbook -i inventories/lab/hosts.yml extensions/molecule/cluster/prepare.yml
+pytest -v --durations 10 "$@" tests/serve
+ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/serving.yml playbooks/reset.yml \
+    -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
+python tests/lab/listing.py compare

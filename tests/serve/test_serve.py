@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The API of a cluster on test hosts: who reaches it, what it waits for, and that it is back by itself."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+from pathlib import Path
+import jsonschema
+import pytest
+
+from serve.api import (
+    ALIAS,
+    API_PORT,
+    API_UNIT,
+    KEYS,
+    answers,
+    key,
+    playbook,
+    property_of,
+    request,
+    serves,
+    stream,
+    text_of,
+    words,
+)
+from support.lab.hosts import ADDRESS, PORT, ROOT, UNIT, WORKERS, connect, eventually, ssh
+
+ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
+URL = f"http://{ADDRESS['master']}:{API_PORT}/v1"
+
+
+@pytest.fixture
+def bearer() -> str:
+    """A key of the API, which serves."""
+    found = key()
+    serves(found, 120)
+    return found
+
+
+def test_only_a_trusted_client_with_the_key_is_answered(bearer: str) -> None:
+    status, body = request("/v1/models", bearer=bearer)
+    assert (status, [model["id"] for model in body["data"]]) == (200, [ALIAS])
+    for path in ("/v1/models", "/props", "/slots", "/metrics"):
+        assert request(path, bearer=None)[0] == 401, path
+    assert request("/health", bearer=None)[0] == 200
+    assert connect("outsider", ADDRESS["master"], API_PORT) != "connected"
+    assert connect("worker1", ADDRESS["master"], API_PORT) != "connected", "a worker is no client"
+    # The service's own filter holds when somebody opens the firewall.
+    ssh("master", "systemctl", "stop", "firewalld")
+    try:
+        assert connect("outsider", ADDRESS["master"], API_PORT) != "connected"
+        assert request("/v1/models", bearer=bearer)[0] == 200
+    finally:
+        ssh("master", "systemctl", "start", "firewalld")
+
+
+def test_the_keys_are_kept_from_others() -> None:
+    assert ssh("master", "stat", "--format=%a %U", KEYS).stdout.split() == ["600", "llama-server"]
+    assert len(key()) == 48
+    assert key() not in ssh("master", "sh", "-c", f"cat /etc/systemd/system/{API_UNIT} /etc/llama_server/*.json").stdout
+    assert key() not in ssh("master", "journalctl", "--no-pager", f"--unit={API_UNIT}").stdout
+
+
+def test_the_exposure_is_at_most_2() -> None:
+    said = ssh("master", "systemd-analyze", "security", "--no-pager", API_UNIT).stdout
+    assert float(said.rpartition(": ")[2].split()[0]) <= 2.0, said
+
+
+def test_a_second_run_changes_nothing_and_leaves_inference_to_the_api(bearer: str) -> None:
+    before = property_of("InvocationID")
+    done = playbook("site")
+    assert set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}, done.stdout
+    assert f"Inference was not run, as {API_UNIT} of this master holds the workers." in words(done)
+    assert property_of("InvocationID") == before
+    checked = playbook("serve", "--check", "--diff", llama_server_parallel=3)
+    assert property_of("InvocationID") == before
+    assert f"{API_UNIT} would be stopped, as its model is divided anew." in words(checked)
+    assert answers(bearer)
+
+
+def test_verify_asks_the_api_and_says_what_is_readable_on_its_way(bearer: str, tmp_path: Path) -> None:
+    done = playbook("verify", verify_report_path=str(tmp_path / "status.json"))
+    status = json.loads((tmp_path / "status.json").read_text())
+    jsonschema.validate(status, json.loads((ROOT / "docs/monitoring/status.schema.json").read_text()))
+    (service,) = status["services"]
+    assert (service["host"], service["state"], service["well"], service["answered"]) == (
+        "master",
+        "serving",
+        True,
+        True,
+    )
+    assert f"What clients send to {ADDRESS['master']}:{API_PORT} of master, and what they get, is readable" in words(
+        done
+    )
+    assert answers(bearer)
+
+
+def test_a_killed_worker_ends_the_request_at_once_and_the_api_is_back(bearer: str) -> None:
+    before = text_of(bearer)
+    with stream(bearer) as answer:
+        ssh("worker2", "systemctl", "kill", "--signal=SIGKILL", UNIT)
+        killed = time.monotonic()
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            answer.read()
+        noticed = time.monotonic() - killed
+    serves(bearer, 60)
+    back = time.monotonic() - killed
+    print(f"The client noticed after {noticed:.1f} s; the next answer's first token came after {back:.1f} s.")
+    assert noticed < 10
+    assert back < 20, "that of the benchmarks is larger, and measured there"
+    assert text_of(bearer) == before
+
+
+def test_while_a_worker_is_missing_it_waits_and_says_for_which(bearer: str) -> None:
+    ssh("worker1", "systemctl", "stop", UNIT)
+    try:
+        sentence = f"Waiting for 1 of 2 workers, {ENDPOINTS[0]}."
+        eventually(lambda: property_of("StatusText").startswith(sentence), 60, "it says so")
+        assert sentence in ssh("master", "systemctl", "status", "--no-pager", "-l", API_UNIT).stdout
+        assert sentence in ssh("master", "journalctl", "--no-pager", "--output=cat", f"--unit={API_UNIT}").stdout
+        done = playbook("verify", check=False)
+        assert done.returncode != 0
+        assert f"master: {sentence}" in words(done)
+    finally:
+        ssh("worker1", "systemctl", "start", UNIT)
+    serves(bearer, 90)
+
+
+def test_who_needs_the_workers_is_told_who_holds_them_and_may_pause_the_api(bearer: str) -> None:
+    started = property_of("InvocationID")
+    for name in ("infer", "benchmark", "tune", "seed"):
+        done = playbook(name, check=False)
+        assert done.returncode != 0, name
+        assert f"{API_UNIT} of master holds the workers. Add -e llama_server_pause=true" in words(done), words(done)
+    assert property_of("InvocationID") == started
+    done = playbook("infer", llama_server_pause=True)
+    assert "tokens/s" in words(done) or "tokens per second" in words(done), done.stdout
+    serves(bearer, 90)
+    # Whatever happens.
+    done = playbook("infer", check=False, llama_server_pause=True, inference_model_path="/srv/models/none.gguf")
+    assert done.returncode != 0
+    serves(bearer, 90)
+    assert ssh("master", "test", "-e", "/run/llama_server_paused", check=False).returncode != 0
+
+
+def test_a_key_is_replaced_while_a_request_is_under_way(bearer: str) -> None:
+    process = property_of("MainPID")
+    keys = ["key-of-the-editor-0123456789", "key-of-the-page-0123456789"]
+    try:
+        with stream(bearer, 400) as answer:
+            done = playbook("serve", llama_server_api_keys=keys)
+            assert keys[0] not in done.stdout
+            assert request("/v1/models", bearer=keys[1])[0] == 200
+            assert request("/v1/models", bearer=bearer)[0] == 401
+            assert answer.read().decode().rstrip().endswith("data: [DONE]")
+        assert property_of("MainPID") == process
+    finally:
+        playbook("serve", llama_server_api_keys=[bearer])
+
+
+# What is given, and what is said of it, in one play each, which changes nothing.
+BAD = {
+    "tools": ({"llama_server_extra_args": ["--tools", "all"]}, "llama_server_extra_args holds --tools"),
+    "own": ({"llama_server_extra_args": ["--port", "1"]}, "--port, which the role sets itself"),
+    "open": (
+        {"llama_server_trusted_sources": []},
+        "which others can reach: say in llama_server_trusted_sources",
+    ),
+    "short-key": ({"llama_server_api_keys": ["secret"]}, "a key that is too short"),
+    "home": ({"llama_server_model_path": "/home/me/m.gguf"}, "sees neither home folders nor temporary ones"),
+    "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
+    "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),
+    "numbers": ({"llama_server_parallel": 0}, "llama_server_parallel is 0: give a number from 1 to 256"),
+    "address": ({"llama_server_bind_address": "10.9.9.9"}, "10.9.9.9 is no address of master"),
+    "too-much": (
+        {"llama_server_ctx_size": 4194304, "llama_server_parallel": 64},
+        "64 slots of 4194304 tokens take a context of 268435456",
+    ),
+}
+
+
+@pytest.mark.parametrize(("variables", "said"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_explained_and_the_api_goes_on(bearer: str, variables: dict[str, object], said: str) -> None:
+    unit = ssh("master", "cat", f"/etc/systemd/system/{API_UNIT}").stdout
+    done = playbook("serve", check=False, **variables)
+    assert done.returncode != 0
+    assert re.search(said, words(done)), words(done)[-3000:]
+    assert ssh("master", "cat", f"/etc/systemd/system/{API_UNIT}").stdout == unit
+    serves(bearer, 90)
+
+
+def test_another_number_of_slots_takes_one_restart(bearer: str) -> None:
+    before = property_of("InvocationID")
+    try:
+        playbook("serve", llama_server_parallel=3)
+        after = property_of("InvocationID")
+        assert after != before
+        status, slots = request("/slots", bearer=bearer)
+        assert (status, len(slots), slots[0]["n_ctx"]) == (200, 3, 1024)
+        assert set(re.findall(r"changed=(\d+)", playbook("serve", llama_server_parallel=3).stdout)) == {"0"}
+        assert property_of("InvocationID") == after
+    finally:
+        playbook("serve")
+
+
+def test_the_api_is_back_after_its_master_restarts(bearer: str) -> None:
+    ssh("master", "systemctl", "reboot", check=False)
+    time.sleep(3)
+    serves(bearer, 120)
+    # Waiting for workers is no part of the boot.
+    eventually(
+        lambda: ssh("master", "systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded"),
+        60,
+        "the host has started",
+    )
