@@ -39,8 +39,16 @@ options:
     description: The name of an account to look at.
     type: str
   sets:
-    description: Parts of the host to count the cores of, as M(llama_cpp.cluster.cpu_topology_info) takes and returns
-      them.
+    description:
+      - Parts of the host to count the cores of, each the CPUs of a NUMA node, of a list, or those that are in both. An
+        empty dictionary stands for the whole host.
+      - Physical cores are counted, not the threads that share one (SMT, Hyper-Threading), of the CPUs that systemd's
+        services may run on. These are what the first process of the host and C(system.slice) are allowed.
+      - The limit of CPU time is the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service,
+        such as that of a container.
+      - Where cores differ in speed (C(cpu_capacity) of the kernel), as on Arm boards with big and little ones, those are
+        left out that would hold up the others. Each step of llama.cpp is split evenly and waits for the slowest core.
+      - Of the CPUs that O(sets[].cpu_affinity) lists all cores count, since a person chose them.
     type: list
     elements: dict
     default: []
@@ -293,11 +301,26 @@ account:
       type: str
       sample: llama.cpp RPC server
 cores:
-  description: What was found for each of O(sets), as M(llama_cpp.cluster.cpu_topology_info) says it.
+  description: What was found for each of O(sets), in their order.
   returned: with O(sets)
   type: list
   elements: dict
-  sample: [{cpus: 0-15, usable_cores: 8, problem: null}]
+  contains:
+    cpus:
+      description: The usable CPUs of the set.
+      type: str
+      sample: 0-15
+    physical_cores:
+      description: How many physical cores these CPUs are; 0 if there is a problem.
+      type: int
+    usable_cores:
+      description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU
+        time; 0 if there is a problem.
+      type: int
+    problem:
+      description: One sentence about what is wrong with the set; V(null) if nothing is.
+      type: str
+      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
 from typing import Any
