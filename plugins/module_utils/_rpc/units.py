@@ -168,7 +168,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
             sizes = _entry_sizes(number)
         finally:
             os.close(number)
-    said = read_tidied(port, state)
+    said = _read_tidied(port, state)
     kept_since = None
     with contextlib.suppress(OSError):
         kept_since = int((units / f"llama-rpc-cache@{port}.timer").lstat().st_mtime)
@@ -186,7 +186,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
     }
 
 
-def read_tidied(port: int, state: Path = CACHE_STATE_FOLDER) -> dict[str, Any]:
+def _read_tidied(port: int, state: Path) -> dict[str, Any]:
     """Return what the unit that keeps a cache in order has said last; nothing if it has not, or nonsense."""
     said = _read_json(state / str(port) / "status.json")
     return said if all(_is_a(said.get(key), kind) for key, kind in _TIDIED.items()) else {}
