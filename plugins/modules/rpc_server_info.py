@@ -46,8 +46,9 @@ options:
         services may run on. These are what the first process of the host and C(system.slice) are allowed.
       - The limit of CPU time is the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service,
         such as that of a container.
-      - Where cores differ in speed (C(cpu_capacity) of the kernel), as on Arm boards with big and little ones, those are
-        left out that would hold up the others. Each step of llama.cpp is split evenly and waits for the slowest core.
+      - Where cores differ in speed (C(cpu_capacity) of the kernel), as on Arm boards with big and little ones, those
+        are left out that would hold up the others. Each step of llama.cpp is split evenly and waits for the slowest
+        core.
       - Of the CPUs that O(sets[].cpu_affinity) lists all cores count, since a person chose them.
     type: list
     elements: dict
