@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -48,10 +48,6 @@ class Unit:
     mode: str
     uid: int
     gid: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
 
 def read_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
