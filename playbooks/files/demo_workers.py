@@ -3,35 +3,30 @@
 
 `start` leaves a supervisor behind, prints {"endpoints": [...], "supervisor": pid} and returns once every worker
 listens. The supervisor ends the workers on `stop`, when the Ansible run that started it is gone (finished,
-interrupted or killed), or after a time limit; if the supervisor is killed, the kernel ends them.
-Linux only; standard library only.
+interrupted or killed), or after a time limit; if the supervisor is killed, the kernel ends them. As long as it runs it
+has a lock on the state folder. Linux only; standard library only.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 START_LIMIT_S = 20
 STOP_LIMIT_S = 10
 PR_SET_PDEATHSIG = 1  # prctl(2)
 TCP_LISTEN = "0A"  # include/net/tcp_states.h
-
-
-def start_time(pid: int) -> str | None:
-    """Return when a process started, in clock ticks since boot: with it a process id names one process for ever."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return None
 
 
 def ansible_run() -> int | None:
@@ -50,14 +45,11 @@ def ansible_run() -> int | None:
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports that nothing listens on now."""
-    sockets = [socket.socket() for _number in range(count)]
-    try:
-        for sock in sockets:
+    with ExitStack() as sockets:
+        held = [sockets.enter_context(socket.socket()) for _number in range(count)]
+        for sock in held:
             sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+        return [sock.getsockname()[1] for sock in held]
 
 
 def listening_ports() -> set[int]:
@@ -84,52 +76,37 @@ def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subp
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the workers that still run, by their process ids."""
+    """End workers by their process ids."""
     for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    deadline = time.monotonic() + STOP_LIMIT_S / 2
+        process.kill()
     for process in processes:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.wait()
 
 
-def running_supervisor(state: Path) -> int | None:
-    """Return the process id of the supervisor that the state folder records, if that very process still runs."""
+def lock(state: Path) -> int | None:
+    """Lock the state folder, or return None as long as a demo has done so; closed by all who have it, it is free."""
+    descriptor = os.open(state, os.O_RDONLY)
     try:
-        record = json.loads((state / "workers.json").read_text())
-        pid = int(record["supervisor"])
-        zombie = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except (OSError, ValueError, KeyError, IndexError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
         return None
-    return pid if start_time(pid) == record["started"] and not zombie else None
+    return descriptor
 
 
 def supervise(args: argparse.Namespace, ports: list[int], run: int | None) -> None:
     """Run the workers until told to stop, until `run` is gone, until none is left, or until the limit has passed."""
-    run_started = start_time(run) if run else None
-    stop = False
-
-    def on_signal(*_: object) -> None:
-        nonlocal stop
-        stop = True
-
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    watched = [os.pidfd_open(run)] if run else []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_signal: sys.exit())
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for index, port in enumerate(ports, 1):
             processes.append(start_worker(args.server, port, args.threads, args.state / f"worker{index}.log"))
         deadline = time.monotonic() + args.limit
-        while not stop and time.monotonic() < deadline:
-            if run and start_time(run) != run_started:
+        while time.monotonic() < deadline and any(process.poll() is None for process in processes):
+            if select.select(watched, [], [], 0.2)[0]:
                 break
-            if all(process.poll() is not None for process in processes):
-                break
-            time.sleep(0.2)
     finally:
         end(processes)
 
@@ -140,10 +117,12 @@ def start(args: argparse.Namespace) -> int:
         print(f"{args.server} is not a program: build or install llama.cpp first.", file=sys.stderr)
         return 1
     args.state.mkdir(parents=True, exist_ok=True)
-    earlier = running_supervisor(args.state)
-    if earlier:
+    recorded = args.state / "workers.json"
+    if lock(args.state) is None:
+        earlier = json.loads(recorded.read_text())["supervisor"]
         print(f"Another demo is running (process {earlier}); wait for its end, or end it.", file=sys.stderr)
         return 1
+    recorded.unlink(missing_ok=True)
     ports = free_ports(args.count)
     run = ansible_run()
     pid = os.fork()
@@ -156,16 +135,17 @@ def start(args: argparse.Namespace) -> int:
             supervise(args, ports, run)
         finally:
             os._exit(0)
-    record = {"supervisor": pid, "started": start_time(pid), "endpoints": [f"127.0.0.1:{port}" for port in ports]}
-    (args.state / "workers.json").write_text(json.dumps(record))
-
+    record = {"supervisor": pid, "endpoints": [f"127.0.0.1:{port}" for port in ports]}
+    recorded.write_text(json.dumps(record))
     deadline = time.monotonic() + START_LIMIT_S
     while not listening_ports().issuperset(ports):
         ended = os.waitpid(pid, os.WNOHANG)[0]
         if ended or time.monotonic() > deadline:
+            if not ended:
+                os.kill(pid, signal.SIGTERM)
+                os.waitpid(pid, 0)
             logs = sorted(args.state.glob("worker*.log"))
             words = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-3:]]
-            stop(args)
             what = "ended at once" if ended else f"did not listen within {START_LIMIT_S} s"
             print(f"A worker {what}; the last words of all: {' | '.join(words) or 'none'}.", file=sys.stderr)
             return 1
@@ -176,16 +156,17 @@ def start(args: argparse.Namespace) -> int:
 
 def stop(args: argparse.Namespace) -> int:
     """End what `start` with the same state folder left running."""
-    pid = running_supervisor(args.state)
-    if pid:
+    if not args.state.is_dir() or lock(args.state) is not None:
+        return 0
+    pid = json.loads((args.state / "workers.json").read_text())["supervisor"]
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_LIMIT_S
-        while running_supervisor(args.state):
-            if time.monotonic() > deadline:
-                print(f"The demo's supervisor (process {pid}) did not end within {STOP_LIMIT_S} s.", file=sys.stderr)
-                return 1
-            time.sleep(0.05)
-    (args.state / "workers.json").unlink(missing_ok=True)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while lock(args.state) is None:
+        if time.monotonic() > deadline:
+            print(f"The demo's supervisor (process {pid}) did not end within {STOP_LIMIT_S} s.", file=sys.stderr)
+            return 1
+        time.sleep(0.05)
     return 0
 
 

@@ -54,16 +54,14 @@ _value:
           description: Loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out.
           type: dict
           contains:
-            time_ms:
+            time_ms: &milliseconds
               description: Milliseconds.
               type: float
         sampling:
           description: Choosing tokens.
           type: dict
           contains:
-            time_ms:
-              description: Milliseconds.
-              type: float
+            time_ms: *milliseconds
             samplers_time_ms:
               description: Milliseconds of the samplers alone; builds from b7115 on.
               type: float
@@ -83,41 +81,31 @@ _value:
           description: Reading the prompt.
           type: dict
           contains:
-            time_ms:
-              description: Milliseconds.
-              type: float
+            time_ms: *milliseconds
             tokens:
               description: Tokens of the prompt.
               type: int
-            ms_per_token:
+            ms_per_token: &ms_per_token
               description: Milliseconds per token.
               type: float
-            tokens_per_second:
+            tokens_per_second: &tokens_per_second
               description: Tokens per second.
               type: float
         eval:
           description: Generating.
           type: dict
           contains:
-            time_ms:
-              description: Milliseconds.
-              type: float
+            time_ms: *milliseconds
             runs:
               description: Tokens computed, one per run.
               type: int
-            ms_per_token:
-              description: Milliseconds per token.
-              type: float
-            tokens_per_second:
-              description: Tokens per second.
-              type: float
+            ms_per_token: *ms_per_token
+            tokens_per_second: *tokens_per_second
         total:
           description: From the end of the load to the report.
           type: dict
           contains:
-            time_ms:
-              description: Milliseconds.
-              type: float
+            time_ms: *milliseconds
             tokens:
               description: Tokens of prompt and generation.
               type: int
@@ -125,9 +113,7 @@ _value:
           description: What of the total is in no other figure; builds from b7115 on. May be negative.
           type: dict
           contains:
-            time_ms:
-              description: Milliseconds.
-              type: float
+            time_ms: *milliseconds
             percent:
               description: Percent of the total.
               type: float

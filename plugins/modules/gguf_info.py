@@ -26,10 +26,6 @@ options:
     description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
-  tensors:
-    description: Whether RV(tensors) is to list each tensor; large models have thousands.
-    type: bool
-    default: false
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -300,30 +296,6 @@ layers:
     state_bytes:
       description: What it keeps for each sequence if it is recurrent.
       type: int
-tensors:
-  description: All tensors in the order of the files.
-  returned: if O(tensors)
-  type: list
-  elements: dict
-  contains:
-    name:
-      description: The tensor's name.
-      type: str
-    type:
-      description: Its type, as llama.cpp names it.
-      type: str
-    shape:
-      description: Its lengths, that of a row first.
-      type: list
-      elements: int
-    bytes:
-      description: Its bytes; V(null) if the type is not known.
-      type: int
-    file:
-      description: The name of the file that it is in.
-      type: str
-  sample:
-    - {name: output_norm.weight, type: f32, shape: [4096], bytes: 16384, file: model.gguf}
 notes:
   description: A sentence for each thing that is not known of a model that is RV(valid), or is odd about it.
   returned: success
@@ -343,7 +315,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 
 
-def look(path: Path, *, tensors: bool = False) -> dict[str, Any]:
+def look(path: Path) -> dict[str, Any]:
     """Return the module's result."""
     try:
         parts = model_parts(path)
@@ -373,18 +345,10 @@ def look(path: Path, *, tensors: bool = False) -> dict[str, Any]:
         "metadata": {},
         **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
-    if tensors:
-        result["tensors"] = []
     try:
         headers = read_model(path)
     except GgufError as error:
         return {**result, "valid": False, "message": str(error)}
-    if tensors:
-        result["tensors"] = [
-            {"name": it.name, "type": it.type_name, "shape": list(it.shape), "bytes": it.bytes, "file": part.name}
-            for part, header in zip(parts, headers)
-            for it in header.tensors
-        ]
     # JSON has no infinity and no NaN.
     metadata = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
@@ -401,12 +365,9 @@ def look(path: Path, *, tensors: bool = False) -> dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
-        argument_spec={"path": {"type": "path", "required": True}, "tensors": {"type": "bool", "default": False}},
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True)
     try:
-        result = look(Path(module.params["path"]), tensors=module.params["tensors"])
+        result = look(Path(module.params["path"]))
     except OSError as error:
         module.fail_json(msg=f"{module.params['path']} cannot be looked at: {error.strerror}.")
     module.exit_json(changed=False, **result)

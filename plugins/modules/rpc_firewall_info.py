@@ -100,21 +100,6 @@ commands:
       description: What it does, for a reader.
       type: str
       sample: source 10.0.0.10/32 added to zone llama-rpc (permanent)
-session:
-  description: The SSH session that is kept open; V(null) if the module does not run over one.
-  returned: success
-  type: dict
-  contains:
-    client:
-      description: Where it comes from, as this host sees it.
-      type: str
-    port:
-      description: The port of this host that it uses.
-      type: int
-    interface:
-      description: The interface that it uses; empty if that is not known.
-      type: str
-      sample: eth0
 """
 
 import ipaddress
@@ -372,9 +357,6 @@ def main() -> None:
         problems=problems,
         changes=plan.texts(),
         commands=[{"argv": argv, "text": text} for text, argv in plan.commands(running=firewalld == "running")],
-        session=None
-        if session is None
-        else {"client": str(session.client), "port": session.port, "interface": session.interface},
     )
 
 

@@ -39,8 +39,17 @@ options:
     description: The name of an account to look at.
     type: str
   sets:
-    description: Parts of the host to count the cores of, as M(llama_cpp.cluster.cpu_topology_info) takes and returns
-      them.
+    description:
+      - Parts of the host to count the cores of, each the CPUs of a NUMA node, of a list, or those that are in both. An
+        empty dictionary stands for the whole host.
+      - Physical cores are counted, not the threads that share one (SMT, Hyper-Threading), of the CPUs that systemd's
+        services may run on. These are what the first process of the host and C(system.slice) are allowed.
+      - The limit of CPU time is the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service,
+        such as that of a container.
+      - Where cores differ in speed (C(cpu_capacity) of the kernel), as on Arm boards with big and little ones, those
+        are left out that would hold up the others. Each step of llama.cpp is split evenly and waits for the slowest
+        core.
+      - Of the CPUs that O(sets[].cpu_affinity) lists all cores count, since a person chose them.
     type: list
     elements: dict
     default: []
@@ -293,13 +302,29 @@ account:
       type: str
       sample: llama.cpp RPC server
 cores:
-  description: What was found for each of O(sets), as M(llama_cpp.cluster.cpu_topology_info) says it.
+  description: What was found for each of O(sets), in their order.
   returned: with O(sets)
   type: list
   elements: dict
-  sample: [{cpus: 0-15, usable_cores: 8, problem: null}]
+  contains:
+    cpus:
+      description: The usable CPUs of the set.
+      type: str
+      sample: 0-15
+    physical_cores:
+      description: How many physical cores these CPUs are; 0 if there is a problem.
+      type: int
+    usable_cores:
+      description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU
+        time; 0 if there is a problem.
+      type: int
+    problem:
+      description: One sentence about what is wrong with the set; V(null) if nothing is.
+      type: str
+      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
+from dataclasses import asdict
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -350,12 +375,11 @@ def main() -> None:
     if params["units"]:
         units = read_units()
         ports += [unit.port for unit in units if unit.port not in ports]
-        enabled = _enabled(module, units)
-        found["units"] = [{**unit.as_dict(), "enabled": unit.name in enabled} for unit in units]
-        found["metrics"] = read_metrics()
         timed = read_timed_units()
-        active = _active(module, timed)
-        found["timed_units"] = [{**unit.as_dict(), "active": unit.name in active} for unit in timed]
+        said = _said_by_systemd(module, [*units, *timed])
+        found["units"] = [{**asdict(unit), "enabled": _is_enabled(said[unit.name])} for unit in units]
+        found["metrics"] = read_metrics()
+        found["timed_units"] = [{**asdict(unit), "active": _is_active(unit, said[unit.name])} for unit in timed]
     if params["prefix"]:
         found["release"] = read_release(params["prefix"])
     if params["account"]:
@@ -370,7 +394,7 @@ def main() -> None:
     states = _ask([port for port in looked if params["ask"]])
     servers = [
         {
-            **port.as_dict(),
+            **asdict(port),
             "state": states.get(port.port),
             "repack": read_repack(port.port),
             "cache": read_cache(port.port),
@@ -393,30 +417,27 @@ def _ask(ports: list[Port]) -> dict[int, str]:
     return {status.port: status.state for status in probe(free, timeout=1)}
 
 
-def _enabled(module: AnsibleModule, units: list[Unit]) -> set[str]:
-    """Return the names of the units that start with the host, as far as systemd says it of all of them."""
+def _said_by_systemd(module: AnsibleModule, units: list[Unit]) -> dict[str, dict[str, str]]:
+    """Return what systemd says of each of these units, by its name; nothing where it does not answer."""
+    said: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     systemctl = module.get_bin_path("systemctl")
     if not units or systemctl is None:
-        return set()
-    names = [unit.name for unit in units]
-    states = module.run_command([systemctl, "is-enabled", *names])[1].split()
-    return {name for name, state in zip(names, states) if state == "enabled"} if len(states) == len(names) else set()
-
-
-def _active(module: AnsibleModule, units: list[Unit]) -> set[str]:
-    """Return the names of those that systemd has read as they are now; of timers, those that run and are enabled."""
-    systemctl = module.get_bin_path("systemctl")
-    if not units or systemctl is None:
-        return set()
+        return said
     properties = ["--property=Id", "--property=NeedDaemonReload", "--property=ActiveState", "--property=UnitFileState"]
-    said = module.run_command([systemctl, "show", *properties, *(unit.name for unit in units)])[1]
-    active = set()
-    for block in said.split("\n\n"):
+    for block in module.run_command([systemctl, "show", *properties, *said])[1].split("\n\n"):
         one = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
-        runs = (one.get("ActiveState"), one.get("UnitFileState")) == ("active", "enabled")
-        if one.get("NeedDaemonReload") == "no" and (runs or not one.get("Id", "").endswith(".timer")):
-            active.add(one.get("Id", ""))
-    return active
+        said[one.get("Id", "")] = one
+    return said
+
+
+def _is_enabled(said: dict[str, str]) -> bool:
+    return said.get("UnitFileState") == "enabled"
+
+
+def _is_active(unit: Unit, said: dict[str, str]) -> bool:
+    """Say whether systemd has read a unit as it is now; of a timer also whether it runs and is enabled."""
+    runs = said.get("ActiveState") == "active" and _is_enabled(said)
+    return said.get("NeedDaemonReload") == "no" and (runs or not unit.name.endswith(".timer"))
 
 
 if __name__ == "__main__":

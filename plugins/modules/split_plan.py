@@ -211,7 +211,7 @@ workers:
     compute_bytes:
       description: Its compute buffer.
       type: int
-    total_bytes:
+    total_bytes: &total
       description: All three.
       type: int
     memory_available_bytes:
@@ -220,21 +220,9 @@ workers:
     reserve_bytes:
       description: What of that is to stay free.
       type: int
-    headroom_bytes:
+    headroom_bytes: &headroom
       description: What is left beyond that; negative if it lacks.
       type: int
-  sample:
-    - endpoint: 192.0.2.11:50052
-      first_layer: 0
-      layers: 22
-      has_output: false
-      weights_bytes: 2878128128
-      kv_bytes: 738197504
-      compute_bytes: 103874560
-      total_bytes: 3720200192
-      memory_available_bytes: 16000000000
-      reserve_bytes: 800000000
-      headroom_bytes: 11479799808
 master:
   description: >-
     What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like
@@ -254,27 +242,14 @@ master:
     compute_bytes:
       description: Its compute and output buffers.
       type: int
-    total_bytes:
-      description: All three.
-      type: int
+    total_bytes: *total
     memory_available_bytes:
       description: What it can use.
       type: int
     reserve_bytes:
       description: What of that is to stay free; V(0) on a worker's host, whose reserve counts.
       type: int
-    headroom_bytes:
-      description: What is left beyond that; negative if it lacks.
-      type: int
-  sample:
-    layers: 0
-    weights_bytes: 295501824
-    kv_bytes: 0
-    compute_bytes: 75632640
-    total_bytes: 371134464
-    memory_available_bytes: null
-    reserve_bytes: null
-    headroom_bytes: null
+    headroom_bytes: *headroom
 kv_known:
   description: Whether the size of the cache is known; if not it is counted as far as it is.
   returned: success

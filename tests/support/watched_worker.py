@@ -76,11 +76,11 @@ def watched(
 
 def settings(**variables: object) -> list[str]:
     """Return what the unit of role `rpc_server` sets in the environment of its process, but for places."""
-    text = (ROOT / "roles/rpc_server/templates/llama-rpc-server.service.j2").read_text()
     chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
-    environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, autoescape=False)
+    templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
+    environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters["bool"] = to_bool
-    unit = environment.from_string(text).render(__rpc_server_systemd=257, **chosen)
+    unit = environment.get_template("llama-rpc-server.service.j2").render(__rpc_server_systemd=257, **chosen)
     found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
     return [setting for setting in found if "=/" not in setting]
 

@@ -152,9 +152,11 @@ def test_a_host_without_servers_says_when_it_was_asked(tmp_path: Path, program: 
     assert [line.split()[0] for line in lines] == ["#", "#", "llama_rpc_metrics_timestamp_seconds"]
 
 
-def test_a_cache_that_nobody_may_look_into_is_not_called_empty(program: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "rpc").write_text("a file in the place of the folder")
-    assert program.cache_figures(tmp_path / "rpc") is None
+def test_a_cache_that_nobody_may_look_into_is_not_called_empty(host: Path, program: ModuleType) -> None:
+    (host / "cache/50053").mkdir()
+    (host / "cache/50053/rpc").write_text("a file in the place of the folder")
+    lines = program.metrics(host).splitlines()
+    assert [line for line in lines if line.startswith("llama_rpc_cache_") and ":50053" in line] == []
 
 
 def test_odd_labels_cannot_break_a_line(program: ModuleType) -> None:

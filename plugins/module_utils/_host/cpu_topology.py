@@ -110,9 +110,13 @@ def describe_set(topology: Topology, numa_node: int | None = None, cpu_affinity:
     try:
         cpus = topology.select(numa_node, cpu_affinity)
     except CpuSetError as error:
-        return {"cpus": "", "usable_cores": 0, "problem": str(error)}
-    cores = topology.count_cores(cpus, listed=cpu_affinity is not None)
-    return {"cpus": format_cpu_list(cpus), "usable_cores": cores, "problem": None}
+        return {"cpus": "", "physical_cores": 0, "usable_cores": 0, "problem": str(error)}
+    return {
+        "cpus": format_cpu_list(cpus),
+        "physical_cores": sum(1 for core in topology.cores if core & cpus),
+        "usable_cores": topology.count_cores(cpus, listed=cpu_affinity is not None),
+        "problem": None,
+    }
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 from .._gguf.model import describe
+from .._status.limits import MAX_WORKERS
 
 if TYPE_CHECKING:
     from .._gguf.described import Model
     from .._gguf.header import Header, Tensor
 
 
-# GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
-MAX_WORKERS = 15
 # LLAMA_MAX_EXPERTS (src/llama-hparams.h)
 MAX_EXPERTS = 1024
 QUANTISED_CACHES = tuple(name for name in CACHE_TYPES if CACHE_TYPES[name].block > 1)

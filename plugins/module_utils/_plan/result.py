@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
+from .._status.limits import MAX_WORKERS
 from .assignment import Part, parts_of
 from .choice import Room, choose, fits, master_room, rooms_of
-from .inputs import MAX_WORKERS, Cluster, Load, Worker, check_cluster, source
+from .inputs import Cluster, Load, Worker, check_cluster, source
 from .need import Need, Planned
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import os
 import re
 import socket
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,10 +47,6 @@ class Port:
     waiting: list[str] = field(default_factory=list)
     """`address:port` of each connection that stands in the queue."""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Socket:
@@ -79,6 +75,11 @@ def look_at_ports(ports: Iterable[int], root: Path = Path("/")) -> list[Port]:
             if listening[inode].pid is None:
                 _describe(listening[inode], root / "proc" / str(pid))
     return list(found.values())
+
+
+def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
+    """Return the addresses on which somebody listens on a port, whoever it is."""
+    return {sock.address for sock in _sockets(root) if sock.port == port and sock.state == _LISTEN}
 
 
 def _sockets(root: Path) -> Iterator[_Socket]:

@@ -23,12 +23,12 @@ from contextlib import contextmanager, suppress
 from errno import ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ETIMEDOUT
 from math import inf
 from os import strerror
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import sentences
 from .connection import Connection, Look
 from .endpoint import Endpoint, is_ipv4
+from .listeners import addresses_of
 from .protocol import HELLO_FORMS, NotRpcError, dialogue_with, parse_protocol
 from .resolver import Resolver
 from .worker_status import WorkerStatus
@@ -319,12 +319,7 @@ def _listens_here(sock: socket.socket, status: WorkerStatus) -> bool:
     """
     address = str(status.address)
     try:
-        if not address.startswith("127.") and sock.getsockname()[0] != address:
-            return False
-        sockets = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()]
+        here = address.startswith("127.") or sock.getsockname()[0] == address
     except OSError:
         return False
-    (packed,) = struct.unpack("=I", socket.inet_aton(address))
-    listeners = (f"{packed:08X}:{status.port:04X}", f"{0:08X}:{status.port:04X}")
-    # The fields are sl, local address, remote address, state; 0A is LISTEN.
-    return any(fields[1] in listeners and fields[3] == "0A" for fields in sockets)
+    return here and not addresses_of(status.port).isdisjoint({address, "0.0.0.0"})  # noqa: S104 (recognised, not bound)

@@ -11,7 +11,7 @@ import os
 import pwd
 import re
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -48,10 +48,6 @@ class Unit:
     mode: str
     uid: int
     gid: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        return asdict(self)
 
 
 def read_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
@@ -168,7 +164,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
             sizes = _entry_sizes(number)
         finally:
             os.close(number)
-    said = read_tidied(port, state)
+    said = _read_tidied(port, state)
     kept_since = None
     with contextlib.suppress(OSError):
         kept_since = int((units / f"llama-rpc-cache@{port}.timer").lstat().st_mtime)
@@ -186,7 +182,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
     }
 
 
-def read_tidied(port: int, state: Path = CACHE_STATE_FOLDER) -> dict[str, Any]:
+def _read_tidied(port: int, state: Path) -> dict[str, Any]:
     """Return what the unit that keeps a cache in order has said last; nothing if it has not, or nonsense."""
     said = _read_json(state / str(port) / "status.json")
     return said if all(_is_a(said.get(key), kind) for key, kind in _TIDIED.items()) else {}

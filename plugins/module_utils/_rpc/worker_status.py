@@ -29,13 +29,9 @@ class WorkerStatus:
     latency_ms: float | None = None
     message: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain types, for JSON."""
-        return asdict(self)
-
 
 def summarize(statuses: Sequence[WorkerStatus]) -> dict[str, Any]:
     """Return the public result: the workers, whether all are ready, and how many are in each state."""
     counts = {state: sum(status.state == state for status in statuses) for state in STATES}
     all_ready = bool(statuses) and counts["ready"] == len(statuses)
-    return {"workers": [status.as_dict() for status in statuses], "all_ready": all_ready, "counts": counts}
+    return {"workers": [asdict(status) for status in statuses], "all_ready": all_ready, "counts": counts}

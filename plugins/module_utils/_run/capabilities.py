@@ -116,8 +116,6 @@ class Program:
 class Capabilities(Program):
     """A completion program, and the arguments by which this build does a thing."""
 
-    # "prefixed": a time and a level before each line; "plain": neither.
-    log_format: str
     no_conversation: tuple[str, ...]
     no_display_prompt: tuple[str, ...]
     no_escape: tuple[str, ...]
@@ -252,7 +250,6 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
         commit=commit,
         protocol=protocol,
         counted_devices=_counted_devices(protocol, build_number),
-        log_format="prefixed" if trace else "plain",
         no_colors=("--log-colors", "off") if _COLORS_WITH_VALUE.search(help_text) else (),
         verbosity=("-lv", trace.group(1)) if trace else (),
         options=options,

@@ -70,28 +70,19 @@ _OWNED: dict[str, str | None] = {
     "--temp": "temperature",
     "--threads": "threads",
     # The proof of work and the figures are read from the log, the text from standard output.
-    "--verbosity": None,
-    "--verbose": None,
-    "--log-disable": None,
-    "--log-colors": None,
-    "--log-jsonl": None,
-    "--log-prefix": None,
-    "--log-timestamps": None,
-    "--no-perf": None,
-    "--color": None,
-    "--no-display-prompt": None,
-    "--escape": None,
-    "--no-escape": None,
+    **dict.fromkeys(
+        """
+        --verbosity --verbose --log-disable --log-colors --log-jsonl --log-prefix --log-timestamps --no-perf --color
+        --no-display-prompt --escape --no-escape
+        """.split()
+    ),
     # These wait for a person, or end without inference.
-    "--conversation": None,
-    "--no-conversation": None,
-    "--interactive": None,
-    "--interactive-first": None,
-    "--help": None,
-    "--version": None,
-    "--list-devices": None,
-    "--cache-list": None,
-    "--completion-bash": None,
+    **dict.fromkeys(
+        """
+        --conversation --no-conversation --interactive --interactive-first --help --version --list-devices --cache-list
+        --completion-bash
+        """.split()
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from .._rpc.keepalive import GONE_AFTER_S
+from .._status.limits import MAX_WORKERS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from .._rpc.worker_status import WorkerStatus
     from .perf_log import PerfLog
 
-# GGML_SCHED_MAX_BACKENDS is 16, and the master's CPU is one of them. (ggml/src/ggml-backend.cpp)
-MAX_DEVICES = 15
 # An abort would start a debugger to print its trace (ggml/src/ggml.c); messages and numbers are in English and C form.
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
 # Upstream takes defaults of options from the environment; a run must be what its command says. (common/arg.cpp)
@@ -85,8 +84,8 @@ def check_number(name: str, value: float, low: float, high: float) -> None:
 def check_workers(asked: Asked) -> None:
     """Raise OptionError if these workers cannot share these layers in any build."""
     count = len(asked.workers)
-    if not 1 <= count <= MAX_DEVICES:
-        raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_DEVICES}.")
+    if not 1 <= count <= MAX_WORKERS:
+        raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_WORKERS}.")
     check_number("n_gpu_layers", asked.n_gpu_layers, 1, 1_000_000)
     if asked.n_gpu_layers < count:
         raise OptionError(
@@ -171,8 +170,8 @@ def worker_failure(statuses: Sequence[WorkerStatus], protocol: str | None) -> Fa
             message = f"{other} and {status.endpoint} are one worker ({status.address}); name it once in workers."
             return Failure("option_rejected", status.endpoint, message)
     devices = sum(len(status.devices) for status in statuses)
-    if devices > MAX_DEVICES:
-        message = f"The workers have {devices} devices and llama.cpp uses at most {MAX_DEVICES}; name fewer workers."
+    if devices > MAX_WORKERS:
+        message = f"The workers have {devices} devices and llama.cpp uses at most {MAX_WORKERS}; name fewer workers."
         return Failure("option_rejected", None, message)
     return None
 

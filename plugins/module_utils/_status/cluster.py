@@ -6,10 +6,9 @@ from __future__ import annotations
 import time
 from typing import Any, Iterable, Mapping, Sequence
 
+from .limits import MAX_WORKERS
 from .report import render_table
 
-# ggml/include/ggml-backend.h, GGML_SCHED_MAX_BACKENDS: 16 devices in one run, of which the master's CPU is one.
-MAX_WORKERS = 15
 # Every five minutes a worker's cache is put in order; of a disk full of new entries that takes an hour or two.
 MOST_UNTIDY_S = 86400
 

@@ -9,7 +9,6 @@ the two parts of its collection that it is made of, and starts it from a timer.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import subprocess
@@ -21,12 +20,10 @@ from pathlib import Path
 from typing import Iterator, Mapping
 
 from listeners import Port, look_at_ports
-from units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_cache_use, read_repack, read_tidied, read_units
+from units import CACHE_STATE_FOLDER, UNIT_FOLDER, read_cache, read_cache_use, read_repack, read_units
 
 SYSTEMCTL_LIMIT_S = 10
 MIB = 1 << 20
-# The names that upstream gives entries of its cache.
-_ENTRY = re.compile(r"[0-9a-f]{16}")
 _OPTION = {"address": "-H", "threads": "-t"}
 
 # By name: what it is, and what it means. An order for people: what is looked at first comes first.
@@ -68,7 +65,6 @@ class Server:
     port: int
     address: str
     threads: int | None
-    cache: Path | None
     release: str | None
 
     @property
@@ -88,14 +84,12 @@ def _read(path: Path, port: int) -> Server:
     for name, option in _OPTION.items():
         value = re.search(rf"^ExecStart=.*? {option} (\S+)", text, re.MULTILINE)
         options[name] = value.group(1) if value else ""
-    cache = re.search(r"^Environment=LLAMA_CACHE=(/\S+)$", text, re.MULTILINE)
     release = re.search(r"^# llama[.]cpp release: (\S+)$", text, re.MULTILINE)
     return Server(
         unit=path.name,
         port=port,
         address=options["address"],
         threads=int(options["threads"]) if options["threads"].isdigit() else None,
-        cache=Path(cache.group(1)) / "rpc" if cache else None,
         release=release.group(1) if release else None,
     )
 
@@ -119,24 +113,6 @@ def read_properties(text: str) -> dict[str, dict[str, str]]:
     """Read what `systemctl show` says of several units: paragraphs of name=value."""
     found = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in text.split("\n\n")]
     return {properties["Id"]: properties for properties in found if properties.get("Id")}
-
-
-def cache_figures(folder: Path) -> tuple[int, int] | None:
-    """Return how many bytes and entries a cache has; None if nobody may look. One that is not there is empty."""
-    size = entries = 0
-    try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                # One may go while it is looked at.
-                with contextlib.suppress(FileNotFoundError):
-                    if _ENTRY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        size += entry.stat(follow_symlinks=False).st_size
-                        entries += 1
-    except FileNotFoundError:
-        return 0, 0
-    except OSError:
-        return None
-    return size, entries
 
 
 def file_pages(group: str, root: Path) -> int:
@@ -171,23 +147,25 @@ def samples(server: Server, port: Port, properties: Mapping[str, str], root: Pat
         value = properties.get(key, "")
         if value.isdigit() and int(value) < 1 << 63:
             yield name, own, max(0, int(value) - less)
-    cache = cache_figures(server.cache) if server.cache else None
-    if cache:
-        yield "llama_rpc_cache_bytes", own, cache[0]
-        yield "llama_rpc_cache_entries", own, cache[1]
-    tidied = read_tidied(server.port, root / CACHE_STATE_FOLDER.relative_to("/")) if server.cache else None
-    if tidied:
-        if tidied["max_bytes"]:
-            yield "llama_rpc_cache_limit_bytes", own, tidied["max_bytes"]
-        yield "llama_rpc_cache_damaged_total", own, tidied["corrupted"]
-        yield "llama_rpc_cache_evicted_total", own, tidied["evicted"]
-        yield "llama_rpc_cache_tidied_timestamp_seconds", own, tidied["time"]
-    use = read_cache_use(server.port, root) if server.cache else None
-    if use:
-        yield "llama_rpc_cache_hits_total", own, use["hits"]
-        yield "llama_rpc_cache_hit_bytes_total", own, use["hit_bytes"]
-        yield "llama_rpc_cache_misses_total", own, use["misses"]
-        yield "llama_rpc_cache_refused_total", own, use["damaged"]
+    cache = read_cache(server.port, *(root / folder.relative_to("/") for folder in (UNIT_FOLDER, CACHE_STATE_FOLDER)))
+    if cache and cache["free_bytes"] is None and os.path.lexists(cache["folder"]):
+        # It is there, and nobody may look into it.
+        cache.update(bytes=None, entries=None)
+    use = read_cache_use(server.port, root) if cache else None
+    for name, found, key in (
+        ("llama_rpc_cache_bytes", cache, "bytes"),
+        ("llama_rpc_cache_entries", cache, "entries"),
+        ("llama_rpc_cache_limit_bytes", cache, "max_bytes"),
+        ("llama_rpc_cache_damaged_total", cache, "corrupted"),
+        ("llama_rpc_cache_evicted_total", cache, "evicted"),
+        ("llama_rpc_cache_tidied_timestamp_seconds", cache, "tidied_at"),
+        ("llama_rpc_cache_hits_total", use, "hits"),
+        ("llama_rpc_cache_hit_bytes_total", use, "hit_bytes"),
+        ("llama_rpc_cache_misses_total", use, "misses"),
+        ("llama_rpc_cache_refused_total", use, "damaged"),
+    ):
+        if found and found[key] is not None:
+            yield name, own, found[key]
     repack = read_repack(server.port, root)
     if repack:
         yield "llama_rpc_weights", own, repack["of_weights"]

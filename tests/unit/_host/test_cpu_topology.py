@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import (
     CpuSetError,
+    describe_set,
     format_cpu_list,
     parse_cpu_list,
     read_topology,
@@ -143,6 +144,25 @@ def test_cores_that_a_service_may_use(
     topology = read_topology(plant(tmp_path, tree))
     chosen = topology.select(**part)
     assert (format_cpu_list(chosen), topology.count_cores(chosen)) == (cpus, cores)
+
+
+@pytest.mark.parametrize(
+    ("part", "found"),
+    [
+        ({}, {"cpus": "0-15", "physical_cores": 8, "usable_cores": 2, "problem": None}),
+        ({"cpu_affinity": "0-3"}, {"cpus": "0-3", "physical_cores": 4, "usable_cores": 2, "problem": None}),
+    ],
+    ids=["host", "part"],
+)
+def test_what_is_said_of_a_part_of_a_host(tmp_path: Path, part: dict[str, Any], found: dict[str, Any]) -> None:
+    tree = host("0-15", SMT, {0: "0-15"}, **{CGROUP + "cpu.max": "200000 100000\n"})
+    assert describe_set(read_topology(plant(tmp_path, tree)), **part) == found
+
+
+def test_a_part_that_is_not_there_is_told_of_as_a_problem(tmp_path: Path) -> None:
+    found = describe_set(read_topology(plant(tmp_path, host("0-15", SMT, {0: "0-15"}))), numa_node=1)
+    assert (found["physical_cores"], found["usable_cores"]) == (0, 0)
+    assert "there is no NUMA node 1" in found["problem"]
 
 
 BAD = {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_a_port_where_nobody_listens_is_empty() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         (found,) = look_at_ports([sock.getsockname()[1]])
-    assert found.as_dict() == {"port": found.port, "listeners": [], "clients": [], "waiting": []}
+    assert asdict(found) == {"port": found.port, "listeners": [], "clients": [], "waiting": []}
 
 
 LITTLE = sys.byteorder == "little"
@@ -81,7 +82,7 @@ def proc(tmp_path: Path) -> Path:
 
 def test_the_process_its_unit_and_its_mark_are_named(proc: Path) -> None:
     service, session = look_at_ports([50052, 50053], proc)
-    assert service.as_dict() == {
+    assert asdict(service) == {
         "port": 50052,
         "listeners": [
             {

@@ -38,7 +38,6 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
         (OLD, "commit", "4227c9b"),
         (OLD, "protocol", "2.0.0"),
         (OLD, "counted_devices", False),
-        (OLD, "log_format", "plain"),
         (OLD, "no_conversation", ("-no-cnv",)),
         (OLD, "no_display_prompt", ("--no-display-prompt",)),
         (OLD, "no_escape", ("--no-escape",)),
@@ -50,7 +49,6 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
         (NEW, "commit", "0c1e570"),
         (NEW, "protocol", "7.0.0"),
         (NEW, "counted_devices", True),
-        (NEW, "log_format", "prefixed"),
         (NEW, "no_conversation", ("-no-cnv",)),
         (NEW, "no_display_prompt", ("--no-display-prompt",)),
         (NEW, "no_escape", ("--no-escape",)),
@@ -71,7 +69,7 @@ def test_a_build_between_is_of_its_generation(protocol: str) -> None:
     assert found.no_colors == new.no_colors
     # Lines have a time and a level, and those about devices are of the level "trace", since b9151.
     since = protocol != "3.6.1"
-    assert (found.log_format, found.verbosity) == (("prefixed", ("-lv", "4")) if since else ("plain", ()))
+    assert found.verbosity == (("-lv", "4") if since else ())
 
 
 def test_the_chat_client_is_refused_with_the_program_to_install() -> None:

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.repacked_weights import repacked_weights
+import yaml
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+
+TASKS = yaml.safe_load(
+    (Path(__file__).resolve().parents[2] / "roles/inference/tasks/repacked_weights.yml").read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize(
@@ -24,10 +30,7 @@ from ansible_collections.llama_cpp.cluster.plugins.filter.repacked_weights impor
 def test_a_worker_is_counted_once(endpoints: list[Any], repacked: dict[str, Any], figures: list[Any]) -> None:
     devices = [{"name": str(number), "endpoint": endpoint} for number, endpoint in enumerate(endpoints)]
     said = {endpoint: None if mib is None else {"mib": mib} for endpoint, mib in repacked.items()}
-    found = repacked_weights(devices, said)
+    variables = {"__inference_outcome": {"devices": devices}, "__inference_repacked": said}
+    template = trust_as_template(TASKS[-1]["vars"]["__inference_devices"])
+    found = Templar(DataLoader(), variables).template(template)
     assert found == [{**device, "repacked_mib": mib} for device, mib in zip(devices, figures)]
-
-
-def test_something_else_than_devices_is_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match="needs a list of devices"):
-        repacked_weights({"name": "CPU"}, {})  # type: ignore[arg-type]
