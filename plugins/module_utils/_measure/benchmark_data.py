@@ -12,9 +12,8 @@ from .benchmark_history import (
     optional_count,
     optional_mib,
     refuse,
-    run_at,
     sequence_at,
-    test_at,
+    tests_at,
     time_at,
 )
 from .benchmark_types import Figure, Model, Report, Run, Share
@@ -125,12 +124,12 @@ def split_note(split: Sequence[Share]) -> str:
 SHOWN_RUNS = 60
 
 
-def build_report(results: Mapping[str, Any]) -> Report:
-    """Return the report of one benchmark.
+def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
+    """Return the report of one benchmark; `before` are the runs of its history.
 
     `results` has what the modules returned: `bench` (llama_bench), and, each of which may be missing or null, `run`
     (distributed_inference), `plan` (split_plan), `model` (gguf_info), `workers` (the list of rpc_worker_info), `hosts`
-    (a list of what is known of each host), `history` (of parse_history), `title`, `time` (UTC) and `settings`.
+    (a list of what is known of each host), `title`, `time` (UTC) and `settings`.
     """
     bench = mapping_at(results.get("bench"), "bench")
     failure = bench.get("failure")
@@ -151,17 +150,10 @@ def build_report(results: Mapping[str, Any]) -> Report:
         "model": identity_of(facts, mapping_at(bench.get("model") or {}, "bench.model")),
         "workers": [str(worker) for worker in sequence_at(bench.get("workers"), "bench.workers")],
         "options": dict(mapping_at(bench.get("options") or {}, "bench.options")),
-        "tests": [
-            test_at(test, f"bench.tests[{index}]")
-            for index, test in enumerate(sequence_at(bench.get("tests"), "bench.tests"))
-        ],
+        "tests": tests_at(bench.get("tests"), "bench.tests"),
     }
     if not this["tests"]:
         refuse("There is nothing to report: bench.tests is empty.")
-    before = [
-        run_at(run, f"history[{index}]")
-        for index, run in enumerate(sequence_at(results.get("history") or [], "history"))
-    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "title": str(results.get("title") or "") or title_of(this),

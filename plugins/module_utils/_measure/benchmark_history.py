@@ -89,7 +89,7 @@ def parse_history(text: str, name: str) -> list[Run]:
             if len(line) > _LONGEST_LINE:
                 refuse("it is longer than a million characters")
             line.encode()
-            runs.append(run_at(json.loads(line, parse_constant=_no_constant), ""))
+            runs.append(_run_of(json.loads(line, parse_constant=_no_constant)))
         except (ValueError, RecursionError) as error:
             raise BenchmarkError(
                 f"Line {number} of the history {name} is no run of a benchmark ({_reason(line, error)}): "
@@ -127,8 +127,12 @@ def _no_constant(name: str) -> NoReturn:
     refuse(f"{name} is no number")
 
 
-def test_at(value: object, where: str) -> Test:
-    """Return a test of llama-bench, or say what is wrong with it."""
+def tests_at(value: object, where: str) -> list[Test]:
+    """Return the tests of llama-bench, or say what is wrong with one."""
+    return [_test_at(test, f"{where}[{index}]") for index, test in enumerate(sequence_at(value, where))]
+
+
+def _test_at(value: object, where: str) -> Test:
     test = mapping_at(value, where)
     speed = mapping_at(test.get("tokens_per_second"), f"{where}.tokens_per_second")
     samples = [
@@ -154,26 +158,23 @@ def test_at(value: object, where: str) -> Test:
     }
 
 
-def run_at(value: object, where: str) -> Run:
+def _run_of(value: object) -> Run:
     """Return a line of the history, or say which of its keys is wrong."""
-    at = f"{where}." if where else ""
-    run = mapping_at(value, where or "it")
+    run = mapping_at(value, "it")
     if run.get("schema_version") != SCHEMA_VERSION or isinstance(run.get("schema_version"), bool):
-        refuse(f"{at}schema_version must be {SCHEMA_VERSION}")
-    build, model = mapping_at(run.get("build"), f"{at}build"), mapping_at(run.get("model"), f"{at}model")
-    tests = sequence_at(run.get("tests"), f"{at}tests")
+        refuse(f"schema_version must be {SCHEMA_VERSION}")
     return {
         "schema_version": SCHEMA_VERSION,
-        "time": time_at(run.get("time"), f"{at}time"),
-        "build": dict(build),
-        "model": identity_of(model, {}, f"{at}model"),
-        "workers": [str(worker) for worker in sequence_at(run.get("workers"), f"{at}workers")],
-        "options": dict(mapping_at(run.get("options"), f"{at}options")),
-        "tests": [test_at(test, f"{at}tests[{index}]") for index, test in enumerate(tests)],
+        "time": time_at(run.get("time"), "time"),
+        "build": dict(mapping_at(run.get("build"), "build")),
+        "model": identity_of(mapping_at(run.get("model"), "model"), {}),
+        "workers": [str(worker) for worker in sequence_at(run.get("workers"), "workers")],
+        "options": dict(mapping_at(run.get("options"), "options")),
+        "tests": tests_at(run.get("tests"), "tests"),
     }
 
 
-def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any], where: str = "model") -> Model:
+def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any]) -> Model:
     """Return what makes a model another one."""
 
     def of(key: str) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -184,7 +185,7 @@ def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any], where: str =
         "name": name or other.get("type") or None,
         "file_type": file_type,
         "parameters": optional_count(
-            other.get("n_params") if of("parameters") is None else of("parameters"), f"{where}.parameters"
+            other.get("n_params") if of("parameters") is None else of("parameters"), "model.parameters"
         ),
-        "size_bytes": optional_count(of("size_bytes"), f"{where}.size_bytes"),
+        "size_bytes": optional_count(of("size_bytes"), "model.size_bytes"),
     }

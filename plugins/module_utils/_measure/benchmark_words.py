@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from .._status.report import safe_text
@@ -72,6 +73,32 @@ def _change(speed: Speed, before: Speed) -> str:
     percent = 100.0 * abs(difference) / before["mean"]
     shown = f"{percent:.1f}" if percent < 1 else f"{percent:.0f}"
     return f"{shown} % {'faster' if difference > 0 else 'slower'}"
+
+
+def slower_than_before(runs: Sequence[Run], tolerance_percent: float) -> str:
+    """Say what of the last run is slower than it was by more than is tolerated (0: anything is); empty if nothing is.
+
+    It is compared with the median of the runs before: after a slow run, the next slow one is as quick as the last.
+    """
+    *before, run = runs
+    own = series_of(run)
+    alike = [other["tests"] for other in before if series_of(other) == own]
+    if not alike or tolerance_percent == 0:
+        return ""
+    slower = []
+    for test, *others in zip(run["tests"], *alike):
+        speed = test["tokens_per_second"]
+        usual = statistics.median(other["tokens_per_second"]["mean"] for other in others)
+        if speed["mean"] < usual * (1 - tolerance_percent / 100):
+            less = f"{100 * (1 - speed['mean'] / usual):.1f} % less"
+            slower.append(f"{KINDS[test['kind']]} {shown_speed(speed)} t/s, {less} than {shown_number(usual)}")
+    if not slower:
+        return ""
+    runs_before = "1 earlier run" if len(alike) == 1 else f"{len(alike)} earlier runs"
+    return (
+        f"Slower by more than {tolerance_percent:g} % than the median of {runs_before} of the same build, model and "
+        f"shape: {'; '.join(slower)}."
+    )
 
 
 def finite(value: object) -> float | None:
