@@ -280,7 +280,6 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench_figures
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
@@ -328,7 +327,7 @@ class Task(WorkerTask):
         """Return what the build in `bin_dir` is and can do."""
         with self.refusing():
             described = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
-        self.result["build"] = bench_figures.build_of(described, None)
+        self.result["build"] = bench_of.build_of(described, None)
         return described
 
     def main(self) -> None:
@@ -353,13 +352,13 @@ class Task(WorkerTask):
         failure = bench_of.classify(options, ending, bench.protocol)
         lines: list[dict[str, Any]] = []
         try:
-            lines = bench_figures.parse_lines(ended.stdout, whole=failure is None)
+            lines = bench_of.parse_lines(ended.stdout, whole=failure is None)
             if not lines and failure is None:
                 failure = Failure("unknown", None, "llama-bench ended well and printed no result; see log_tail.")
-        except bench_figures.OutputError as error:
+        except bench_of.OutputError as error:
             failure = failure or Failure("unknown", None, str(error))
         self.result.update(
-            tests=bench_figures.figures_of(lines),
+            tests=bench_of.figures_of(lines),
             wall_time_ms=ended.wall_time_ms,
             devices=[
                 {name: device[name] for name in ("name", "endpoint", "layers", "model_buffer_mib")}
@@ -370,9 +369,9 @@ class Task(WorkerTask):
         if lines:
             record = known(Path(options.model))
             self.result.update(
-                build=bench_figures.build_of(bench, lines[0]),
-                model=bench_figures.model_of(options.model, record.sha256 if record else None, lines[0]),
-                options=bench_figures.options_of(options, lines[0]),
+                build=bench_of.build_of(bench, lines[0]),
+                model=bench_of.model_of(options.model, record.sha256 if record else None, lines[0]),
+                options=bench_of.options_of(options, lines[0]),
             )
         if failure:
             self.fail(failure)

@@ -7,6 +7,11 @@ from typing import Any, Mapping, Sequence
 
 from .benchmark_history import (
     SCHEMA_VERSION,
+    Figure,
+    Model,
+    Report,
+    Run,
+    Share,
     identity_of,
     mapping_at,
     optional_count,
@@ -16,7 +21,6 @@ from .benchmark_history import (
     tests_at,
     time_at,
 )
-from .benchmark_types import Figure, Model, Report, Run, Share
 from .benchmark_words import summary_of, title_of
 
 # What the plan promises, in percent: see module split_plan.

@@ -6,14 +6,13 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 from .._status.report import safe_text
-from .benchmark_history import series_of
-from .benchmark_types import KINDS, Run, Speed, Test
+from .benchmark_history import KINDS, Figure, Report, Run, Share, Speed, Test, series_of
 
-if TYPE_CHECKING:
-    from .benchmark_types import Figure, Report, Share
+# Each cell of a table is a value, or a tuple of a value and of what stands below it in smaller letters.
+Row = Sequence[object]
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:
@@ -173,11 +172,6 @@ def moment(time: str) -> str:
     return f"{time[:10]}, {time[11:16]} UTC"
 
 
-def minute(run: Run) -> str:
-    """Return the time of a run for a table."""
-    return run["time"][:16].replace("T", " ")
-
-
 def test_words(test: Test) -> str:
     """Return what a test reads and generates."""
     depth = f", after {grouped(test['n_depth'])} of context" if test["n_depth"] else ""
@@ -213,16 +207,6 @@ def ordered(tests: Sequence[Test]) -> list[Test]:
     return sorted(tests, key=lambda test: list(KINDS).index(test["kind"]))
 
 
-def kinds_of(runs: Sequence[Run]) -> list[str]:
-    """Return the kinds of test that runs have."""
-    return [kind for kind in KINDS if any(test["kind"] == kind for run in runs for test in run["tests"])]
-
-
-def speeds_of(run: Run, kind: str) -> str | None:
-    """Return the speeds of a kind in a run."""
-    return " / ".join(shown_speed(test["tokens_per_second"]) for test in run["tests"] if test["kind"] == kind) or None
-
-
 PARTS = (("weights", "Weights"), ("kv", "KV cache"), ("compute", "Compute"))
 HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
 
@@ -250,6 +234,18 @@ class Series:
             series: " · ".join(value for key, value in own.items() if key in told and value)
             for series, own in facts.items()
         }
+
+
+def history_table(runs: Sequence[Run], series: Series) -> tuple[list[str], list[Row]]:
+    """Return header and rows of the runs, the newest first."""
+    kinds = [kind for kind in KINDS if any(test["kind"] == kind for run in runs for test in run["tests"])]
+    names = series.names()
+    rows: list[Row] = []
+    for run, of in zip(reversed(runs), reversed(series.of)):
+        speeds = [[test["tokens_per_second"] for test in run["tests"] if test["kind"] == kind] for kind in kinds]
+        shown = (" / ".join(map(shown_speed, of_kind)) for of_kind in speeds)
+        rows.append([run["time"][:16].replace("T", " "), *shown, names[of]])
+    return ["time (UTC)", *(KINDS[kind] for kind in kinds), "build, model and shape"], rows
 
 
 def facts_of(run: Run) -> dict[str, str]:

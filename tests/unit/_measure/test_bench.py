@@ -14,19 +14,17 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
     Options,
+    OutputError,
     build_command,
+    build_of,
     check_build,
     check_options,
     classify,
-    time_limit,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench_figures import (
-    OutputError,
-    build_of,
     figures_of,
     model_of,
     options_of,
     parse_lines,
+    time_limit,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
