@@ -323,18 +323,12 @@ class Task(WorkerTask):
         self.result["workers"] = options.endpoints
         return options
 
-    def bench(self) -> capabilities_of.Bench:
-        """Return what the build in `bin_dir` is and can do."""
-        with self.refusing():
-            described = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
-        self.result["build"] = bench_of.build_of(described, None)
-        return described
-
     def main(self) -> None:
         """Check, verify, run, judge."""
         options = self.options()
-        bench = self.bench()
         with self.refusing():
+            bench = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
+            self.result["build"] = bench_of.build_of(bench, None)
             bench_of.check_build(options, bench)
             model_bytes = check_model(options.model)
         timeout = bench_of.time_limit(options, model_bytes)
@@ -358,7 +352,7 @@ class Task(WorkerTask):
         except bench_of.OutputError as error:
             failure = failure or Failure("unknown", None, str(error))
         self.result.update(
-            tests=bench_of.figures_of(lines),
+            tests=[bench_of.figures_of(line) for line in lines],
             wall_time_ms=ended.wall_time_ms,
             devices=[
                 {name: device[name] for name in ("name", "endpoint", "layers", "model_buffer_mib")}

@@ -13,26 +13,8 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .._run.worker_run import (
-    BASE_S,
-    LOAD_BYTES_PER_S,
-    PROMPT_TOKENS_PER_S,
-    S_PER_TOKEN,
-    Asked,
-    Ending,
-    Failure,
-    OptionError,
-    check_number,
-    check_workers,
-    device_counts,
-    dropped,
-    failed,
-    given_up,
-    model_invalid,
-    shares,
-    unknown,
-    worker_failure,
-)
+from .._run import worker_run
+from .._run.worker_run import Asked, Ending, Failure, OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -83,13 +65,13 @@ class Options(Asked):
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    check_workers(options)
+    worker_run.check_workers(options)
     for name, (low, high) in _BOUNDS.items():
         given = getattr(options, name)
         for value in given if isinstance(given, tuple) else () if given is None else (given,):
-            check_number(name, value, low, high)
+            worker_run.check_number(name, value, low, high)
     for tokens in (tokens for pair in options.mixed for tokens in pair):
-        check_number("mixed", tokens, 1, MAX_TOKENS)
+        worker_run.check_number("mixed", tokens, 1, MAX_TOKENS)
     for name in ("n_depth", "batch_size", "ubatch_size"):
         if not getattr(options, name):
             raise OptionError(f"{name} is empty; give at least one number.")
@@ -127,15 +109,17 @@ def time_limit(options: Options, model_bytes: int) -> int:
         return options.timeout
     prompts = sum(prompt + depth for prompt, _gen in options.shapes for depth in options.n_depth)
     generated = sum(gen for _prompt, gen in options.shapes) * len(options.n_depth)
-    once = prompts / PROMPT_TOKENS_PER_S + generated * S_PER_TOKEN
+    once = prompts / worker_run.PROMPT_TOKENS_PER_S + generated * worker_run.S_PER_TOKEN
     variants = len(options.batch_size) * len(options.ubatch_size)
-    return math.ceil(BASE_S + model_bytes / LOAD_BYTES_PER_S + once * variants * (options.repetitions + 1))
+    return math.ceil(
+        worker_run.BASE_S + model_bytes / worker_run.LOAD_BYTES_PER_S + once * variants * (options.repetitions + 1)
+    )
 
 
 def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
-    names = bench.rpc_device_names(options.endpoints, device_counts(statuses) if statuses else None)
-    split = shares(options.tensor_split, statuses) if statuses else options.tensor_split
+    names = bench.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
+    split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
 
     def listed(values: Iterable[int]) -> str:
         return ",".join(str(value) for value in values) or "0"
@@ -180,16 +164,16 @@ _CONTEXT_REASON = re.compile(r"^llama_init_from_model: (.*)", re.MULTILINE)
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
     """Return why the run failed, or None if it ended well and every worker took part."""
-    failure = given_up(options, ending)
+    failure = worker_run.given_up(options, ending)
     if failure:
         return failure
     if ending.exit_status == 0:
-        return dropped(options, ending, protocol)
+        return worker_run.dropped(options, ending, protocol)
     return (
-        failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
+        worker_run.failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
         or _context_rejected(ending)
-        or model_invalid(options, ending)
-        or unknown(ending)
+        or worker_run.model_invalid(options, ending)
+        or worker_run.unknown(ending)
     )
 
 
@@ -201,7 +185,7 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     if bad[1] in ("--rpc", "-rpc", "-dev", "--device"):
         # Some builds skip a worker that they cannot reach; then its device has no name.
         message = f"llama-bench did not take all workers: {reason[1] if reason else bad[1]}; look at the workers' logs."
-        return worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
+        return worker_run.worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
     why = f": {reason[1]}" if reason else ""
     return Failure("option_rejected", None, f"llama-bench does not take this value of {bad[1]}{why}.")
 
@@ -252,7 +236,7 @@ def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             raw = json.loads(line)
-            _test(raw)
+            figures_of(raw)
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             if not whole and number == len(lines):
                 break
@@ -261,7 +245,8 @@ def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _test(raw: Mapping[str, Any]) -> dict[str, Any]:
+def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a test."""
     n_prompt, n_gen, n_depth = int(raw["n_prompt"]), int(raw["n_gen"]), int(raw.get("n_depth", 0))
     return {
         "name": _name(n_prompt, n_gen, n_depth),
@@ -273,11 +258,6 @@ def _test(raw: Mapping[str, Any]) -> dict[str, Any]:
         "ubatch_size": int(raw["n_ubatch"]),
         "tokens_per_second": _rates(n_prompt + n_gen, raw["samples_ns"]),
     }
-
-
-def figures_of(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the result of each test."""
-    return [_test(line) for line in lines]
 
 
 def build_of(bench: Bench, line: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -207,11 +207,12 @@ def _hosts(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _inference(run: Mapping[str, Any]) -> dict[str, Any]:
     perf = mapping_at(run.get("perf") or {}, "run.perf")
+    load, prompt, generation = (
+        mapping_at(perf.get(part) or {}, f"run.perf.{part}") for part in ("load", "prompt_eval", "eval")
+    )
     return {
         "wall_time_ms": run.get("wall_time_ms"),
-        "load_ms": mapping_at(perf.get("load") or {}, "run.perf.load").get("time_ms"),
-        "prompt_tokens_per_second": mapping_at(perf.get("prompt_eval") or {}, "run.perf.prompt_eval").get(
-            "tokens_per_second"
-        ),
-        "generation_tokens_per_second": mapping_at(perf.get("eval") or {}, "run.perf.eval").get("tokens_per_second"),
+        "load_ms": load.get("time_ms"),
+        "prompt_tokens_per_second": prompt.get("tokens_per_second"),
+        "generation_tokens_per_second": generation.get("tokens_per_second"),
     }

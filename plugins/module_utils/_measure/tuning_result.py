@@ -161,16 +161,12 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
     return "\n".join(lines) + "\n"
 
 
-def _rate(test: Mapping[str, Any]) -> Rate:
-    rate = test["tokens_per_second"]
-    return Rate(float(rate["mean"]), float(rate["stddev"] or 0.0))
-
-
 def _outcome(run: Run, record: Mapping[str, Any]) -> Outcome:
     split = tuple(float(share) for share in record.get("tensor_split") or run.config.tensor_split)
     by_size: dict[tuple[int, int], dict[str, Rate]] = {}
     for test in record.get("tests") or ():
-        by_size.setdefault((test["batch_size"], test["ubatch_size"]), {})[test["kind"]] = _rate(test)
+        mean, stddev = (float(test["tokens_per_second"][name] or 0.0) for name in ("mean", "stddev"))
+        by_size.setdefault((test["batch_size"], test["ubatch_size"]), {})[test["kind"]] = Rate(mean, stddev)
     measured = tuple(
         Measured(
             replace(
@@ -209,6 +205,7 @@ def run_dict(sweep: Sweep, run: Run) -> dict[str, Any]:
     """Return a run as arguments of llama_bench and what else it takes."""
     settings, config = sweep.settings, run.config
     return {
+        **config.as_dict(),
         "stage": run.stage,
         "title": run.title,
         "workers": list(run.workers),
@@ -218,12 +215,7 @@ def run_dict(sweep: Sweep, run: Run) -> dict[str, Any]:
         "ubatch_size": list(run.ubatch_sizes or (config.ubatch_size,)),
         # Old builds do not know auto.
         "flash_attn": None if config.flash_attn == "auto" else config.flash_attn,
-        "cache_type_k": config.cache_type_k,
-        "cache_type_v": config.cache_type_v,
-        "split_mode": config.split_mode,
-        "tensor_split": list(config.tensor_split),
         "weights": list(run.weights),
-        "worker_threads": config.worker_threads,
         "restarts": run.restarts,
         "timeout_s": patience_s(sweep, run),
     }
@@ -257,7 +249,7 @@ def figures(
         "n_prompt": settings.n_prompt,
         "n_gen": settings.n_gen,
         "repetitions": settings.repetitions,
-        "time_limit_s": settings.time_limit_s,
+        "time_limit_s": settings.time_limit,
         "estimate_s": sweep.estimate_s,
         "start": _measured_dict(sweep.start),
         "again": _measured_dict(sweep.again),

@@ -140,7 +140,7 @@ class Sweep:
     @property
     def left_s(self) -> float:
         """What is left of the time."""
-        return self.settings.time_limit_s - self.runs[-1][1].elapsed_s
+        return self.settings.time_limit - self.runs[-1][1].elapsed_s
 
 
 def new_sweep(settings: Settings) -> Sweep:
@@ -225,7 +225,7 @@ def cost_s(sweep: Sweep, name: str) -> float:
 
 def keep_to_time(sweep: Sweep) -> None:
     """Refuse what takes too long, or leave out what is least important of it."""
-    limit = sweep.settings.time_limit_s
+    limit = sweep.settings.time_limit
     spent = sweep.runs[0][1].elapsed_s + cost_s(sweep, "again")
     total = spent + sum(cost_s(sweep, name) for name in sweep.stages)
     sweep.estimate_s = total
@@ -268,6 +268,6 @@ def in_time(sweep: Sweep, name: str) -> bool:
 def patience_s(sweep: Sweep, run: Run) -> int:
     """Return after how many seconds a run is ended."""
     if not sweep.runs or sweep.start is None:
-        return sweep.settings.time_limit_s
+        return sweep.settings.time_limit
     expected = load_s(sweep) + run.tests * test_s(sweep, "again")
     return max(1, math.ceil(min(sweep.left_s, max(LEAST_PATIENCE_S, PATIENCE * expected))))

@@ -211,7 +211,7 @@ def test_a_folder_without_llama_bench_is_named(tmp_path: Path) -> None:
 @RECORDED
 def test_figures_are_those_of_upstream(version: str) -> None:
     lines = parse_lines(recorded(version), whole=True)
-    tests = figures_of(lines)
+    tests = [figures_of(line) for line in lines]
     assert [(test["name"], test["kind"]) for test in tests] == [
         ("pp64", "prompt"),
         ("tg16", "generation"),
@@ -257,8 +257,13 @@ def test_what_ran_is_told_by_the_program_and_its_results() -> None:
 
 def test_one_repetition_has_no_spread() -> None:
     line = {**json.loads(recorded("0.3.36").splitlines()[0]), "samples_ns": [64_000_000]}
-    (test,) = figures_of([line])
-    assert test["tokens_per_second"] == {"mean": 1000, "stddev": None, "min": 1000, "max": 1000, "samples": [1000]}
+    assert figures_of(line)["tokens_per_second"] == {
+        "mean": 1000,
+        "stddev": None,
+        "min": 1000,
+        "max": 1000,
+        "samples": [1000],
+    }
 
 
 def test_what_was_done_before_a_run_was_ended_counts() -> None:
