@@ -223,6 +223,9 @@ workers:
     headroom_bytes:
       description: What is left beyond that; negative if it lacks.
       type: int
+    fits_alone:
+      description: Whether it could hold all of the model, with no other worker.
+      type: bool
   sample:
     - endpoint: 192.0.2.11:50052
       first_layer: 0
@@ -235,6 +238,7 @@ workers:
       memory_available_bytes: 16000000000
       reserve_bytes: 800000000
       headroom_bytes: 11479799808
+      fits_alone: true
 master:
   description: >-
     What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like

@@ -203,12 +203,6 @@ class OutputError(ValueError):
     """What llama-bench printed is not its results; the message is one sentence."""
 
 
-def _kind(n_prompt: int, n_gen: int) -> str:
-    if n_prompt and n_gen:
-        return "mixed"
-    return "prompt" if n_prompt else "generation"
-
-
 def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
     """Return upstream's short name of a test: pp512, tg128 @ d4096."""
     parts = [f"pp{n_prompt}"] * bool(n_prompt) + [f"tg{n_gen}"] * bool(n_gen)
@@ -250,7 +244,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     n_prompt, n_gen, n_depth = int(raw["n_prompt"]), int(raw["n_gen"]), int(raw.get("n_depth", 0))
     return {
         "name": _name(n_prompt, n_gen, n_depth),
-        "kind": _kind(n_prompt, n_gen),
+        "kind": "mixed" if n_prompt and n_gen else "prompt" if n_prompt else "generation",
         "n_prompt": n_prompt,
         "n_gen": n_gen,
         "n_depth": n_depth,

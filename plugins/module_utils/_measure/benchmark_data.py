@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from .benchmark_history import (
+    MIB,
     SCHEMA_VERSION,
     Figure,
     Model,
@@ -14,14 +15,14 @@ from .benchmark_history import (
     Share,
     identity_of,
     mapping_at,
+    number_at,
     optional_count,
-    optional_mib,
     refuse,
     sequence_at,
     tests_at,
     time_at,
 )
-from .benchmark_words import summary_of, title_of
+from .benchmark_words import summary_of, workers_of
 
 # What the plan promises, in percent: see module split_plan.
 PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}
@@ -57,7 +58,8 @@ def _share(
     name: str, endpoint: str | None, planned: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], at: str
 ) -> Share:
     def figure(key: str, buffer: str) -> Figure:
-        held = _total([optional_mib(device.get(buffer), f"run.devices.{buffer}") for device in devices])
+        known = [device[buffer] for device in devices if device.get(buffer) is not None]
+        held = _total([round(number_at(mib, f"run.devices.{buffer}") * MIB) for mib in known])
         if held is None and devices and planned.get(key) == 0:
             held = 0  # the log has no line for what is not there
         return _figure(optional_count(planned.get(key), f"{at}.{key}"), held)
@@ -160,7 +162,7 @@ def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
         refuse("There is nothing to report: bench.tests is empty.")
     return {
         "schema_version": SCHEMA_VERSION,
-        "title": str(results.get("title") or "") or title_of(this),
+        "title": str(results.get("title") or f"{this['model']['name'] or 'A model'} over {workers_of(this)}"),
         "summary": summary_of(this, before),
         "time": this["time"],
         "build": {**mapping_at(bench["build"], "bench.build")},

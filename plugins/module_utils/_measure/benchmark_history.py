@@ -148,11 +148,6 @@ def optional_count(value: object, where: str) -> int | None:
     return None if value is None else count_at(value, where)
 
 
-def optional_mib(value: object, where: str) -> int | None:
-    """Return bytes for what the log says in MiB."""
-    return None if value is None else round(number_at(value, where) * MIB)
-
-
 def time_at(value: object, where: str) -> str:
     """Return a time in UTC, or say that it is none."""
     try:

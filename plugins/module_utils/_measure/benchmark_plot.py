@@ -135,11 +135,15 @@ def plot_of(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], 
     sentence = f"From {low} to {high} tokens per second; this run " + ", ".join(
         shown_speed(test["tokens_per_second"]) for index, test in points if index == len(runs) - 1
     )
+    marks = "".join(
+        _point(axes, index, test, runs[index], series.rank[series.of[index]], last=index == len(runs) - 1)
+        for index, test in points
+    )
     return (
         f'<div class="plot"><svg role="img" aria-labelledby="plot-{kind} plot-{kind}-says" width="100%" '
         f'height="{_BOTTOM + 34}">'
         f'<title id="plot-{kind}">{escaped(words)}</title><desc id="plot-{kind}-says">{escaped(sentence)}</desc>'
-        f"{_grid(axes, runs)}{_joins(axes, points, series)}{_marks(axes, runs, points, series)}</svg></div>"
+        f"{_grid(axes, runs)}{_joins(axes, points, series)}{marks}</svg></div>"
     )
 
 
@@ -172,13 +176,6 @@ def _joins(axes: _Axes, points: Sequence[tuple[int, Test]], series: Series) -> s
             )
         before[of, test["name"]] = (index, mean)
     return "".join(joins)
-
-
-def _marks(axes: _Axes, runs: Sequence[Run], points: Sequence[tuple[int, Test]], series: Series) -> str:
-    return "".join(
-        _point(axes, index, test, runs[index], series.rank[series.of[index]], last=index == len(runs) - 1)
-        for index, test in points
-    )
 
 
 def _dates(runs: Sequence[Run]) -> list[tuple[int, str]]:

@@ -41,11 +41,6 @@ def workers_of(run: Run) -> str:
     return "no worker" if number == 0 else "1 worker" if number == 1 else f"{number} workers"
 
 
-def title_of(run: Run) -> str:
-    """Return the title of a report that was given none."""
-    return f"{run['model']['name'] or 'A model'} over {workers_of(run)}"
-
-
 def summary_of(run: Run, before: Sequence[Run]) -> str:
     """Say the result for a person."""
     speeds = [(name, kind, speed_of(run["tests"], kind)) for kind, name in KINDS.items()]

@@ -14,10 +14,6 @@ from .tuning_settings import GOALS, OPTIONS, STAGES, Config, Settings, options_o
 from .tuning_sweep import Measured, Outcome, Rate, Run, Sweep, gain, most, new_sweep, patience_s
 
 
-def _percent(factor: float) -> str:
-    return f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
-
-
 def _shares(split: Sequence[float]) -> str:
     return " : ".join(f"{share:g}" for share in split)
 
@@ -44,7 +40,8 @@ def summary(sweep: Sweep) -> str:
     ):
         if now is not None:
             factor = now.mean / before.mean
-            parts.append(f"{name} {before.mean:.1f} → {now.mean:.1f} tokens per second ({_percent(factor)})")
+            change = f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
+            parts.append(f"{name} {before.mean:.1f} → {now.mean:.1f} tokens per second ({change})")
     return f"{', '.join(changes)}: {', '.join(parts)}."
 
 
