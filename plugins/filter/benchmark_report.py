@@ -15,6 +15,7 @@ description:
   - The HTML is one file that loads nothing and runs no script, for screens of any width, light or dark, and for print.
   - Names of hosts, models and builds are text in it, whatever they hold; control characters and marks that turn the
     direction of writing are replaced.
+  - A history is either used as a whole or not at all. Given nothing else, it is only looked at.
 positional: _input
 options:
   _input:
@@ -51,15 +52,26 @@ options:
         type: list
         elements: dict
       history:
-        description: The runs before, the oldest first, the C(runs) of P(llama_cpp.cluster.benchmark_history#filter).
-        type: list
-        elements: dict
+        description:
+          - The runs before, the oldest first, a text with one JSON object in a line. The playbook
+            P(llama_cpp.cluster.benchmark#playbook) keeps them in a file.
+        type: str
+      tolerance_percent:
+        description:
+          - By how many percent a mean may be lower than the median of the runs before that had the same build, model
+            and shape; V(0) allows anything.
+        type: float
+        default: 0
       settings:
         description: What else is to be said of how it was measured.
         type: dict
       title:
         description: The heading; by default the model's name and the number of workers.
         type: str
+  name:
+    description: The file with the history, for messages.
+    type: str
+    default: history.jsonl
 seealso:
   - module: llama_cpp.cluster.llama_bench
 """
@@ -88,6 +100,11 @@ _value:
   description: The report.
   type: dict
   contains:
+    problem:
+      description:
+        - One sentence that names the first line of the history that is no run. If it is not empty there is nothing
+          else.
+      type: str
     report:
       description:
         - All of it as data. C(schema_version) changes when what reads it would notice.
@@ -103,6 +120,9 @@ _value:
     history_line:
       description: The line, without its end, by which the history gets longer.
       type: str
+    slower:
+      description: One sentence that says what is slower by more than is tolerated; empty if nothing is.
+      type: str
 """
 
 from typing import TYPE_CHECKING, Any, Mapping
@@ -112,25 +132,40 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
     BenchmarkError,
     history_line,
+    number_at,
+    parse_history,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_page import render_html
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def benchmark_report(results: object) -> dict[str, Any]:
-    """Return the report in its forms."""
+def benchmark_report(results: object, name: str = "history.jsonl") -> dict[str, Any]:
+    """Return the report in its forms, or what is wrong with the history."""
     if not isinstance(results, Mapping):
         raise AnsibleFilterError("benchmark_report needs a dictionary with the results of modules, such as bench")
+    history = results.get("history", "")
+    if not isinstance(history, str):
+        raise AnsibleFilterError("benchmark_report needs the history as a text, one JSON object in a line")
     try:
-        report = build_report(results)
+        before = parse_history(history, name)
+    except BenchmarkError as error:
+        return {"problem": str(error)}
+    if results.keys() == {"history"}:
+        return {"problem": ""}
+    try:
+        tolerance = number_at(results.get("tolerance_percent") or 0, "tolerance_percent")
+        report = build_report(results, before)
         return {
+            "problem": "",
             "report": report,
             "html": render_html(report),
             "markdown": render_markdown(report),
             "history_line": history_line(report),
+            "slower": slower_than_before(report["history"], tolerance),
         }
     except BenchmarkError as error:
         raise AnsibleFilterError(str(error)) from None

@@ -223,6 +223,9 @@ workers:
     headroom_bytes: &headroom
       description: What is left beyond that; negative if it lacks.
       type: int
+    fits_alone:
+      description: Whether it could hold all of the model, with no other worker.
+      type: bool
 master:
   description: >-
     What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like

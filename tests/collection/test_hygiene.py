@@ -98,16 +98,21 @@ def test_requirements_are_pinned_with_digests(path: Path) -> None:
     assert [line for line in requirements if line and not line.startswith("#") and not pinned.match(line)] == []
 
 
-def test_release_notes_name_every_plugin_and_role() -> None:
+def test_release_notes_name_every_plugin_and_role_and_those_that_are_gone() -> None:
+    releases = load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"].values()
+    notes = [load_yaml(path) for path in (ROOT / "changelogs" / "fragments").glob("*.yml")]
+    notes += [release["changes"] for release in releases]
+    removed = [line for note in notes for line in note.get("removed_features", [])]
+    gone = re.findall(r"^(\w+) - the (?:filter|lookup|module|role) is gone", "\n".join(removed), re.MULTILINE)
     named = []
-    for release in load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"].values():
+    for release in releases:
         groups = [
             release.get("modules", []),
             *release.get("plugins", {}).values(),
             release.get("objects", {}).get("role", []),
         ]
         named += [entry["name"] for group in groups for entry in group]
-    assert sorted(named) == sorted([plugin.name for plugin in PLUGINS] + ROLES)
+    assert sorted(named) == sorted([plugin.name for plugin in PLUGINS] + ROLES + gone)
 
 
 def test_changelog_covers_the_version() -> None:

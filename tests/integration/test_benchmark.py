@@ -212,6 +212,18 @@ def test_the_playbook_measures_reports_and_remembers(
         "report.md",
     ]
 
+    # As if it had been a thousand times as quick.
+    quicker = json.loads(lines[1])
+    for test in quicker["tests"]:
+        test["tokens_per_second"]["mean"] *= 1000
+    (folder / "history.jsonl").write_text(json.dumps(quicker) + "\n")
+    given = ("-e", "benchmark_n_predict=4", "-e", "benchmark_tolerance_percent=90")
+    slower = play_here("benchmark.yml", tmp_path, host, *numbers, *given)
+    assert slower.returncode == 2, slower.stdout
+    assert "Slower by more than 90 % than the median of 1 earlier run of the same build, model and" in slower.stdout
+    assert len((folder / "history.jsonl").read_text().splitlines()) == 2
+    assert json.loads((folder / "report.json").read_text())["time"] > report["time"]
+
 
 @pytest.mark.parametrize(
     ("plan", "extra_args", "expected"),
@@ -264,11 +276,15 @@ def test_what_is_measured_is_what_inference_runs_with(
         ),
         ({"benchmark_repetitions": "many"}, "benchmark_repetitions is many: give a whole number from 1 to 1000."),
         (
+            {"benchmark_tolerance_percent": "5 %"},
+            "benchmark_tolerance_percent is 5 %: give a whole number from 0 to 99.",
+        ),
+        (
             {"benchmark_folder": "no/such/folder"},
             "There can be no report in benchmark_folder, {parent}/no/such/folder: it is no folder on the controller",
         ),
     ],
-    ids=["broken-history", "number", "folder"],
+    ids=["broken-history", "number", "percent", "folder"],
 )
 def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
     tmp_path: Path, variables: dict[str, Any], sentence: str

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark as users run it, on real workers: its figures, its baseline, and how it fails."""
+"""The benchmark as users run it, on real workers: its figures, and how it fails."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -30,14 +29,14 @@ SMALL = {"n_prompt": [32], "n_gen": [4], "repetitions": 2}
 ENDLESS = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1000}
 
 
-def bench(release: Release, model: Path, *workers: str, check: bool = False, changes: bool = False, **args: Any) -> Any:
+def bench(release: Release, model: Path, *workers: str, check: bool = False, **args: Any) -> Any:
     given = {"bin_dir": str(release.bin), "model": str(model), "workers": workers}
-    return run_module("llama_bench", {**given, **SMALL, **args}, check=check, changes=changes)
+    return run_module("llama_bench", {**given, **SMALL, **args}, check=check)
 
 
 def failure(result: dict[str, Any]) -> tuple[str, str | None]:
     """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
-    assert {"tests", "model", "devices", "options", "comparison", "workers"} <= set(result)
+    assert {"tests", "model", "devices", "options", "workers"} <= set(result)
     return failure_of({"text": None, "perf": None, "offload": None, **result})
 
 
@@ -89,7 +88,6 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
     assert result["workers"] == two
     assert sum(device["layers"] for device in held.values()) == 9
     assert all(device["model_buffer_mib"] > 1 for device in held.values())
-    assert result["comparison"] is None
 
 
 def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, two: list[str]) -> None:
@@ -98,86 +96,28 @@ def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, two
     assert result["options"]["split_mode"] == "tensor"
 
 
-def test_a_baseline_is_written_once_and_then_compared_with(
-    release_7: Release, model: Path, two: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "baseline.json"
-    # On a busy machine a few tokens take a hundred times as long, now and then.
-    given = {"baseline_path": str(path), "tolerance_percent": 99.999}
-    assert bench(release_7, model, *two, check=True, changes=True, **given)["tests"] == []
-    assert not path.exists()
-    missing = bench(release_7, model, *two, **given, baseline_required=True)
-    assert failure(missing) == ("not_compared", None)
-    assert missing["wall_time_ms"] is None
-    assert not path.exists()
-
-    first = bench(release_7, model, *two, changes=True, **given)
-    assert first["comparison"]["baseline_written"]
-    written = path.read_bytes()
-    assert bench(release_7, model, *two, check=True, **given)["comparison"] is None
-    second = bench(release_7, model, *reversed(two), **given, baseline_required=True)
-    assert second["comparison"]["compared"]
-    for before, metric, now in zip(first["tests"], second["comparison"]["metrics"], second["tests"]):
-        assert metric["name"] == before["name"] == now["name"]
-        assert metric["baseline"]["mean"] == before["tokens_per_second"]["mean"]
-        assert metric["now"]["stddev"] == now["tokens_per_second"]["stddev"]
-    assert path.read_bytes() == written
-
-    # Reading was a million times as fast.
-    content = json.loads(written)
-    content["tests"][0]["tokens_per_second"]["mean"] *= 1_000_000
-    path.write_text(json.dumps(content))
-    faster = path.read_bytes()
-    slower = bench(release_7, model, *two, baseline_path=str(path), generation_tolerance_percent=99.999)
-    assert failure(slower) == ("regression", None)
-    assert slower["msg"].startswith(f"Slower than the baseline {path}: pp32 ")
-    assert "±" in slower["msg"]
-    assert "tg4" not in slower["msg"]
-    assert [metric["regression"] for metric in slower["comparison"]["metrics"]] == [True, False]
-    assert slower["tests"][0]["tokens_per_second"]["mean"] > 1
-    assert path.read_bytes() == faster
-
-    other = bench(release_7, model, two[0], baseline_path=str(path))
-    assert other["failure"] is None
-    assert not other["comparison"]["compared"]
-    assert other["comparison"]["differences"] == [{"what": "number of workers", "baseline": 2, "now": 1}]
-    assert f"Not compared with the baseline {path}: number of workers was 2 and is 1." in json.dumps(other["warnings"])
-    assert failure(bench(release_7, model, two[0], baseline_path=str(path), baseline_required=True)) == (
-        "not_compared",
-        None,
-    )
-    assert path.read_bytes() == faster
-
-    updated = bench(release_7, model, *two, changes=True, baseline_path=str(path), baseline_update=True)
-    assert updated["failure"] is None
-    assert updated["comparison"]["metrics"][0]["regression"]
-    assert json.loads(path.read_text())["tests"] == updated["tests"]
-    assert list(tmp_path.glob(".*")) == []
+def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list[str]) -> None:
+    result = bench(release_7, model, *two, check=True)
+    assert (result["failure"], result["tests"], result["wall_time_ms"]) == (None, [], None)
+    assert result["command"][0] == str(release_7.bin / "llama-bench")
 
 
 @pytest.mark.parametrize(
-    ("content", "args", "kind", "message"),
+    ("args", "message"),
     [
-        ("{", {}, "baseline_invalid", "is not JSON of this module"),
-        ('{"a": 1}', {"baseline_update": True}, "baseline_invalid", "is not a baseline of llama_bench"),
-        (None, {"tolerance_percent": -1}, "option_rejected", "tolerance_percent is -1; give a number from 0"),
-        (None, {"n_prompt": [], "n_gen": 0}, "option_rejected", "There is nothing to measure"),
-        (None, {"repetitions": 0}, "option_rejected", "repetitions is 0; give a number from 1"),
-        (None, {"workers": []}, "option_rejected", "workers has 0 entries"),
+        ({"n_prompt": [], "n_gen": 0}, "There is nothing to measure"),
+        ({"repetitions": 0}, "repetitions is 0; give a number from 1"),
+        ({"workers": []}, "workers has 0 entries"),
     ],
-    ids=["broken", "another-file", "tolerance", "nothing", "repetitions", "no-workers"],
+    ids=["nothing", "repetitions", "no-workers"],
 )
 def test_bad_input_is_one_sentence_before_anything_is_run(
-    release_7: Release, model: Path, tmp_path: Path, content: str | None, args: dict[str, Any], kind: str, message: str
+    release_7: Release, model: Path, args: dict[str, Any], message: str
 ) -> None:
-    path = tmp_path / "baseline.json"
-    if content is not None:
-        path.write_text(content)
-    result = bench(release_7, model, "127.0.0.1:1", **{"baseline_path": str(path), **args})
-    assert failure(result) == (kind, None)
+    result = bench(release_7, model, "127.0.0.1:1", **args)
+    assert failure(result) == ("option_rejected", None)
     assert message in result["msg"]
     assert result["build"] is None
-    assert (path.read_text() if content is not None else path.exists()) == (content or False)
 
 
 def test_a_release_without_llama_bench_is_named(release_2: Release, model: Path) -> None:
@@ -226,11 +166,10 @@ def test_a_worker_killed_during_the_run_is_named(release_7: Release, model: Path
 
 
 def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
     stays, hangs = start_worker(release_7), start_worker(release_7)
-    path = tmp_path / "baseline.json"
-    given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 10, "baseline_path": str(path)}
+    given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 10}
     with ThreadPoolExecutor() as pool:
         run = pool.submit(bench, release_7, model, stays.endpoint, hangs.endpoint, **given)
         # Reading 16 tokens takes it less.
@@ -241,4 +180,3 @@ def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before
     assert result["msg"].startswith("The run did not end within 10 s and was ended. ")
     assert f"{hangs.endpoint} has answered nothing since" in result["msg"]
     assert [test["name"] for test in result["tests"]] == ["pp16"]
-    assert not path.exists()

@@ -1,39 +1,23 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: one run of llama-bench over RPC workers: its options, its command line, and why it failed.
+"""Private: one run of llama-bench over RPC workers: its options, its command line, why it failed, and its figures.
 
 Knows neither Ansible nor processes.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .._run.worker_run import (
-    BASE_S,
-    LOAD_BYTES_PER_S,
-    PROMPT_TOKENS_PER_S,
-    S_PER_TOKEN,
-    Asked,
-    Ending,
-    Failure,
-    OptionError,
-    check_number,
-    check_workers,
-    device_counts,
-    dropped,
-    failed,
-    given_up,
-    model_invalid,
-    shares,
-    unknown,
-    worker_failure,
-)
+from .._run import worker_run
+from .._run.worker_run import Asked, Ending, Failure, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .._rpc.worker_status import WorkerStatus
     from .._run.capabilities import Bench
@@ -81,13 +65,13 @@ class Options(Asked):
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    check_workers(options)
+    worker_run.check_workers(options)
     for name, (low, high) in _BOUNDS.items():
         given = getattr(options, name)
         for value in given if isinstance(given, tuple) else () if given is None else (given,):
-            check_number(name, value, low, high)
+            worker_run.check_number(name, value, low, high)
     for tokens in (tokens for pair in options.mixed for tokens in pair):
-        check_number("mixed", tokens, 1, MAX_TOKENS)
+        worker_run.check_number("mixed", tokens, 1, MAX_TOKENS)
     for name in ("n_depth", "batch_size", "ubatch_size"):
         if not getattr(options, name):
             raise OptionError(f"{name} is empty; give at least one number.")
@@ -125,15 +109,17 @@ def time_limit(options: Options, model_bytes: int) -> int:
         return options.timeout
     prompts = sum(prompt + depth for prompt, _gen in options.shapes for depth in options.n_depth)
     generated = sum(gen for _prompt, gen in options.shapes) * len(options.n_depth)
-    once = prompts / PROMPT_TOKENS_PER_S + generated * S_PER_TOKEN
+    once = prompts / worker_run.PROMPT_TOKENS_PER_S + generated * worker_run.S_PER_TOKEN
     variants = len(options.batch_size) * len(options.ubatch_size)
-    return math.ceil(BASE_S + model_bytes / LOAD_BYTES_PER_S + once * variants * (options.repetitions + 1))
+    return math.ceil(
+        worker_run.BASE_S + model_bytes / worker_run.LOAD_BYTES_PER_S + once * variants * (options.repetitions + 1)
+    )
 
 
 def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
-    names = bench.rpc_device_names(options.endpoints, device_counts(statuses) if statuses else None)
-    split = shares(options.tensor_split, statuses) if statuses else options.tensor_split
+    names = bench.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
+    split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
 
     def listed(values: Iterable[int]) -> str:
         return ",".join(str(value) for value in values) or "0"
@@ -178,16 +164,16 @@ _CONTEXT_REASON = re.compile(r"^llama_init_from_model: (.*)", re.MULTILINE)
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
     """Return why the run failed, or None if it ended well and every worker took part."""
-    failure = given_up(options, ending)
+    failure = worker_run.given_up(options, ending)
     if failure:
         return failure
     if ending.exit_status == 0:
-        return dropped(options, ending, protocol)
+        return worker_run.dropped(options, ending, protocol)
     return (
-        failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
+        worker_run.failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
         or _context_rejected(ending)
-        or model_invalid(options, ending)
-        or unknown(ending)
+        or worker_run.model_invalid(options, ending)
+        or worker_run.unknown(ending)
     )
 
 
@@ -199,7 +185,7 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     if bad[1] in ("--rpc", "-rpc", "-dev", "--device"):
         # Some builds skip a worker that they cannot reach; then its device has no name.
         message = f"llama-bench did not take all workers: {reason[1] if reason else bad[1]}; look at the workers' logs."
-        return worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
+        return worker_run.worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
     why = f": {reason[1]}" if reason else ""
     return Failure("option_rejected", None, f"llama-bench does not take this value of {bad[1]}{why}.")
 
@@ -211,3 +197,100 @@ def _context_rejected(ending: Ending) -> Failure | None:
     why = f": {reasons[-1].rstrip('.')}" if reasons else ""
     message = f"llama.cpp makes no context with these options{why}; change flash_attn, cache types or sizes."
     return Failure("option_rejected", None, message)
+
+
+class OutputError(ValueError):
+    """What llama-bench printed is not its results; the message is one sentence."""
+
+
+def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
+    """Return upstream's short name of a test: pp512, tg128 @ d4096."""
+    parts = [f"pp{n_prompt}"] * bool(n_prompt) + [f"tg{n_gen}"] * bool(n_gen)
+    return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
+
+
+def _rates(tokens: int, samples_ns: Sequence[int]) -> dict[str, Any]:
+    rates = [1e9 * tokens / ns for ns in samples_ns]
+    return {
+        "mean": round(statistics.mean(rates), 3),
+        "stddev": round(statistics.stdev(rates), 3) if len(rates) > 1 else None,
+        "min": round(min(rates), 3),
+        "max": round(max(rates), 3),
+        "samples": [round(rate, 3) for rate in rates],
+    }
+
+
+def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
+    """Return what llama-bench printed of each test; raises OutputError.
+
+    Of a run that was ended (`whole` is False) the last line may be cut off.
+    """
+    lines = [line for line in stdout.splitlines() if line.strip()]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            raw = json.loads(line)
+            figures_of(raw)
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
+            if not whole and number == len(lines):
+                break
+            raise OutputError(f"Line {number} of what llama-bench printed is no result: {line[:100]}.") from None
+        found.append(raw)
+    return found
+
+
+def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a test."""
+    n_prompt, n_gen, n_depth = int(raw["n_prompt"]), int(raw["n_gen"]), int(raw.get("n_depth", 0))
+    return {
+        "name": _name(n_prompt, n_gen, n_depth),
+        "kind": "mixed" if n_prompt and n_gen else "prompt" if n_prompt else "generation",
+        "n_prompt": n_prompt,
+        "n_gen": n_gen,
+        "n_depth": n_depth,
+        "batch_size": int(raw["n_batch"]),
+        "ubatch_size": int(raw["n_ubatch"]),
+        "tokens_per_second": _rates(n_prompt + n_gen, raw["samples_ns"]),
+    }
+
+
+def build_of(bench: Bench, line: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return which build ran, from what it says of itself and from a line of its results."""
+    commit, number = bench.commit, bench.build_number
+    if line and commit is None:
+        commit = str(line.get("build_commit", "")) or None
+    if line and number is None and isinstance(line.get("build_number"), int):
+        number = line["build_number"]
+    return {
+        "number": number,
+        "commit": None if commit == "unknown" else commit,
+        "version": bench.version,
+        "patches": None if bench.patches is None else list(bench.patches),
+    }
+
+
+def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what model ran."""
+    return {
+        "path": path,
+        "type": str(line.get("model_type", "")),
+        "size_bytes": int(line.get("model_size", 0)),
+        "n_params": int(line.get("model_n_params", 0)),
+        "sha256": sha256,
+    }
+
+
+def options_of(options: Options, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that figures depend on, as they were in effect."""
+    # A boolean in the oldest builds, with a third value since.
+    flash_attn = line.get("flash_attn")
+    return {
+        "split_mode": options.split_mode,
+        "tensor_split": list(options.tensor_split),
+        "n_gpu_layers": options.n_gpu_layers,
+        "cache_type_k": options.cache_type_k,
+        "cache_type_v": options.cache_type_v,
+        "flash_attn": "on" if flash_attn in (True, 1) else "off" if flash_attn in (False, 0) else "auto",
+        "threads": int(line.get("n_threads", 0)),
+        "repetitions": options.repetitions,
+    }

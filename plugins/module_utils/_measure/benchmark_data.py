@@ -6,19 +6,23 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from .benchmark_history import (
+    MIB,
     SCHEMA_VERSION,
+    Figure,
+    Model,
+    Report,
+    Run,
+    Share,
     identity_of,
     mapping_at,
+    number_at,
     optional_count,
-    optional_mib,
     refuse,
-    run_at,
     sequence_at,
-    test_at,
+    tests_at,
     time_at,
 )
-from .benchmark_types import Figure, Model, Report, Run, Share
-from .benchmark_words import summary_of, title_of
+from .benchmark_words import summary_of, workers_of
 
 # What the plan promises, in percent: see module split_plan.
 PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}
@@ -54,7 +58,8 @@ def _share(
     name: str, endpoint: str | None, planned: Mapping[str, Any], devices: Sequence[Mapping[str, Any]], at: str
 ) -> Share:
     def figure(key: str, buffer: str) -> Figure:
-        held = _total([optional_mib(device.get(buffer), f"run.devices.{buffer}") for device in devices])
+        known = [device[buffer] for device in devices if device.get(buffer) is not None]
+        held = _total([round(number_at(mib, f"run.devices.{buffer}") * MIB) for mib in known])
         if held is None and devices and planned.get(key) == 0:
             held = 0  # the log has no line for what is not there
         return _figure(optional_count(planned.get(key), f"{at}.{key}"), held)
@@ -125,12 +130,12 @@ def split_note(split: Sequence[Share]) -> str:
 SHOWN_RUNS = 60
 
 
-def build_report(results: Mapping[str, Any]) -> Report:
-    """Return the report of one benchmark.
+def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
+    """Return the report of one benchmark; `before` are the runs of its history.
 
     `results` has what the modules returned: `bench` (llama_bench), and, each of which may be missing or null, `run`
     (distributed_inference), `plan` (split_plan), `model` (gguf_info), `workers` (the list of rpc_worker_info), `hosts`
-    (a list of what is known of each host), `history` (of parse_history), `title`, `time` (UTC) and `settings`.
+    (a list of what is known of each host), `title`, `time` (UTC) and `settings`.
     """
     bench = mapping_at(results.get("bench"), "bench")
     failure = bench.get("failure")
@@ -151,20 +156,13 @@ def build_report(results: Mapping[str, Any]) -> Report:
         "model": identity_of(facts, mapping_at(bench.get("model") or {}, "bench.model")),
         "workers": [str(worker) for worker in sequence_at(bench.get("workers"), "bench.workers")],
         "options": dict(mapping_at(bench.get("options") or {}, "bench.options")),
-        "tests": [
-            test_at(test, f"bench.tests[{index}]")
-            for index, test in enumerate(sequence_at(bench.get("tests"), "bench.tests"))
-        ],
+        "tests": tests_at(bench.get("tests"), "bench.tests"),
     }
     if not this["tests"]:
         refuse("There is nothing to report: bench.tests is empty.")
-    before = [
-        run_at(run, f"history[{index}]")
-        for index, run in enumerate(sequence_at(results.get("history") or [], "history"))
-    ]
     return {
         "schema_version": SCHEMA_VERSION,
-        "title": str(results.get("title") or "") or title_of(this),
+        "title": str(results.get("title") or f"{this['model']['name'] or 'A model'} over {workers_of(this)}"),
         "summary": summary_of(this, before),
         "time": this["time"],
         "build": {**mapping_at(bench["build"], "bench.build")},
@@ -211,11 +209,12 @@ def _hosts(results: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _inference(run: Mapping[str, Any]) -> dict[str, Any]:
     perf = mapping_at(run.get("perf") or {}, "run.perf")
+    load, prompt, generation = (
+        mapping_at(perf.get(part) or {}, f"run.perf.{part}") for part in ("load", "prompt_eval", "eval")
+    )
     return {
         "wall_time_ms": run.get("wall_time_ms"),
-        "load_ms": mapping_at(perf.get("load") or {}, "run.perf.load").get("time_ms"),
-        "prompt_tokens_per_second": mapping_at(perf.get("prompt_eval") or {}, "run.perf.prompt_eval").get(
-            "tokens_per_second"
-        ),
-        "generation_tokens_per_second": mapping_at(perf.get("eval") or {}, "run.perf.eval").get("tokens_per_second"),
+        "load_ms": load.get("time_ms"),
+        "prompt_tokens_per_second": prompt.get("tokens_per_second"),
+        "generation_tokens_per_second": generation.get("tokens_per_second"),
     }

@@ -1,16 +1,105 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: runs of benchmarks as lines of a history: read, checked (a message names the wrong place), and compared."""
+"""Private: what a benchmark's report holds, and the runs of a history: read, checked and compared.
+
+A message names the wrong place.
+"""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Mapping, NoReturn, Sequence
-
-from .benchmark_types import KINDS, Model, Report, Run, Test
+from typing import Any, Mapping, NoReturn, Sequence, TypedDict
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 MIB = 1024 * 1024
+# What llama_bench calls its tests, the one that people wait for most first, and what they are to a person.
+KINDS = {"generation": "generation", "prompt": "prompt", "mixed": "prompt and generation together"}
+
+
+class Speed(TypedDict):
+    """Tokens per second over several samples; the spread is the standard deviation."""
+
+    mean: float
+    stddev: float
+    samples: list[float]
+
+
+class Test(TypedDict):
+    """One test of llama-bench."""
+
+    name: str
+    kind: str
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    batch_size: int | None
+    ubatch_size: int | None
+    tokens_per_second: Speed
+
+
+class Figure(TypedDict):
+    """One prediction beside what llama.cpp said; a side that is not known is null, and so is the difference then."""
+
+    planned_bytes: int | None
+    measured_bytes: int | None
+    difference_percent: float | None
+
+
+class Share(TypedDict):
+    """What one worker, or the master, was to hold and did hold."""
+
+    name: str
+    endpoint: str | None
+    layers_planned: int | None
+    layers_measured: int | None
+    first_layer: int | None
+    has_output: bool
+    weights: Figure
+    kv: Figure
+    compute: Figure
+    total: Figure
+    memory_available_bytes: int | None
+    headroom_bytes: int | None
+
+
+class Model(TypedDict):
+    """What makes a model another one."""
+
+    name: str | None
+    file_type: str | None
+    parameters: int | None
+    size_bytes: int | None
+
+
+class Run(TypedDict):
+    """One line of the history."""
+
+    schema_version: int
+    time: str
+    build: dict[str, Any]
+    model: Model
+    workers: list[str]
+    options: dict[str, Any]
+    tests: list[Test]
+
+
+class Report(TypedDict):
+    """All of a report, as report.json has it."""
+
+    schema_version: int
+    title: str
+    summary: str
+    time: str
+    build: dict[str, Any]
+    hosts: list[dict[str, Any]]
+    model: dict[str, Any]
+    settings: dict[str, Any]
+    tests: list[Test]
+    plan: dict[str, Any]
+    split: list[Share]
+    split_note: str
+    run: dict[str, Any]
+    history: list[Run]
 
 
 class BenchmarkError(ValueError):
@@ -59,11 +148,6 @@ def optional_count(value: object, where: str) -> int | None:
     return None if value is None else count_at(value, where)
 
 
-def optional_mib(value: object, where: str) -> int | None:
-    """Return bytes for what the log says in MiB."""
-    return None if value is None else round(number_at(value, where) * MIB)
-
-
 def time_at(value: object, where: str) -> str:
     """Return a time in UTC, or say that it is none."""
     try:
@@ -89,7 +173,7 @@ def parse_history(text: str, name: str) -> list[Run]:
             if len(line) > _LONGEST_LINE:
                 refuse("it is longer than a million characters")
             line.encode()
-            runs.append(run_at(json.loads(line, parse_constant=_no_constant), ""))
+            runs.append(_run_of(json.loads(line, parse_constant=_no_constant)))
         except (ValueError, RecursionError) as error:
             raise BenchmarkError(
                 f"Line {number} of the history {name} is no run of a benchmark ({_reason(line, error)}): "
@@ -127,8 +211,12 @@ def _no_constant(name: str) -> NoReturn:
     refuse(f"{name} is no number")
 
 
-def test_at(value: object, where: str) -> Test:
-    """Return a test of llama-bench, or say what is wrong with it."""
+def tests_at(value: object, where: str) -> list[Test]:
+    """Return the tests of llama-bench, or say what is wrong with one."""
+    return [_test_at(test, f"{where}[{index}]") for index, test in enumerate(sequence_at(value, where))]
+
+
+def _test_at(value: object, where: str) -> Test:
     test = mapping_at(value, where)
     speed = mapping_at(test.get("tokens_per_second"), f"{where}.tokens_per_second")
     samples = [
@@ -154,26 +242,23 @@ def test_at(value: object, where: str) -> Test:
     }
 
 
-def run_at(value: object, where: str) -> Run:
+def _run_of(value: object) -> Run:
     """Return a line of the history, or say which of its keys is wrong."""
-    at = f"{where}." if where else ""
-    run = mapping_at(value, where or "it")
+    run = mapping_at(value, "it")
     if run.get("schema_version") != SCHEMA_VERSION or isinstance(run.get("schema_version"), bool):
-        refuse(f"{at}schema_version must be {SCHEMA_VERSION}")
-    build, model = mapping_at(run.get("build"), f"{at}build"), mapping_at(run.get("model"), f"{at}model")
-    tests = sequence_at(run.get("tests"), f"{at}tests")
+        refuse(f"schema_version must be {SCHEMA_VERSION}")
     return {
         "schema_version": SCHEMA_VERSION,
-        "time": time_at(run.get("time"), f"{at}time"),
-        "build": dict(build),
-        "model": identity_of(model, {}, f"{at}model"),
-        "workers": [str(worker) for worker in sequence_at(run.get("workers"), f"{at}workers")],
-        "options": dict(mapping_at(run.get("options"), f"{at}options")),
-        "tests": [test_at(test, f"{at}tests[{index}]") for index, test in enumerate(tests)],
+        "time": time_at(run.get("time"), "time"),
+        "build": dict(mapping_at(run.get("build"), "build")),
+        "model": identity_of(mapping_at(run.get("model"), "model"), {}),
+        "workers": [str(worker) for worker in sequence_at(run.get("workers"), "workers")],
+        "options": dict(mapping_at(run.get("options"), "options")),
+        "tests": tests_at(run.get("tests"), "tests"),
     }
 
 
-def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any], where: str = "model") -> Model:
+def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any]) -> Model:
     """Return what makes a model another one."""
 
     def of(key: str) -> Any:  # noqa: ANN401 - JSON of any shape
@@ -184,7 +269,7 @@ def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any], where: str =
         "name": name or other.get("type") or None,
         "file_type": file_type,
         "parameters": optional_count(
-            other.get("n_params") if of("parameters") is None else of("parameters"), f"{where}.parameters"
+            other.get("n_params") if of("parameters") is None else of("parameters"), "model.parameters"
         ),
-        "size_bytes": optional_count(of("size_bytes"), f"{where}.size_bytes"),
+        "size_bytes": optional_count(of("size_bytes"), "model.size_bytes"),
     }

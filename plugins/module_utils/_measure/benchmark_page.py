@@ -6,36 +6,14 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Sequence
+from typing import TYPE_CHECKING, Sequence
 
+from . import benchmark_words as words
+from .benchmark_history import KINDS
 from .benchmark_plot import FORMS, colour_of, escaped, escaped_whole, form_of, html_section, html_table, plot_of
-from .benchmark_types import KINDS
-from .benchmark_words import (
-    DASH,
-    HOST_HEADER,
-    PARTS,
-    Series,
-    host_rows,
-    kinds_of,
-    layer_words,
-    minute,
-    model_facts,
-    moment,
-    notes_of,
-    ordered,
-    settings_facts,
-    short_commit,
-    shown_bytes,
-    shown_difference,
-    shown_number,
-    shown_seconds,
-    shown_speed,
-    speeds_of,
-    test_words,
-)
 
 if TYPE_CHECKING:
-    from .benchmark_types import Figure, Report, Run, Share, Test
+    from .benchmark_history import Figure, Report, Run, Share, Test
 
 
 _PALE = '<svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="w planned"/></svg>'
@@ -54,7 +32,7 @@ def render_html(report: Report) -> str:
         _history(report["history"]),
         _split(report),
         _cluster(report),
-        html_section("model", "Model", _facts_list(model_facts(report["model"]))),
+        html_section("model", "Model", _facts_list(words.model_facts(report["model"]))),
         _settings(report),
     ]
     return (
@@ -64,7 +42,7 @@ def render_html(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escaped(report['title'])} {DASH} benchmark</title>\n<style>{style}</style>\n</head>\n<body>\n"
+        f"<title>{escaped(report['title'])} {words.DASH} benchmark</title>\n<style>{style}</style>\n</head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n<footer>Made by llama_cpp.cluster. The figures are those of llama-bench and of llama.cpp's own log; "
         f"± is the standard deviation. Schema {report['schema_version']}.</footer>\n</body>\n</html>\n"
@@ -77,22 +55,22 @@ def _header(report: Report) -> str:
         test = next((test for test in report["tests"] if test["kind"] == kind), None)
         if test is None:
             continue
-        mean, _separator, spread = shown_speed(test["tokens_per_second"]).partition(" ± ")
+        mean, _separator, spread = words.shown_speed(test["tokens_per_second"]).partition(" ± ")
         unit = f"± {spread} t/s" if spread else "t/s"
         first = "" if figures else ' class="first"'
         figures.append(f"<div{first}><dt>{escaped(word.capitalize())}</dt><dd>{mean} <small>{unit}</small></dd></div>")
     run = report["run"]
     for word, value in (
-        ("Model", shown_bytes(report["model"].get("size_bytes"))),
-        ("Load", shown_seconds(run.get("load_ms"))),
+        ("Model", words.shown_bytes(report["model"].get("size_bytes"))),
+        ("Load", words.shown_seconds(run.get("load_ms"))),
     ):
         if value is not None:
             number, _separator, unit = value.partition("\u00a0")
             figures.append(f"<div><dt>{word}</dt><dd>{escaped(number)} <small>{escaped(unit)}</small></dd></div>")
-    build = escaped(short_commit(report["build"].get("commit")))
+    build = escaped(words.short_commit(report["build"].get("commit")))
     return (
         f'<header>\n<p class="kicker">llama.cpp cluster benchmark · <time datetime="{escaped(report["time"])}">'
-        f"{escaped(moment(report['time']))}</time> · build {build}</p>\n"
+        f"{escaped(words.moment(report['time']))}</time> · build {build}</p>\n"
         f"<h1>{escaped(report['title'])}</h1>\n"
         f'<p class="lead">{escaped_whole(report["summary"])}</p>\n'
         f'<dl class="figures">{"".join(figures)}</dl>\n</header>\n<main>'
@@ -100,24 +78,20 @@ def _header(report: Report) -> str:
 
 
 def _throughput(tests: Sequence[Test]) -> str:
-    rows = []
-    for test in ordered(tests):
+    rows: list[words.Row] = []
+    for test in words.ordered(tests):
         speed = test["tokens_per_second"]
         samples = speed["samples"]
-        edges = f"{shown_number(min(samples))} \u2013 {shown_number(max(samples))}" if samples else None
-        rows.append(
-            f'<tr><th scope="row">{escaped(KINDS[test["kind"]].capitalize())}'
-            f"<small>{escaped(test_words(test))}</small></th>"
-            f'<td class="nowrap">{escaped(shown_speed(speed))}</td><td class="nowrap">{escaped(edges)}</td>'
-            f"<td>{len(samples) or DASH}</td></tr>"
-        )
-    header = ("test", "tokens/s", f"lowest {DASH} highest", "runs")
-    table = html_table("Tokens per second, as llama-bench measured them", header, "".join(rows))
+        edges = f"{words.shown_number(min(samples))} \u2013 {words.shown_number(max(samples))}" if samples else None
+        kind = (KINDS[test["kind"]].capitalize(), words.test_words(test))
+        rows.append([kind, words.shown_speed(speed), edges, len(samples) or None])
+    header = ("test", "tokens/s", f"lowest {words.DASH} highest", "runs")
+    table = html_table("Tokens per second, as llama-bench measured them", header, rows)
     return html_section("throughput", "Throughput", table)
 
 
 def _history(runs: Sequence[Run]) -> str:
-    series = Series(runs)
+    series = words.Series(runs)
     plots = []
     for kind, word in KINDS.items():
         points = [(index, test) for index, run in enumerate(runs) for test in run["tests"] if test["kind"] == kind]
@@ -142,29 +116,15 @@ def _history(runs: Sequence[Run]) -> str:
             f"The last {len(runs)} runs, in their order. A bar is the standard deviation. Runs of one build, model and "
             "shape are joined; others are not to be compared."
         )
+    header, rows = words.history_table(runs, series)
+    last_column = (len(header) - 1,)
+    table = html_table("The runs, the newest first, in tokens per second", header, rows, last_column, last_column)
     body = (
         f'<p class="note">{note}</p>\n<ul class="legend">{"".join(items)}</ul>\n'
-        f'<div class="plots">{"".join(plots)}</div>\n' + _runs_table(runs, names, series)
+        f'<div class="plots">{"".join(plots)}</div>\n'
+        f"<details><summary>The same as a table</summary>{table}</details>"
     )
     return html_section("history", "History", body)
-
-
-def _runs_table(runs: Sequence[Run], names: Mapping[str, str], series: Series) -> str:
-    kinds = kinds_of(runs)
-    rows = []
-    for index in reversed(range(len(runs))):
-        run = runs[index]
-        cells = "".join(f'<td class="nowrap">{escaped(speeds_of(run, kind))}</td>' for kind in kinds)
-        this = ' class="this"' if index == len(runs) - 1 else ""
-        rows.append(
-            f'<tr{this}><th scope="row" class="nowrap">{escaped(minute(run))}</th>{cells}'
-            f'<td class="text name">{escaped(names[series.of[index]])}</td></tr>'
-        )
-    header = ("time (UTC)", *(KINDS[kind] for kind in kinds), "build, model and shape")
-    table = html_table(
-        "The runs, the newest first, in tokens per second", header, "".join(rows), text=(len(header) - 1,)
-    )
-    return f"<details><summary>The same as a table</summary>{table}</details>"
 
 
 def _split(report: Report) -> str:
@@ -181,15 +141,14 @@ def _split(report: Report) -> str:
     key = "".join(
         f'<li><svg width="12" height="12" aria-hidden="true"><rect width="12" height="12" class="{part[0]}"/></svg>'
         f"{word}</li>"
-        for part, word in PARTS
+        for part, word in words.PARTS
     )
-    said = "".join(f'<p class="note">{escaped_whole(note)}</p>\n' for note in notes_of(report))
+    said = "".join(f'<p class="note">{escaped_whole(note)}</p>\n' for note in words.notes_of(report))
     bars = "".join(_bars(share, most) for share in shares)
-    rows = "".join(
-        f'<tr><th scope="row" class="name">{escaped(share["name"])}</th>'
-        f"{''.join(map(_figure_cell, (share['weights'], share['kv'], share['compute'], share['total'])))}</tr>"
+    rows: list[words.Row] = [
+        [share["name"], *map(_figure_cell, (share["weights"], share["kv"], share["compute"], share["total"]))]
         for share in shares
-    )
+    ]
     table = html_table(
         "What each held, and what was planned", ("host", "weights", "KV cache", "compute", "total"), rows
     )
@@ -202,60 +161,45 @@ def _bars(share: Share, most: int) -> str:
     for side, word in (("planned_bytes", "plan"), ("measured_bytes", "measured")):
         parts, at = [], 0.0
         total: int | None = share["total"][side]  # type: ignore[literal-required]
-        for key, _word in PARTS:
+        for key, _word in words.PARTS:
             width = 100.0 * (share[key][side] or 0) / (most or 1)  # type: ignore[literal-required]
             if width > 0:
                 css = f"{key[0]} planned" if side == "planned_bytes" else key[0]
                 parts.append(f'<rect class="{css}" x="{at:.3f}%" width="{width:.3f}%" height="11"/>')
             at += width
-        says = f"{share['name']}, {word}: {shown_bytes(total) or 'not known'}"
+        says = f"{share['name']}, {word}: {words.shown_bytes(total) or 'not known'}"
         rows.append(
             f'<div class="bar"><span>{word}</span>'
             f'<svg role="img" width="100%" height="11"><title>{escaped(says)}</title>'
             f'<rect class="room" width="100%" height="11"/>{"".join(parts)}</svg></div>'
         )
     endpoint = share["endpoint"] or ""
-    place = [None if endpoint in share["name"] else endpoint, layer_words(share)]
+    place = [None if endpoint in share["name"] else endpoint, words.layer_words(share)]
     if share["memory_available_bytes"] is not None:
         used = share["total"]["measured_bytes"] or share["total"]["planned_bytes"]
-        place.append(f"{shown_bytes(used)} of {shown_bytes(share['memory_available_bytes'])} available")
+        place.append(f"{words.shown_bytes(used)} of {words.shown_bytes(share['memory_available_bytes'])} available")
     return (
         f'<figure class="bars"><figcaption><h3>{escaped(share["name"])}</h3><span>'
         f"{escaped(' · '.join(word for word in place if word))}</span></figcaption>{''.join(rows)}</figure>"
     )
 
 
-def _figure_cell(figure: Figure) -> str:
-    if figure["planned_bytes"] is None and figure["measured_bytes"] is None:
-        return f"<td>{DASH}</td>"
-    plan = f"plan {shown_bytes(figure['planned_bytes']) or DASH}"
-    difference = shown_difference(figure)
-    return (
-        f'<td class="nowrap">{escaped(shown_bytes(figure["measured_bytes"]))}<small>{escaped(plan)}</small>'
-        f"<small>{escaped(difference)}</small></td>"
-    )
+def _figure_cell(figure: Figure) -> tuple[str | None, ...]:
+    measured, planned = words.shown_bytes(figure["measured_bytes"]), words.shown_bytes(figure["planned_bytes"])
+    if measured is None and planned is None:
+        return (None,)
+    return (measured, f"plan {planned or words.DASH}", words.shown_difference(figure) or words.DASH)
 
 
 def _cluster(report: Report) -> str:
     if not report["hosts"]:
         return ""
-    rows = host_rows(report["hosts"])
-    shown = [index for index in range(len(HOST_HEADER)) if any(row[index][0] is not None for row in rows)]
-    text = [place for place, index in enumerate(shown) if index in (0, 1, 2, 6, 7)]
-    lines = []
-    for row in rows:
-        cells = []
-        for place, index in enumerate(shown):
-            value, below = row[index]
-            content = escaped(value) + (f"<small>{escaped(below)}</small>" if below else "")
-            if index == 0:
-                cells.append(f'<th scope="row" class="name">{content}</th>')
-            else:
-                css = ("text " if place in text else "") + ("name" if index == 2 else "nowrap")
-                cells.append(f'<td class="{css}">{content}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    header = [HOST_HEADER[index] for index in shown]
-    table = html_table("The hosts as they were before the run", header, "".join(lines), text)
+    rows = words.host_rows(report["hosts"])
+    shown = [index for index in range(len(words.HOST_HEADER)) if any(row[index][0] is not None for row in rows)]
+    text, names = ([shown.index(index) for index in of if index in shown] for of in ((1, 2, 6, 7), (0, 2)))
+    header = [words.HOST_HEADER[index] for index in shown]
+    kept = [[row[index] for index in shown] for row in rows]
+    table = html_table("The hosts as they were before the run", header, kept, text, names)
     return html_section("cluster", "Cluster", table)
 
 
@@ -270,9 +214,9 @@ def _facts_list(facts: Sequence[tuple[str, str | None]]) -> str:
 
 def _settings(report: Report) -> str:
     run = report["run"]
-    words = [
-        ("Load of one run", shown_seconds(run.get("load_ms"))),
-        ("One run, as a whole", shown_seconds(run.get("wall_time_ms"))),
+    seconds = [
+        ("Load of one run", words.shown_seconds(run.get("load_ms"))),
+        ("One run, as a whole", words.shown_seconds(run.get("wall_time_ms"))),
     ]
-    facts = _facts_list([*settings_facts(report), *words])
+    facts = _facts_list([*words.settings_facts(report), *seconds])
     return html_section("settings", "Build and settings", facts) + "\n</main>"

@@ -9,11 +9,12 @@ import re
 from typing import TYPE_CHECKING, Iterable, NamedTuple, Sequence
 
 from .._status.report import safe_text
-from .benchmark_types import KINDS
+from .benchmark_history import KINDS
 from .benchmark_words import DASH, Series, facts_of, moment, one_line, shown_speed
 
 if TYPE_CHECKING:
-    from .benchmark_types import Run, Test
+    from .benchmark_history import Run, Test
+    from .benchmark_words import Row
 
 
 def escaped(value: object) -> str:
@@ -32,15 +33,31 @@ def html_section(name: str, title: str, body: str) -> str:
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{title}</h2>\n{body}\n</section>'
 
 
-def html_table(caption: str, header: Sequence[str], rows: str, text: Sequence[int] = ()) -> str:
-    """Return a table in a box of its own, which scrolls by itself where it is too wide."""
+def html_table(
+    caption: str, header: Sequence[str], rows: Sequence[Row], text: Sequence[int] = (), names: Sequence[int] = (0,)
+) -> str:
+    """Return a table in a box of its own, which scrolls by itself where it is too wide.
+
+    Columns of `text` are no numbers, and those of `names` may be broken anywhere.
+    """
     head = "".join(
         f'<th scope="col" class="text">{cell}</th>' if index in (0, *text) else f'<th scope="col">{cell}</th>'
         for index, cell in enumerate(header)
     )
+    body = []
+    for row in rows:
+        cells = []
+        for index, cell in enumerate(row):
+            value, *below = cell if isinstance(cell, tuple) else (cell,)
+            css = ("text " if index in text else "") + ("name" if index in names else "nowrap")
+            content = escaped(value) + "".join(f"<small>{escaped(line)}</small>" for line in below if line)
+            cells.append(
+                f'<td class="{css}">{content}</td>' if index else f'<th scope="row" class="{css}">{content}</th>'
+            )
+        body.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{caption}">\n<table>\n'
-        f"<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>\n</table>\n</div>"
+        f"<caption>{caption}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>{''.join(body)}</tbody>\n</table>\n</div>"
     )
 
 
@@ -118,11 +135,15 @@ def plot_of(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], 
     sentence = f"From {low} to {high} tokens per second; this run " + ", ".join(
         shown_speed(test["tokens_per_second"]) for index, test in points if index == len(runs) - 1
     )
+    marks = "".join(
+        _point(axes, index, test, runs[index], series.rank[series.of[index]], last=index == len(runs) - 1)
+        for index, test in points
+    )
     return (
         f'<div class="plot"><svg role="img" aria-labelledby="plot-{kind} plot-{kind}-says" width="100%" '
         f'height="{_BOTTOM + 34}">'
         f'<title id="plot-{kind}">{escaped(words)}</title><desc id="plot-{kind}-says">{escaped(sentence)}</desc>'
-        f"{_grid(axes, runs)}{_joins(axes, points, series)}{_marks(axes, runs, points, series)}</svg></div>"
+        f"{_grid(axes, runs)}{_joins(axes, points, series)}{marks}</svg></div>"
     )
 
 
@@ -155,13 +176,6 @@ def _joins(axes: _Axes, points: Sequence[tuple[int, Test]], series: Series) -> s
             )
         before[of, test["name"]] = (index, mean)
     return "".join(joins)
-
-
-def _marks(axes: _Axes, runs: Sequence[Run], points: Sequence[tuple[int, Test]], series: Series) -> str:
-    return "".join(
-        _point(axes, index, test, runs[index], series.rank[series.of[index]], last=index == len(runs) - 1)
-        for index, test in points
-    )
 
 
 def _dates(runs: Sequence[Run]) -> list[tuple[int, str]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+import statistics
+from typing import Any, Mapping, Sequence
 
 from .._status.report import safe_text
-from .benchmark_history import series_of
-from .benchmark_types import KINDS, Run, Speed, Test
+from .benchmark_history import KINDS, Figure, Report, Run, Share, Speed, Test, series_of
 
-if TYPE_CHECKING:
-    from .benchmark_types import Figure, Report, Share
+# Each cell of a table is a value, or a tuple of a value and of what stands below it in smaller letters.
+Row = Sequence[object]
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:
@@ -41,11 +41,6 @@ def workers_of(run: Run) -> str:
     return "no worker" if number == 0 else "1 worker" if number == 1 else f"{number} workers"
 
 
-def title_of(run: Run) -> str:
-    """Return the title of a report that was given none."""
-    return f"{run['model']['name'] or 'A model'} over {workers_of(run)}"
-
-
 def summary_of(run: Run, before: Sequence[Run]) -> str:
     """Say the result for a person."""
     speeds = [(name, kind, speed_of(run["tests"], kind)) for kind, name in KINDS.items()]
@@ -72,6 +67,32 @@ def _change(speed: Speed, before: Speed) -> str:
     percent = 100.0 * abs(difference) / before["mean"]
     shown = f"{percent:.1f}" if percent < 1 else f"{percent:.0f}"
     return f"{shown} % {'faster' if difference > 0 else 'slower'}"
+
+
+def slower_than_before(runs: Sequence[Run], tolerance_percent: float) -> str:
+    """Say what of the last run is slower than it was by more than is tolerated (0: anything is); empty if nothing is.
+
+    It is compared with the median of the runs before: after a slow run, the next slow one is as quick as the last.
+    """
+    *before, run = runs
+    own = series_of(run)
+    alike = [other["tests"] for other in before if series_of(other) == own]
+    if not alike or tolerance_percent == 0:
+        return ""
+    slower = []
+    for test, *others in zip(run["tests"], *alike):
+        speed = test["tokens_per_second"]
+        usual = statistics.median(other["tokens_per_second"]["mean"] for other in others)
+        if speed["mean"] < usual * (1 - tolerance_percent / 100):
+            less = f"{100 * (1 - speed['mean'] / usual):.1f} % less"
+            slower.append(f"{KINDS[test['kind']]} {shown_speed(speed)} t/s, {less} than {shown_number(usual)}")
+    if not slower:
+        return ""
+    runs_before = "1 earlier run" if len(alike) == 1 else f"{len(alike)} earlier runs"
+    return (
+        f"Slower by more than {tolerance_percent:g} % than the median of {runs_before} of the same build, model and "
+        f"shape: {'; '.join(slower)}."
+    )
 
 
 def finite(value: object) -> float | None:
@@ -146,11 +167,6 @@ def moment(time: str) -> str:
     return f"{time[:10]}, {time[11:16]} UTC"
 
 
-def minute(run: Run) -> str:
-    """Return the time of a run for a table."""
-    return run["time"][:16].replace("T", " ")
-
-
 def test_words(test: Test) -> str:
     """Return what a test reads and generates."""
     depth = f", after {grouped(test['n_depth'])} of context" if test["n_depth"] else ""
@@ -186,16 +202,6 @@ def ordered(tests: Sequence[Test]) -> list[Test]:
     return sorted(tests, key=lambda test: list(KINDS).index(test["kind"]))
 
 
-def kinds_of(runs: Sequence[Run]) -> list[str]:
-    """Return the kinds of test that runs have."""
-    return [kind for kind in KINDS if any(test["kind"] == kind for run in runs for test in run["tests"])]
-
-
-def speeds_of(run: Run, kind: str) -> str | None:
-    """Return the speeds of a kind in a run."""
-    return " / ".join(shown_speed(test["tokens_per_second"]) for test in run["tests"] if test["kind"] == kind) or None
-
-
 PARTS = (("weights", "Weights"), ("kv", "KV cache"), ("compute", "Compute"))
 HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
 
@@ -223,6 +229,18 @@ class Series:
             series: " · ".join(value for key, value in own.items() if key in told and value)
             for series, own in facts.items()
         }
+
+
+def history_table(runs: Sequence[Run], series: Series) -> tuple[list[str], list[Row]]:
+    """Return header and rows of the runs, the newest first."""
+    kinds = [kind for kind in KINDS if any(test["kind"] == kind for run in runs for test in run["tests"])]
+    names = series.names()
+    rows: list[Row] = []
+    for run, of in zip(reversed(runs), reversed(series.of)):
+        speeds = [[test["tokens_per_second"] for test in run["tests"] if test["kind"] == kind] for kind in kinds]
+        shown = (" / ".join(map(shown_speed, of_kind)) for of_kind in speeds)
+        rows.append([run["time"][:16].replace("T", " "), *shown, names[of]])
+    return ["time (UTC)", *(KINDS[kind] for kind in kinds), "build, model and shape"], rows
 
 
 def facts_of(run: Run) -> dict[str, str]:

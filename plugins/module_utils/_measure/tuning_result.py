@@ -1,28 +1,169 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the records of a sweep's runs, the run that comes after them, and everything as data at the end."""
+"""Private: a sweep after the records of its runs: the run that comes next, and at the end what won.
+
+What won is written as variables of the roles, in YAML with the figures as comments, and everything as data.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
-from .tuning_figures import Measured, Outcome, Rate, Run
 from .tuning_search import steps
-from .tuning_settings import GOALS, STAGES, Settings, settings_of
-from .tuning_sweep import Sweep, most, new_sweep, patience_s
-from .tuning_variables import drift_percent, render, summary, variables
+from .tuning_settings import GOALS, OPTIONS, STAGES, Config, Settings, options_of, settings_of
+from .tuning_sweep import Measured, Outcome, Rate, Run, Sweep, gain, most, new_sweep, patience_s
 
 
-def _rate(test: Mapping[str, Any]) -> Rate:
-    rate = test["tokens_per_second"]
-    return Rate(float(rate["mean"]), float(rate["stddev"] or 0.0))
+def _shares(split: Sequence[float]) -> str:
+    return " : ".join(f"{share:g}" for share in split)
+
+
+def _shown(rate: Rate | None) -> str:
+    return "not measured" if rate is None else f"{rate.mean:.1f} ± {rate.stddev:.1f}"
+
+
+def summary(sweep: Sweep) -> str:
+    """Return the outcome in a sentence."""
+    start, best = sweep.start, sweep.best
+    if start is None or start.prompt is None or start.generation is None:
+        return sweep.refusal or "Nothing was measured yet."
+    changes = changed(sweep)
+    if not changes:
+        return (
+            f"Nothing was quicker than what there is by more than the spread (prompt {_shown(start.prompt)}, "
+            f"generation {_shown(start.generation)} tokens per second)."
+        )
+    parts = []
+    for name, now, before in (
+        ("prompt", best.prompt, start.prompt),
+        ("generation", best.generation, start.generation),
+    ):
+        if now is not None:
+            factor = now.mean / before.mean
+            change = f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
+            parts.append(f"{name} {before.mean:.1f} → {now.mean:.1f} tokens per second ({change})")
+    return f"{', '.join(changes)}: {', '.join(parts)}."
+
+
+def changed(sweep: Sweep) -> list[str]:
+    """Return what the winner has otherwise than the start, in words."""
+    start, best = sweep.settings.start.as_dict(), sweep.best.config.as_dict()
+    return [
+        f"{name} {_shares(value) if isinstance(value, list) else value}"
+        for name, value in best.items()
+        if value != start[name] and not (name == "tensor_split" and not value)
+    ]
+
+
+def drift_percent(sweep: Sweep) -> float | None:
+    """Return by how many percent the same configuration was quicker at the end than at the start."""
+    if sweep.start is None or sweep.again is None:
+        return None
+    return round(100 * (gain(sweep.settings.goal, sweep.again, sweep.start) - 1), 2)
+
+
+def arguments(config: Config, rest: Sequence[str], old: bool) -> list[str]:
+    """Return options of llama.cpp for a configuration, without those that are upstream's defaults."""
+    default = Config()
+    words = list(rest)
+    for option, name in OPTIONS.items():
+        if option.startswith("--") and name != "flash_attn" and getattr(config, name) != getattr(default, name):
+            words += [option, str(getattr(config, name))]
+    if old:
+        words += ["--flash-attn"] if config.flash_attn == "on" else []
+    elif config.flash_attn != default.flash_attn:
+        words += ["--flash-attn", config.flash_attn]
+    return words
+
+
+def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables with which the roles do what won."""
+    config = sweep.best.config
+    _now, rest = options_of(given.get("extra_args", ()), bool(given.get("old")))
+    found: dict[str, Any] = {"inference_extra_args": arguments(config, rest, bool(given.get("old")))}
+    # Without a share of its own, the split is planned before each load.
+    planned = config.tensor_split == sweep.settings.start.tensor_split and not given.get("tensor_split_given")
+    found["inference_tensor_split"] = [] if planned else [int(x) if x == int(x) else x for x in config.tensor_split]
+    if sweep.threads is not None:
+        found["rpc_server_threads"] = sweep.threads
+    return found
+
+
+def _quoted(value: object) -> str:
+    """Return a value as YAML, and text always in quotes: on and off are none otherwise."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_quoted, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else _text(value)
+
+
+def _text(value: object) -> str:
+    shown = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isascii() and c.isprintable() else f"\\U{ord(c):08x}" for c in shown) + '"'
+
+
+def _comment(text: str) -> str:
+    """Return text that cannot leave its comment."""
+    return "# " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
+    """Return a line for each figure of a run, or one that says why it has none."""
+    if outcome.failure or not outcome.measured:
+        yield f"{run.title}: {outcome.failure or 'it is what there is'}"
+    title = run.title
+    if run.stage in ("ubatch_size", "batch_size"):
+        mode = run.config.split_mode
+        title = STAGES[run.stage] + (f" with split mode {mode}" if mode != settings.start.split_mode else "")
+    for measured in outcome.measured:
+        split = f" ({_shares(measured.config.tensor_split)})" if run.weights else ""
+        size = "".join(
+            f", {name} {getattr(measured.config, name)}"
+            for name, sizes in (("ubatch_size", run.ubatch_sizes), ("batch_size", run.batch_sizes))
+            if sizes
+        )
+        rates = [("prompt", measured.prompt), ("generation", measured.generation)]
+        shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates if rate is not None)
+        yield f"{title}{split}{size}: {shown}"
+
+
+def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """Return the file of variables: figures as comments, what won as YAML."""
+    settings = sweep.settings
+    build, model = about.get("build") or {}, about.get("model") or {}
+    prompt, generation = GOALS[settings.goal]
+    lines = [
+        _comment(f"Written by playbook llama_cpp.cluster.tune on {about.get('time', '')}; the next sweep replaces it."),
+        _comment(summary(sweep)),
+        "#",
+        _comment(f"Build: {build.get('version') or 'llama.cpp'}, commit {build.get('commit') or 'unknown'}"),
+        _comment(f"Model: {model.get('type') or 'unknown'}, {model.get('path') or ''}"),
+        _comment(f"Workers: {', '.join(settings.workers)}"),
+        _comment(
+            f"Goal: {settings.goal} (prompt counts {prompt:g}, generation {generation:g}); {settings.n_prompt} tokens "
+            f"read, {settings.n_gen} generated, {settings.repetitions} times each"
+        ),
+    ]
+    drift = drift_percent(sweep)
+    if drift is not None:
+        way = "quicker" if drift >= 0 else "slower"
+        lines.append(
+            _comment(f"Drift: at the end, what there was before was {abs(drift):.1f} % {way} than at the start")
+        )
+    lines += ["#", _comment("What was tried, in tokens per second:")]
+    lines += [_comment(f"- {tried}") for run, outcome in sweep.runs for tried in _tried(settings, run, outcome)]
+    lines += [_comment(f"- not tried, {STAGES[name]}: {why}") for name, why in sweep.left_out.items()]
+    lines += [_comment(f"- {note}") for note in sweep.notes]
+    lines.append("---")
+    lines += [f"{name}: {_quoted(value)}" for name, value in variables(sweep, given).items()]
+    return "\n".join(lines) + "\n"
 
 
 def _outcome(run: Run, record: Mapping[str, Any]) -> Outcome:
     split = tuple(float(share) for share in record.get("tensor_split") or run.config.tensor_split)
     by_size: dict[tuple[int, int], dict[str, Rate]] = {}
     for test in record.get("tests") or ():
-        by_size.setdefault((test["batch_size"], test["ubatch_size"]), {})[test["kind"]] = _rate(test)
+        mean, stddev = (float(test["tokens_per_second"][name] or 0.0) for name in ("mean", "stddev"))
+        by_size.setdefault((test["batch_size"], test["ubatch_size"]), {})[test["kind"]] = Rate(mean, stddev)
     measured = tuple(
         Measured(
             replace(
@@ -61,6 +202,7 @@ def run_dict(sweep: Sweep, run: Run) -> dict[str, Any]:
     """Return a run as arguments of llama_bench and what else it takes."""
     settings, config = sweep.settings, run.config
     return {
+        **config.as_dict(),
         "stage": run.stage,
         "title": run.title,
         "workers": list(run.workers),
@@ -70,12 +212,7 @@ def run_dict(sweep: Sweep, run: Run) -> dict[str, Any]:
         "ubatch_size": list(run.ubatch_sizes or (config.ubatch_size,)),
         # Old builds do not know auto.
         "flash_attn": None if config.flash_attn == "auto" else config.flash_attn,
-        "cache_type_k": config.cache_type_k,
-        "cache_type_v": config.cache_type_v,
-        "split_mode": config.split_mode,
-        "tensor_split": list(config.tensor_split),
         "weights": list(run.weights),
-        "worker_threads": config.worker_threads,
         "restarts": run.restarts,
         "timeout_s": patience_s(sweep, run),
     }
@@ -109,7 +246,7 @@ def figures(
         "n_prompt": settings.n_prompt,
         "n_gen": settings.n_gen,
         "repetitions": settings.repetitions,
-        "time_limit_s": settings.time_limit_s,
+        "time_limit_s": settings.time_limit,
         "estimate_s": sweep.estimate_s,
         "start": _measured_dict(sweep.start),
         "again": _measured_dict(sweep.again),

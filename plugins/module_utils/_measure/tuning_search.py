@@ -12,9 +12,25 @@ from dataclasses import replace
 from typing import Callable, Generator, Iterable
 
 from . import tuning_choices as choices
-from .tuning_figures import LEAST_GAIN, Measured, Outcome, Run, beats, comparable, gain, speeds_from_shifts
 from .tuning_settings import STAGES, Config, TuningError
-from .tuning_sweep import Sweep, cost_s, in_time, keep_to_time, load_s, metrics, sizes_of_mode, test_s
+from .tuning_sweep import (
+    LEAST_GAIN,
+    Measured,
+    Outcome,
+    Run,
+    Sweep,
+    beats,
+    comparable,
+    cost_s,
+    gain,
+    in_time,
+    keep_to_time,
+    load_s,
+    metrics,
+    sizes_of_mode,
+    speeds_from_shifts,
+    test_s,
+)
 
 # A worker whose share is changed to learn its speed gives a quarter of its layers away.
 SHIFTED = 4

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from .bench import CACHE_TYPES
 
@@ -70,7 +70,8 @@ class Settings:
     n_prompt: int = 1024
     n_gen: int = 32
     repetitions: int = 3
-    time_limit_s: int = 1800
+    # In seconds.
+    time_limit: int = 1800
     shorten: bool = False
     ubatch_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     batch_sizes: tuple[int, ...] = (512, 1024, 2048)
@@ -163,36 +164,33 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     goal = given.get("tune_goal", default.goal)
     if goal not in GOALS:
         raise TuningError(f"tune_goal is {goal}: give generation, prompt or balanced.")
-    sizes = {
-        name: _numbers(f"tune_{name}", given.get(f"tune_{name}", getattr(default, name)), 1, 65536, "[64, 128]")
-        for name in ("ubatch_sizes", "batch_sizes")
-    }
-    threads = given.get("tune_threads")
+
+    def asked(read: Callable[..., Any], name: str, *limits: object) -> Any:  # noqa: ANN401 - what `read` returns
+        return read(f"tune_{name}", given.get(f"tune_{name}", getattr(default, name)), *limits)
+
+    known = ("workers", "threads_now", "usable_cores", "fits_alone", "layers")
     config, _rest = options_of(
         _listed("inference_extra_args", given.get("extra_args", ()), "[--check-tensors]"), bool(given.get("old"))
     )
     settings = Settings(
         goal=goal,
-        n_prompt=_number("tune_n_prompt", given.get("tune_n_prompt", default.n_prompt), 1, 1_000_000),
-        n_gen=_number("tune_n_gen", given.get("tune_n_gen", default.n_gen), 1, 1_000_000),
+        n_prompt=asked(_number, "n_prompt", 1, 1_000_000),
+        n_gen=asked(_number, "n_gen", 1, 1_000_000),
         # With one there is no spread.
-        repetitions=_number("tune_repetitions", given.get("tune_repetitions", default.repetitions), 2, 100),
-        time_limit_s=_number("tune_time_limit", given.get("tune_time_limit", default.time_limit_s), 1, 604800),
-        shorten=_flag("tune_shorten", given.get("tune_shorten", False)),
-        flash_attn=_words("tune_flash_attn", given.get("tune_flash_attn", default.flash_attn), ("on", "off")),
-        split_modes=_words("tune_split_modes", given.get("tune_split_modes", default.split_modes), default.split_modes),
-        cache_types=_words("tune_cache_types", given.get("tune_cache_types", ()), CACHE_TYPES),
-        tensor_split=_flag("tune_tensor_split", given.get("tune_tensor_split", True)),
-        worker_threads=_flag("tune_worker_threads", given.get("tune_worker_threads", False)),
-        threads=None if threads is None else _numbers("tune_threads", threads, 1, 512, "[4, 8]"),
-        workers=tuple(given.get("workers", ())),
-        threads_now=tuple(given.get("threads_now", ())),
-        usable_cores=tuple(given.get("usable_cores", ())),
+        repetitions=asked(_number, "repetitions", 2, 100),
+        time_limit=asked(_number, "time_limit", 1, 604800),
+        shorten=asked(_flag, "shorten"),
+        ubatch_sizes=asked(_numbers, "ubatch_sizes", 1, 65536, "[64, 128]"),
+        batch_sizes=asked(_numbers, "batch_sizes", 1, 65536, "[64, 128]"),
+        flash_attn=asked(_words, "flash_attn", ("on", "off")),
+        split_modes=asked(_words, "split_modes", default.split_modes),
+        cache_types=asked(_words, "cache_types", CACHE_TYPES),
+        tensor_split=asked(_flag, "tensor_split"),
+        worker_threads=asked(_flag, "worker_threads"),
+        threads=None if given.get("tune_threads") is None else asked(_numbers, "threads", 1, 512, "[4, 8]"),
         threads_problem=str(given.get("threads_problem", "")),
-        fits_alone=tuple(given.get("fits_alone", ())),
-        layers=tuple(given.get("layers", ())),
         start=replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))),
-        **sizes,
+        **{name: tuple(given.get(name, ())) for name in known},
     )
     if _flag("tune_apply", given.get("tune_apply", False)) and not settings.worker_threads:
         raise TuningError(

@@ -1,19 +1,123 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a sweep knows by now, and how long the rest of it will take by that."""
+"""Private: what a sweep knows by now: how quick configurations are beyond chance, and how long the rest will take."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from . import tuning_choices as choices
-from .tuning_figures import Measured, Outcome, Run
-from .tuning_settings import GOALS, STAGES, Settings
+from .tuning_settings import GOALS, STAGES, Config, Settings, TuningError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Less than that is no gain, however small the spread.
+LEAST_GAIN = 0.02
 # What a run takes beside llama-bench (connection, verification, plan), and what it takes to start the workers anew.
 RUN_S, RESTART_S = 5.0, 15.0
 # So many times longer than expected is a run that hangs; a minute is granted in any case.
 PATIENCE, LEAST_PATIENCE_S = 5.0, 60.0
+
+
+class Rate(NamedTuple):
+    """Tokens per second, with their standard deviation."""
+
+    mean: float
+    stddev: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How quick a configuration is; what was not measured is None."""
+
+    config: Config
+    prompt: Rate | None
+    generation: Rate | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of llama-bench; of `ubatch_sizes` and `batch_sizes` each number is measured.
+
+    With `weights`, the tensor split is to be planned from these speeds.
+    """
+
+    stage: str
+    title: str
+    config: Config
+    workers: tuple[str, ...]
+    prompt: bool = True
+    generation: bool = True
+    ubatch_sizes: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
+    restarts: bool = False
+
+    @property
+    def tests(self) -> int:
+        """How many figures there are of each kind."""
+        return max(1, len(self.ubatch_sizes)) * max(1, len(self.batch_sizes))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run."""
+
+    measured: tuple[Measured, ...]
+    failure: str | None
+    wall_s: float
+    elapsed_s: float
+
+
+def gain(goal: str, candidate: Measured, other: Measured) -> float:
+    """Return by what factor a candidate is quicker; what was not measured of it is as with the other."""
+    product = 1.0
+    for exponent, now, before in comparable(goal, candidate, other):
+        product *= (now.mean / before.mean) ** exponent
+    return product
+
+
+def margin(goal: str, candidate: Measured, other: Measured) -> float:
+    """Return the gain that could be chance: the spread of both, each as a part of its mean."""
+    return max(
+        LEAST_GAIN,
+        sum(
+            exponent * (now.stddev / now.mean + before.stddev / before.mean)
+            for exponent, now, before in comparable(goal, candidate, other)
+        ),
+    )
+
+
+def beats(goal: str, candidate: Measured, other: Measured) -> bool:
+    """Whether a candidate is quicker by more than what could be chance."""
+    return gain(goal, candidate, other) - 1 > margin(goal, candidate, other)
+
+
+def comparable(goal: str, candidate: Measured, other: Measured) -> Iterable[tuple[float, Rate, Rate]]:
+    now, before = candidate.config, other.config
+    # Batches are of prompts: a difference of generation would be chance.
+    alike = now != before and replace(now, batch_size=0, ubatch_size=0) == replace(before, batch_size=0, ubatch_size=0)
+    prompt, generation = GOALS[goal]
+    if prompt and candidate.prompt and other.prompt:
+        yield prompt, candidate.prompt, other.prompt
+    if generation and candidate.generation and other.generation and not alike:
+        yield generation, candidate.generation, other.generation
+
+
+def speeds_from_shifts(layers: Sequence[int], before_s: float, shifted: Sequence[tuple[int, float]]) -> list[float]:
+    """Return each worker's layers per second, from the time of a token with the present split and with others.
+
+    A token takes the sum of what each worker takes for its layers. In run i, worker i gives `shifted[i][0]` of its
+    layers to the last one. Raises TuningError where the figures allow no answer.
+    """
+    more = [(before_s - after_s) / moved for moved, after_s in shifted]
+    last = (before_s - sum(count * extra for count, extra in zip(layers, more))) / sum(layers)
+    costs = [last + extra for extra in more] + [last]
+    if min(costs) <= 0:
+        raise TuningError("the differences of the runs are within their spread")
+    return [1 / cost for cost in costs]
 
 
 @dataclass
@@ -36,7 +140,7 @@ class Sweep:
     @property
     def left_s(self) -> float:
         """What is left of the time."""
-        return self.settings.time_limit_s - self.runs[-1][1].elapsed_s
+        return self.settings.time_limit - self.runs[-1][1].elapsed_s
 
 
 def new_sweep(settings: Settings) -> Sweep:
@@ -121,7 +225,7 @@ def cost_s(sweep: Sweep, name: str) -> float:
 
 def keep_to_time(sweep: Sweep) -> None:
     """Refuse what takes too long, or leave out what is least important of it."""
-    limit = sweep.settings.time_limit_s
+    limit = sweep.settings.time_limit
     spent = sweep.runs[0][1].elapsed_s + cost_s(sweep, "again")
     total = spent + sum(cost_s(sweep, name) for name in sweep.stages)
     sweep.estimate_s = total
@@ -164,6 +268,6 @@ def in_time(sweep: Sweep, name: str) -> bool:
 def patience_s(sweep: Sweep, run: Run) -> int:
     """Return after how many seconds a run is ended."""
     if not sweep.runs or sweep.start is None:
-        return sweep.settings.time_limit_s
+        return sweep.settings.time_limit
     expected = load_s(sweep) + run.tests * test_s(sweep, "again")
     return max(1, math.ceil(min(sweep.left_s, max(LEAST_PATIENCE_S, PATIENCE * expected))))

@@ -121,7 +121,7 @@ ONE_HOST = (
 )
 
 
-def _one_host(planned: Planned, cluster: Cluster) -> str | None:
+def _one_host(planned: Planned, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
     """Return who could hold all of it: the master, or the worker with the most memory."""
     room = master_room(cluster)
     whole = planned.need(Part(planned.local, planned.count + 1), 1).total + planned.master(1).total
@@ -129,9 +129,8 @@ def _one_host(planned: Planned, cluster: Cluster) -> str | None:
         return "the master"
     if len(cluster.workers) < 2:
         return None
-    largest = max(cluster.workers, key=lambda worker: worker.memory_available_bytes)
-    alone = replace(cluster, workers=(largest,), tensor_split=())
-    return largest.endpoint if fits(planned.of, planned.load, alone) else None
+    largest = max(range(len(workers)), key=lambda index: cluster.workers[index].memory_available_bytes)
+    return str(workers[largest]["endpoint"]) if workers[largest]["fits_alone"] else None
 
 
 def _ended(words: Sequence[str]) -> str:
@@ -202,6 +201,7 @@ def _workers(planned: Planned, cluster: Cluster, rooms: Sequence[Room], parts: S
     found = []
     for worker, room, part in zip(cluster.workers, rooms, parts):
         layers = min(part.end, planned.count) - part.first
+        alone = replace(cluster, workers=(worker,), tensor_split=())
         found.append(
             {
                 "endpoint": worker.endpoint,
@@ -209,6 +209,7 @@ def _workers(planned: Planned, cluster: Cluster, rooms: Sequence[Room], parts: S
                 "layers": layers,
                 "has_output": part.end > planned.count,
                 **_memory(planned.need(part, len(rooms)), room),
+                "fits_alone": planned.kv_known and fits(planned.of, planned.load, alone),
             }
         )
     return found
@@ -226,7 +227,7 @@ def _judge(result: dict[str, Any], planned: Planned, cluster: Cluster) -> None:
         result["suggestions"] = suggestions(planned, cluster)
     elif not idle:
         result["fits"] = True if planned.kv_known else None
-        alone = _one_host(planned, cluster)
+        alone = _one_host(planned, cluster, result["workers"])
         if alone and planned.kv_known:
             result["fits_on_one"] = {"endpoint": alone, "message": f"It would fit on {alone} alone. {ONE_HOST}."}
     result["message"] = _message(result, idle)

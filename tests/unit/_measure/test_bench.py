@@ -1,51 +1,30 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-bench: what is run, what its figures are, and when a run is slower than a baseline."""
+"""llama-bench: what is run, and what its figures are."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import stat
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.baseline import (
-    Baseline,
-    BaselineError,
-    check_baseline_options,
-    check_baseline_place,
-    read_baseline,
-    write_baseline,
-)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
     Options,
+    OutputError,
     build_command,
+    build_of,
     check_build,
     check_options,
     classify,
-    time_limit,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench_figures import (
-    OutputError,
-    build_of,
     figures_of,
     model_of,
     options_of,
     parse_lines,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.comparison import (
-    Tolerance,
-    check_tolerance,
-    difference_message,
-    differences,
-    metrics,
-    regression_message,
+    time_limit,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
@@ -70,7 +49,6 @@ from hypothesis import strategies as st
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 A, B = "10.0.0.1:50052", "10.0.0.2:50052"
-PATH = "/var/lib/bench.json"
 
 
 def bench(version: str, manifest: dict[str, Any] | None = None) -> Bench:
@@ -82,7 +60,6 @@ def bench(version: str, manifest: dict[str, Any] | None = None) -> Bench:
 
 
 NEW, OLD = bench("0.3.36"), bench("0.3.16")
-BUILD = {"number": 0, "commit": "0c1e57098", "version": None}
 RECORDED = pytest.mark.parametrize("version", ["0.3.36", "0.3.16"])
 
 
@@ -175,40 +152,6 @@ def test_what_a_build_does_not_have_is_refused(changes: dict[str, Any], old: str
                 check_build(options(**changes), build)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((-1.0, None, None), "tolerance_percent is -1; give a number from 0 to below 100"),
-        ((5.0, -0.5, None), "prompt_tolerance_percent is -0.5; give"),
-        ((5.0, None, 100.0), "generation_tolerance_percent is 100; give"),
-        ((float("nan"), None, None), "tolerance_percent is nan; give"),
-        ((float("inf"), None, None), "tolerance_percent is inf; give"),
-    ],
-)
-def test_a_tolerance_that_means_nothing_is_refused(given: tuple[float, float, float], message: str) -> None:
-    with pytest.raises(OptionError, match=f"^{message}"):
-        check_tolerance(*given)
-
-
-def test_the_tolerance_of_a_kind_is_its_own_or_the_common_one() -> None:
-    assert check_tolerance(5.0, None, None) == Tolerance(5.0, 5.0, 5.0)
-    assert check_tolerance(5.0, 0.0, 20.0) == Tolerance(0.0, 20.0, 5.0)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((None, True, False), "baseline_update is true and there is no baseline_path"),
-        ((None, False, True), "baseline_required is true and there is no baseline_path"),
-        ((PATH, True, True), "baseline_update and baseline_required are both true"),
-    ],
-)
-def test_options_of_a_baseline_that_contradict(given: tuple[str | None, bool, bool], message: str) -> None:
-    path, update, required = given
-    with pytest.raises(OptionError, match=message):
-        check_baseline_options(path, update=update, required=required)
-
-
 def test_the_limit_grows_with_what_is_asked_for() -> None:
     # 512 tokens read at 10 a second and 128 generated in 2 s each, six times; 2 GB at 10 MB/s.
     assert time_limit(options(), 2_000_000_000) == 120 + 200 + 1844
@@ -268,7 +211,7 @@ def test_a_folder_without_llama_bench_is_named(tmp_path: Path) -> None:
 @RECORDED
 def test_figures_are_those_of_upstream(version: str) -> None:
     lines = parse_lines(recorded(version), whole=True)
-    tests = figures_of(lines)
+    tests = [figures_of(line) for line in lines]
     assert [(test["name"], test["kind"]) for test in tests] == [
         ("pp64", "prompt"),
         ("tg16", "generation"),
@@ -314,8 +257,13 @@ def test_what_ran_is_told_by_the_program_and_its_results() -> None:
 
 def test_one_repetition_has_no_spread() -> None:
     line = {**json.loads(recorded("0.3.36").splitlines()[0]), "samples_ns": [64_000_000]}
-    (test,) = figures_of([line])
-    assert test["tokens_per_second"] == {"mean": 1000, "stddev": None, "min": 1000, "max": 1000, "samples": [1000]}
+    assert figures_of(line)["tokens_per_second"] == {
+        "mean": 1000,
+        "stddev": None,
+        "min": 1000,
+        "max": 1000,
+        "samples": [1000],
+    }
 
 
 def test_what_was_done_before_a_run_was_ended_counts() -> None:
@@ -337,254 +285,6 @@ def test_what_is_no_result_is_said(line: str) -> None:
 def test_whatever_is_printed_is_read_or_refused(text: str, whole: bool) -> None:
     with suppress(OutputError):
         assert parse_lines(text, whole=whole) == []
-
-
-# Against a baseline
-
-
-def measured(**changes: Any) -> Baseline:
-    line = parse_lines(recorded("0.3.36"), whole=True)[0]
-    base = Baseline(
-        build={"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev"},
-        model=model_of("/srv/m.gguf", None, line),
-        workers=[A, B],
-        options=options_of(options(), line),
-        tests=[figures("prompt", 100.0, 2.0), figures("generation", 20.0, None)],
-        created="2026-01-02T03:04:05Z",
-    )
-    return dataclasses.replace(base, **changes)
-
-
-def figures(kind: str, mean: float, stddev: float | None, **changes: Any) -> dict[str, Any]:
-    n_prompt, n_gen = {"prompt": (512, 0), "generation": (0, 128), "mixed": (512, 128)}[kind]
-    rates = {"mean": mean, "stddev": stddev, "min": mean, "max": mean, "samples": [mean]}
-    return {
-        "name": {"prompt": "pp512", "generation": "tg128", "mixed": "pp512+tg128"}[kind],
-        "kind": kind,
-        "n_prompt": n_prompt,
-        "n_gen": n_gen,
-        "n_depth": 0,
-        "batch_size": 2048,
-        "ubatch_size": 512,
-        "tokens_per_second": rates,
-        **changes,
-    }
-
-
-@pytest.mark.parametrize(
-    ("prompt", "generation", "tolerance", "slower"),
-    [
-        (100.0, 20.0, Tolerance(0, 0, 0), []),
-        (99.99, 20.0, Tolerance(0, 0, 0), ["pp512"]),
-        (95.0, 19.0, Tolerance(5, 5, 5), []),
-        (94.9, 18.9, Tolerance(5, 5, 5), ["pp512", "tg128"]),
-        (94.9, 18.9, Tolerance(10, 5, 0), ["tg128"]),
-        (94.9, 18.9, Tolerance(5, 10, 0), ["pp512"]),
-        (300.0, 60.0, Tolerance(0, 0, 0), []),
-    ],
-    ids=["equal", "least", "at-the-limit", "both", "generation-alone", "prompt-alone", "faster"],
-)
-def test_slower_than_tolerated_is_a_regression(
-    prompt: float, generation: float, tolerance: Tolerance, slower: list[str]
-) -> None:
-    now = measured(tests=[figures("prompt", prompt, 1.0), figures("generation", generation, 0.5)])
-    found = metrics(measured(), now, tolerance)
-    assert [metric["name"] for metric in found if metric["regression"]] == slower
-    assert (regression_message(found, PATH) is None) == (not slower)
-
-
-def test_a_regression_is_one_sentence_with_both_figures_and_their_spread() -> None:
-    now = measured(tests=[figures("prompt", 80.0, 3.0), figures("generation", 21.0, 0.5)])
-    found = metrics(measured(), now, Tolerance(5, 5, 5))
-    assert regression_message(found, PATH) == (
-        f"Slower than the baseline {PATH}: pp512 80.00 (± 3.00) after 100.00 (± 2.00) tokens per second, "
-        "-20.0 % with 5 % tolerated."
-    )
-    assert found[1] == {
-        "name": "tg128",
-        "kind": "generation",
-        "n_prompt": 0,
-        "n_gen": 128,
-        "n_depth": 0,
-        "batch_size": 2048,
-        "ubatch_size": 512,
-        "baseline": {"mean": 20.0, "stddev": None, "min": 20.0, "max": 20.0},
-        "now": {"mean": 21.0, "stddev": 0.5, "min": 21.0, "max": 21.0},
-        "change_percent": 5.0,
-        "tolerance_percent": 5,
-        "regression": False,
-    }
-
-
-def test_figures_of_several_batches_are_told_apart() -> None:
-    tests = [figures("prompt", 100.0, 1.0, ubatch_size=size) for size in (64, 512)]
-    slow = [figures("prompt", 100.0, 1.0, ubatch_size=64), figures("prompt", 50.0, None, ubatch_size=512)]
-    message = regression_message(metrics(measured(tests=tests), measured(tests=slow), Tolerance(5, 5, 5)), PATH)
-    assert message
-    assert ": pp512 b2048 ub512 50.00 (one run) after" in message
-    assert "ub64" not in message
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"build": {"number": 0, "commit": "4227c9b", "version": None}},
-            "build commit was 0c1e57098 and is 4227c9b",
-        ),
-        ({"workers": [A]}, "number of workers was 2 and is 1"),
-        ({"tests": [figures("prompt", 1.0, 1.0)]}, "tests was pp512 b2048 ub512, tg128 b2048 ub512 and is pp512 b2048"),
-        ({"model": {**measured().model, "type": "llama 8B Q4_0"}}, "model type was llama ?B Q8_0 and is llama 8B Q4_0"),
-        ({"model": {**measured().model, "n_params": 5}}, "model n_params was 24548864 and is 5"),
-        ({"options": {**measured().options, "threads": 64}}, "threads was 4 and is 64"),
-        ({"options": {**measured().options, "flash_attn": "on"}}, "flash_attn was auto and is on"),
-        ({"options": {**measured().options, "tensor_split": [1.0, 3.0]}}, "tensor_split was none and is [1.0, 3.0]"),
-    ],
-    ids=["build", "workers", "tests", "model", "parameters", "threads", "flash", "split"],
-)
-def test_what_differs_is_not_compared_but_said(changes: dict[str, Any], said: str) -> None:
-    found = differences(measured(), measured(**changes))
-    assert len(found) == 1
-    message = difference_message(found, PATH)
-    assert message.startswith(f"Not compared with the baseline {PATH}: {said}")
-    assert message.endswith(".")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"created": "2026-02-02T03:04:05Z"},
-        {"workers": ["10.0.0.8:50052", "10.0.0.9:50052"]},
-        {"build": {"number": 1, "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f", "version": None}},
-        {"model": {**measured().model, "path": "/mnt/other.gguf", "sha256": "ab" * 32}},
-        {"options": {**measured().options, "repetitions": 50}},
-        {"tests": list(reversed(measured().tests))},
-    ],
-    ids=["later", "other-hosts", "commit-in-full", "moved", "repetitions", "order"],
-)
-def test_what_does_not_change_the_figures_is_compared(changes: dict[str, Any]) -> None:
-    assert differences(measured(), measured(**changes)) == []
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ([], ["log-flush", "rpc-load"], "build patches was none and is log-flush, rpc-load"),
-        (["rpc-load"], [], "build patches was rpc-load and is none"),
-        (["rpc-load"], ["rpc-load"], None),
-        (None, ["rpc-load"], None),
-        (["rpc-load"], None, None),
-    ],
-)
-def test_builds_of_other_patches_differ(before: list[str] | None, after: list[str] | None, said: str | None) -> None:
-    found = differences(*(measured(build={**BUILD, "patches": patches}) for patches in (before, after)))
-    assert (difference_message(found, PATH) if found else None) == (
-        f"Not compared with the baseline {PATH}: {said}." if said else None
-    )
-    # Of a baseline that was written before patches were kept, they are not known.
-    assert differences(measured(build=BUILD), measured(build={**BUILD, "patches": after})) == []
-
-
-@pytest.mark.parametrize("patches", [None, [], ["rpc-load"]])
-def test_a_baseline_may_tell_of_patches(tmp_path: Path, patches: list[str] | None) -> None:
-    path = str(tmp_path / "b.json")
-    told = measured(build={**BUILD, "patches": patches})
-    write_baseline(path, told)
-    assert read_baseline(path) == told
-    write_baseline(path, measured(build={**BUILD, "patches": [1]}))
-    with pytest.raises(BaselineError, match=r"is damaged \(build.patches is not"):
-        read_baseline(path)
-
-
-def test_models_of_other_digests_differ() -> None:
-    one, other = (measured(model={**measured().model, "sha256": digit * 64}) for digit in "ab")
-    assert [found["what"] for found in differences(one, other)] == ["model sha256"]
-
-
-def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "b.json"
-    assert read_baseline(str(path)) is None
-    check_baseline_place(str(path))
-    write_baseline(str(path), measured())
-    assert read_baseline(str(path)) == measured()
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_baseline_keeps_its_mode_and_its_link(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    real, link = tmp_path / "real/b.json", tmp_path / "b.json"
-    link.symlink_to(real)
-    write_baseline(str(link), measured())
-    real.chmod(0o640)
-    write_baseline(str(link), measured(created="later"))
-    assert link.is_symlink()
-    assert stat.S_IMODE(real.stat().st_mode) == 0o640
-    assert read_baseline(str(link)) == measured(created="later")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is not JSON of this module"),
-        (b"{", "is not JSON of this module"),
-        (b"\xff\xfe", "is not JSON of this module"),
-        (b"[" * 100_000, "is not JSON of this module"),
-        (b'{"schema": NaN}', "is not JSON of this module"),
-        (b"[]", "is not a baseline of llama_bench"),
-        (b'{"users": ["root"]}', "is not a baseline of llama_bench"),
-        (b'{"schema": "llama_cpp.cluster.llama_bench"}', "is of schema version null and this collection knows 1"),
-        (
-            b'{"schema": "llama_cpp.cluster.llama_bench", "schema_version": 2}',
-            "is of schema version 2 and this collection knows 1",
-        ),
-        (b'{"schema": "llama_cpp.cluster.llama_bench", "schema_version": 1}', r"is damaged \(build is not"),
-    ],
-    ids=["empty", "cut", "binary", "nested", "nan", "list", "another-file", "no-version", "newer", "hollow"],
-)
-def test_a_file_that_is_no_baseline_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "b.json"
-    path.write_bytes(content)
-    with pytest.raises(BaselineError, match=message) as caught:
-        read_baseline(str(path))
-    said = str(caught.value)
-    assert str(path) in said
-    assert said.endswith("it was left as it is; move it away, or choose another path.")
-    assert path.read_bytes() == content
-
-
-WRONG: list[Any] = [None, True, "x", -1, [], {}, [{}], 1e999]
-
-
-@given(st.data())
-def test_a_damaged_baseline_is_refused_and_never_compared(data: st.DataObject) -> None:
-    content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(measured())))
-    content.update(schema="llama_cpp.cluster.llama_bench", schema_version=1)
-    places = [(content, name) for name in ("build", "model", "workers", "options", "tests", "created")]
-    places += [(content["tests"][0], name) for name in ("name", "kind", "n_prompt", "ubatch_size", "tokens_per_second")]
-    places += [(content["tests"][0]["tokens_per_second"], "mean"), (content["model"], "n_params")]
-    holder, name = data.draw(st.sampled_from(places))
-    value = data.draw(st.sampled_from([v for v in WRONG if not isinstance(v, type(holder[name]))]))
-    if isinstance(holder[name], float):
-        value = data.draw(st.sampled_from([0, -1.0, "x", None, True, 1e999]))
-    holder[name] = value
-    with TemporaryDirectory() as folder:
-        path = Path(folder, "b.json")
-        path.write_text(json.dumps(content).replace("Infinity", "1e999"))
-        with pytest.raises(BaselineError, match=r"is damaged \("):
-            read_baseline(str(path))
-
-
-def test_a_place_for_no_baseline_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(BaselineError, match=f"The baseline {tmp_path} is a folder"):
-        read_baseline(str(tmp_path))
-    with pytest.raises(BaselineError, match=f"There is no folder {tmp_path}/no for the baseline; make it"):
-        check_baseline_place(str(tmp_path / "no/b.json"))
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
-    with pytest.raises(BaselineError, match="is not a file"):
-        read_baseline(str(fifo))
-    with pytest.raises(BaselineError, match=r"b\.json cannot be written: "):
-        write_baseline("/proc/b.json", measured())
 
 
 # How a run ended

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_history import benchmark_history
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import SHOWN_RUNS
 from hypothesis import given, settings
@@ -221,17 +220,51 @@ def test_the_report_is_json_of_a_named_version(made):
 
 
 def test_the_line_of_a_run_is_read_back_and_compared_with(made):
-    text = "".join(json.dumps(line) + "\n" for line in history()) + made["history_line"] + "\n"
-    runs = benchmark_history(text)["runs"]
-    assert len(runs) == len(history()) + 1
-    assert runs == made["report"]["history"]
+    runs = [*history(), json.loads(made["history_line"])]
     again = benchmark_report(results(history=runs))
+    assert again["problem"] == ""
+    assert again["report"]["history"][:-1] == made["report"]["history"]
+    assert len(again["report"]["history"]) == len(runs) + 1
     assert "prompt the same within the spread" in again["report"]["summary"]
 
 
 def test_a_history_whose_last_line_has_no_end_is_whole_and_an_empty_one_is_none():
-    assert len(benchmark_history(json.dumps(history()[0]))["runs"]) == 1
-    assert benchmark_history("") == {"runs": [], "problem": ""}
+    for text, number in ((json.dumps(history()[0]), 2), ("", 1)):
+        assert len(benchmark_report({**results(), "history": text})["report"]["history"]) == number
+        assert benchmark_report({"history": text}) == {"problem": ""}
+
+
+def runs_of(*speeds, **changes):
+    """Earlier runs with these speeds of prompt and generation."""
+    return [run("2026-11-20T01:02:03Z", *speed, **changes) for speed in speeds]
+
+
+GENERATION = "generation 2.51 ± 0.03 t/s, 16.3 % less than 3.00"
+
+
+@pytest.mark.parametrize(
+    ("before", "tolerance", "number", "slower"),
+    [
+        (runs_of((40, 3)), 16, "1 earlier run", GENERATION),
+        (
+            runs_of((80, 3), (20, 3), (76.8, 1)),
+            10,
+            "3 earlier runs",
+            f"prompt 38.4 ± 0.5 t/s, 50.0 % less than 76.8; {GENERATION}",
+        ),
+        (runs_of((40, 3)), 17, "", ""),
+        (runs_of((400, 30)), 0, "", ""),
+        (runs_of((0, 0)), 5, "", ""),
+        (runs_of((400, 30), commit="4227c9be8"), 5, "", ""),
+        (runs_of((400, 30), workers=ENDPOINTS[:2]), 5, "", ""),
+        ([], 5, "", ""),
+    ],
+    ids=["one", "median", "tolerated", "anything", "nothing-measured", "other-build", "other-workers", "first"],
+)
+def test_what_is_slower_than_is_tolerated_is_said(before, tolerance, number, slower):
+    found = benchmark_report(results(history=before, tolerance_percent=tolerance))
+    than = f"Slower by more than {tolerance} % than the median of {number} of the same build, model and shape"
+    assert found["slower"] == (f"{than}: {slower}." if slower else "")
 
 
 GOOD = json.dumps(history()[0])
@@ -260,9 +293,11 @@ GOOD = json.dumps(history()[0])
          "no-tests", "nested", "no-utf-8", "long"],
 )  # fmt: skip
 def test_a_broken_line_is_named_and_refused(line, reason):
-    found = benchmark_history(f"{GOOD}\n{line}\n{GOOD}\n", name="here/history.jsonl")
-    assert found["runs"] == []
-    message = found["problem"]
+    text = f"{GOOD}\n{line}\n{GOOD}\n"
+    found = benchmark_report({"history": text}, name="here/history.jsonl")
+    assert benchmark_report({**results(), "history": text}, name="here/history.jsonl") == found
+    message = found.pop("problem")
+    assert found == {}
     assert message.startswith(f"Line 2 of the history here/history.jsonl is no run of a benchmark ({reason}")
     assert message.endswith("mend it, or move the file away to begin another.")
     assert "\n" not in message
@@ -416,11 +451,12 @@ def with_value(value, *path):
         (with_value("all", "bench", "workers"), "bench.workers must be a list"),
         (with_value("x", "plan", "workers", 1, "kv_bytes"), "plan.workers[1].kv_bytes must be a number"),
         (with_value("x", "run", "devices", 1, "kv_buffer_mib"), "run.devices.kv_buffer_mib must be a number"),
-        (with_value({}, "history", 3), "history[3].schema_version must be 1"),
+        (with_value([], "history"), "benchmark_report needs the history as a text, one JSON object in a line"),
+        (with_value("5 %", "tolerance_percent"), "tolerance_percent must be a number"),
         (with_value("x", "hosts", 0), "hosts[0] must be a dictionary"),
     ],
     ids=["no-bench", "no-time", "time", "no-tests", "failed", "mean", "nan", "bool", "workers", "plan", "devices",
-         "history", "hosts"],
+         "history", "tolerance", "hosts"],
 )  # fmt: skip
 def test_what_makes_no_report_is_named(given, message):
     with pytest.raises(AnsibleFilterError, match=f"^{re.escape(message)}$"):
@@ -431,6 +467,3 @@ def test_what_makes_no_report_is_named(given, message):
 def test_other_things_are_refused(given):
     with pytest.raises(AnsibleFilterError, match="benchmark_report needs a dictionary"):
         benchmark_report(given)
-    if not isinstance(given, str):
-        with pytest.raises(AnsibleFilterError, match="benchmark_history needs the text"):
-            benchmark_history(given)

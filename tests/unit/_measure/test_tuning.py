@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.filter.tuning import tuning
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_figures import speeds_from_shifts
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_result import arguments
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_settings import (
     Config,
     TuningError,
     options_of,
     settings_of,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_variables import arguments
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.tuning_sweep import speeds_from_shifts
 from hypothesis import given
 from hypothesis import strategies as st
 

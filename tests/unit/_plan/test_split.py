@@ -237,6 +237,8 @@ def test_of_equal_weights_each_gets_what_memory_says_nothing_of(order: tuple[int
 def test_workers_of_a_host_share_its_memory() -> None:
     apart = plan([header()], SMALL, Cluster(workers(6, 6)))
     shared = plan([header()], SMALL, Cluster(workers(12, 12, hosts=("a", "a"))))
+    # Each of the two has the memory of the host if it is there alone.
+    assert [worker.pop("fits_alone") for worker in apart["workers"] + shared["workers"]] == [False, False, True, True]
     assert apart["workers"] == shared["workers"]
     # The master's share is taken from there, too.
     master = shared["master"]["total_bytes"]
@@ -401,6 +403,19 @@ def test_it_is_said_if_one_host_would_do(cluster: Cluster, endpoint: str | None)
         assert result["fits_on_one"]["endpoint"] == endpoint
         assert f"It would fit on {endpoint} alone. " in result["message"]
         assert "does not make generation faster" in result["message"]
+
+
+def test_it_is_said_of_each_worker_whether_it_would_do_alone() -> None:
+    for cluster, alone in (
+        (Cluster(workers(6, 20, 18)), [False, True, True]),
+        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), [True, True]),
+        (Cluster(workers(20)), [True]),
+        (Cluster(workers(1, 2)), [False, False]),
+    ):
+        found = plan([header()], SMALL, cluster)["workers"]
+        assert [worker["fits_alone"] for worker in found] == alone
+        for index, worker in enumerate(cluster.workers):
+            assert plan([header()], SMALL, replace(cluster, workers=(worker,)))["fits"] is alone[index]
 
 
 # What is not known
