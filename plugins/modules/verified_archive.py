@@ -11,8 +11,8 @@ module: verified_archive
 short_description: Unpack an archive of known digest, whole or not at all
 version_added: 0.1.0
 description:
-  - Verifies the SHA-256 digest of an archive (tar, plain or with gzip, bzip2 or xz, or zip), then examines every member
-    of it, and only then unpacks it.
+  - Verifies the SHA-256 digest of an archive (tar, plain or with gzip, bzip2 or xz), then examines every member of it,
+    and only then unpacks it.
   - An archive is refused, by the name of the member, if a member has an absolute path, a path through a parent folder,
     is a symbolic or hard link that leads out of the root, lies beneath a link, appears twice, or is a device or a pipe.
   - The content is unpacked beside O(dest) and takes its place by renaming, so that O(dest) is whole or not there.
