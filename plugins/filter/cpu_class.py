@@ -52,7 +52,7 @@ options:
       - The features to build for instead of all that the CPU has, by the words of C(/proc/cpuinfo) or the shorter ones
         of RV(_value.name), such as V(asimddp) or V(dotprod).
       - V(baseline) by itself asks for none of them.
-      - What a feature needs comes with it. One that the CPU lacks is an error.
+      - What a feature needs comes with it. One that the CPU lacks is a RV(_value.problem).
     type: list
     elements: str
     default: []
@@ -64,12 +64,6 @@ options:
     description: Whether to build for features at all; otherwise the user's own options of CMake say for what.
     type: bool
     default: true
-  explain:
-    description:
-      - Whether features that cannot be built for are no error. Then the value has but the key C(problem), which says in
-        a sentence without its end what is wrong.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
@@ -89,6 +83,9 @@ _value:
   description: The class.
   type: dict
   contains:
+    problem:
+      description: What cannot be built for, as a sentence without its end. With it there is no other key.
+      type: str
     name:
       description: Readable, fit for a file's name, and different for each machine, features and C library.
       type: str
@@ -123,7 +120,7 @@ _value:
 
 
 def cpu_class(
-    look: object, features: object = (), portable: bool = False, native: bool = True, explain: bool = False
+    look: object, features: object = (), portable: bool = False, native: bool = True
 ) -> CpuClass | dict[str, str]:
     """Return the class, or what is wrong."""
     if not isinstance(look, Mapping):
@@ -140,9 +137,7 @@ def cpu_class(
             native=native,
         )
     except CpuClassError as error:
-        if explain:
-            return {"problem": str(error)}
-        raise AnsibleFilterError(f"cpu_class: {error}") from error
+        return {"problem": str(error)}
 
 
 def _words(value: object) -> list[str]:

@@ -67,8 +67,8 @@ attributes:
     description: The archive is verified and examined, and its patches are tried, in check mode too.
     support: full
   diff_mode:
-    description: Shows the digest of what O(dest) holds.
-    support: full
+    description: There is nothing to show.
+    support: none
   idempotent:
     description: What was unpacked carries its digest; the same archive is not unpacked again.
     support: full
@@ -168,17 +168,7 @@ def main() -> None:
                 archive.unpack(dest)
     except (ArchiveError, PatchError) as error:
         module.fail_json(msg=str(error))
-    result = {
-        "changed": changed,
-        "dest": dest,
-        "sha256": archive.sha256,
-        "members": archive.count,
-        "patched": archive.patched,
-    }
-    if dest is not None:
-        content = "".join(f"{line}\n" for line in [f"{archive.sha256} {params['subdir']}", *map(_shown, patches)])
-        result["diff"] = {"before": "" if changed else content, "after": content}
-    module.exit_json(**result)
+    module.exit_json(changed=changed, dest=dest, sha256=archive.sha256, members=archive.count, patched=archive.patched)
 
 
 def _read(given: dict[str, Any]) -> Patch:
@@ -190,10 +180,6 @@ def _read(given: dict[str, Any]) -> Patch:
             f"{given['sha256']} was expected): run this again."
         )
     return patch
-
-
-def _shown(patch: Patch) -> str:
-    return f"{patch.sha256} {patch.name}"
 
 
 if __name__ == "__main__":

@@ -170,12 +170,6 @@ def features_of(machine: str, cpu: str) -> list[str]:
     return found
 
 
-def lacking(wanted: Iterable[str], machine: str, cpu: str) -> list[str]:
-    """Return the features of a list, as /proc/cpuinfo names them, that a CPU does not have."""
-    has = features_of(machine, cpu)
-    return [word for word in wanted if word not in has]
-
-
 def short_words(machine: str, features: Iterable[str]) -> list[str]:
     """Return the words for these features that people use: `dotprod` for `asimddp`."""
     known = _FEATURES.get(machine, {})
