@@ -111,10 +111,6 @@ sha256:
   returned: success
   type: str
   sample: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
-members:
-  description: How many members of the archive lie below the root.
-  returned: success
-  type: int
 patched:
   description: The files that O(patches) change, add or take away.
   returned: success
@@ -168,7 +164,7 @@ def main() -> None:
                 archive.unpack(dest)
     except (ArchiveError, PatchError) as error:
         module.fail_json(msg=str(error))
-    module.exit_json(changed=changed, dest=dest, sha256=archive.sha256, members=archive.count, patched=archive.patched)
+    module.exit_json(changed=changed, dest=dest, sha256=archive.sha256, patched=archive.patched)
 
 
 def _read(given: dict[str, Any]) -> Patch:

@@ -279,11 +279,6 @@ class Archive:
         self._stream.close()
 
     @property
-    def count(self) -> int:
-        """How many members lie below the root."""
-        return len(self._members)
-
-    @property
     def patched(self) -> list[str]:
         """Which files the patches change, add or take away."""
         return sorted(self._patched)
