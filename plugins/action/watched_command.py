@@ -92,7 +92,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             argument_spec={
                 "argv": {"type": "list", "elements": "str", "required": True},
                 "log": {"type": "str", "required": True},
-                "chdir": {"type": "str"},
                 "claim": {"type": "str", "default": ""},
                 "timeout": {"type": "int", "default": 3600},
             }
@@ -126,7 +125,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return str(answer["stdout"])
 
     def _start(self, args: dict[str, Any], rc_file: str) -> int:
-        folder = args["chdir"] or args["log"].rpartition("/")[0] or "."
+        folder = args["log"].rpartition("/")[0] or "."
         words = ["setsid", "sh", "-c", START, "sh", args["log"], rc_file, str(args["timeout"]), folder, args["claim"]]
         command = f"{self._compute_environment_string()} {shlex.join([*words, *args['argv']])}"
         return int(self._shell(f"{{ {command} >/dev/null 2>&1 </dev/null & echo $!; }}"))

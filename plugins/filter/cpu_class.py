@@ -41,10 +41,9 @@ options:
       cpu:
         description: The line of C(flags) or C(Features) of C(/proc/cpuinfo).
         type: str
-      parts:
-        description: Each C(CPU implementer) and C(CPU part) of C(/proc/cpuinfo), such as C(0x41/0xd0c).
-        type: list
-        elements: str
+      model:
+        description: What people call the CPU, for messages. C(lscpu) knows it.
+        type: str
       libc:
         description: The C library and its version, as C(getconf GNU_LIBC_VERSION) says it, or V(musl).
         type: str
@@ -53,7 +52,7 @@ options:
       - The features to build for instead of all that the CPU has, by the words of C(/proc/cpuinfo) or the shorter ones
         of RV(_value.name), such as V(asimddp) or V(dotprod).
       - V(baseline) by itself asks for none of them.
-      - What a feature needs comes with it. One that the CPU lacks is an error.
+      - What a feature needs comes with it. One that the CPU lacks is a RV(_value.problem).
     type: list
     elements: str
     default: []
@@ -65,12 +64,6 @@ options:
     description: Whether to build for features at all; otherwise the user's own options of CMake say for what.
     type: bool
     default: true
-  explain:
-    description:
-      - Whether features that cannot be built for are no error. Then the value has but the key C(problem), which says in
-        a sentence without its end what is wrong.
-    type: bool
-    default: false
 """
 
 EXAMPLES = r"""
@@ -81,7 +74,7 @@ EXAMPLES = r"""
     look:
       machine: aarch64
       cpu: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
-      parts: [0x41/0xd0c]
+      model: Neoverse-N1
       libc: glibc 2.36
 """
 
@@ -90,6 +83,9 @@ _value:
   description: The class.
   type: dict
   contains:
+    problem:
+      description: What cannot be built for, as a sentence without its end. With it there is no other key.
+      type: str
     name:
       description: Readable, fit for a file's name, and different for each machine, features and C library.
       type: str
@@ -103,10 +99,6 @@ _value:
       type: list
       elements: str
       sample: [asimddp, asimdhp]
-    part:
-      description: The kinds of core of an Arm host; V(null) if it is none. It is no part of the class.
-      type: str
-      sample: Neoverse N1
     libc:
       description: The C library; empty if it is not known.
       type: str
@@ -128,34 +120,31 @@ _value:
 
 
 def cpu_class(
-    look: object, features: object = (), portable: bool = False, native: bool = True, explain: bool = False
+    look: object, features: object = (), portable: bool = False, native: bool = True
 ) -> CpuClass | dict[str, str]:
     """Return the class, or what is wrong."""
     if not isinstance(look, Mapping):
-        raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, parts and libc of a host")
-    texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "libc")}
+        raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
+    texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "model", "libc")}
     for key, text in texts.items():
         if not isinstance(text, str):
             raise AnsibleFilterError(f"cpu_class: {key} of the host must be a text, not {text!r}")
     try:
         return class_of(
             **texts,
-            parts=_words("parts of the host", look.get("parts")),
-            features=_words("features", features),
+            features=_words(features),
             portable=portable,
             native=native,
         )
     except CpuClassError as error:
-        if explain:
-            return {"problem": str(error)}
-        raise AnsibleFilterError(f"cpu_class: {error}") from error
+        return {"problem": str(error)}
 
 
-def _words(what: str, value: object) -> list[str]:
+def _words(value: object) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
-        raise AnsibleFilterError(f"cpu_class: {what} must be a list of words, not {value!r}")
+        raise AnsibleFilterError(f"cpu_class: features must be a list of words, not {value!r}")
     return list(value)
 
 

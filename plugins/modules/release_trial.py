@@ -30,11 +30,6 @@ options:
     type: list
     elements: str
     default: []
-  cpu_class:
-    description:
-      - The class of this host, as the filter P(llama_cpp.cluster.cpu_class#filter) tells it; its C(features) count.
-      - By default the features in C(/proc/cpuinfo) of this host count.
-    type: dict
   timeout:
     description: Seconds that each program may take.
     type: int
@@ -43,9 +38,6 @@ extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
   - Needs coreutils' C(timeout) on the host.
-seealso:
-  - plugin: llama_cpp.cluster.cpu_class
-    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -167,13 +159,10 @@ class Trial:
 
     def features(self) -> set[str]:
         """Return the features of this host's CPU."""
-        given = self.module.params["cpu_class"]
-        if given is not None:
-            return {str(word) for word in given.get("features") or []}
         try:
             return set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
         except OSError as error:
-            self.fail("feature_missing", None, f"/proc/cpuinfo cannot be read ({error.strerror}): give cpu_class.")
+            self.fail("feature_missing", None, f"/proc/cpuinfo cannot be read: {error.strerror}.")
 
 
 def libc() -> str:
@@ -190,7 +179,6 @@ def main() -> None:
         argument_spec={
             "path": {"type": "path", "required": True},
             "programs": {"type": "list", "elements": "str", "default": []},
-            "cpu_class": {"type": "dict"},
             "timeout": {"type": "int", "default": 20},
         },
         supports_check_mode=True,

@@ -176,7 +176,7 @@ def main() -> None:
     token, origin = params["token"] or None, params["origin"]
     changed, path = False, files[0].path if files else Path()
     try:
-        needed = plan(files, origin, limits, token, write=False)
+        needed = plan(files, origin, limits, token)
         if module.check_mode:
             changed = bool(needed)
         else:

@@ -24,12 +24,9 @@ options:
     elements: str
     required: true
   log:
-    description: A file on the host that holds all output. Its folder must exist.
+    description: A file on the host that holds all output. The command runs in its folder, which must exist.
     type: str
     required: true
-  chdir:
-    description: The folder in which the command runs; by default the folder of O(log).
-    type: str
   claim:
     description:
       - A file on the host that says whose the folder is, for those that share it.

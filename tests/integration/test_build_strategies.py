@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -190,13 +189,6 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
 
 def packed(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
     """Write an archive of executable files."""
-    if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as zipped:
-            for name, content in files.items():
-                info = zipfile.ZipInfo(name)
-                info.external_attr = 0o100755 << 16
-                zipped.writestr(info, content)
-        return path
     with tarfile.open(path, "w:xz" if path.suffix == ".xz" else "w:gz") as tar:
         for name, content in files.items():
             info = tarfile.TarInfo(name)
@@ -234,7 +226,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     alone = files.pop("alone")
     foreign = bytearray(alone)
     foreign[18:20] = (183).to_bytes(2, "little")  # EM_AARCH64 (elf.h)
-    upstream = packed(fleet.folder / "upstream.zip", files)
+    upstream = packed(fleet.folder / "upstream.tar.gz", files)
     good = packed(fleet.folder / "upstream.tar.xz", files)
     whole = packed(fleet.folder / "alone.tar.gz", {"x/rpc-server": alone})
     half = fleet.folder / "half.tar.gz"

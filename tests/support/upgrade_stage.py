@@ -173,7 +173,7 @@ class Stage:
             (tasks.parent / "vars").mkdir()
             (tasks.parent / "vars/main.yml").write_text(yaml.safe_dump(VARIABLES.get(role, {})))
         # What switches and what removes is no actor.
-        for name in ("use", "switch", "prune"):
+        for name in ("use", "prune"):
             shutil.copy(ROOT / f"roles/llama_cpp/tasks/{name}.yml", self.collection / "roles/llama_cpp/tasks")
 
     def _furnish(self, host: str) -> None:

@@ -259,11 +259,9 @@ def fetch(
     return True
 
 
-def plan(
-    files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None, *, write: bool
-) -> list[Wanted]:
+def plan(files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None) -> list[Wanted]:
     """Return the files that have to be fetched, having seen that there is room for all of them together."""
-    needed = [file for file in files if claim(file.path, file.sha256, origin, write=write)[0]]
+    needed = [file for file in files if claim(file.path, file.sha256, origin, write=False)[0]]
     missing = 0
     for file in needed:
         size = file.size_bytes or size_of(file.url, limits, token) or 0

@@ -154,17 +154,9 @@ def _mount_point(folder: Path) -> Path:
     return folder
 
 
-def existing_parent(path: Path) -> Path:
-    """Return the nearest folder above a path that is there."""
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
-    return folder
-
-
 def require_space(path: Path, needed_bytes: int, what: str) -> None:
     """Raise FileError if the file system that holds, or will hold, `path` has less room than is needed."""
-    folder = existing_parent(path).resolve()
+    folder = next(folder for folder in path.parents if folder.exists()).resolve()
     found = os.statvfs(folder)
     free = found.f_bavail * found.f_frsize
     if needed_bytes > free:

@@ -221,11 +221,11 @@ def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
             time.sleep(max(0.0, min(pause, limits.deadline - time.monotonic())))
 
 
-def head(url: str, limits: Limits, token: str | None = None) -> Message:
-    """Return the headers of the answer of the URL's own origin, redirect or not."""
+def head(url: str, limits: Limits, token: str | None = None, *, leave_origin: bool = False) -> Message:
+    """Return the headers of the answer; by default of the URL's own origin, redirect or not."""
 
     def attempt(_progress: Progress) -> Message:
-        with contextlib.closing(request(url, limits, token, method="HEAD", leave_origin=False)) as response:
+        with contextlib.closing(request(url, limits, token, method="HEAD", leave_origin=leave_origin)) as response:
             return response.headers
 
     return patiently(url, limits, attempt)
@@ -248,15 +248,10 @@ def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int
 
 def size_of(url: str, limits: Limits, token: str | None = None) -> int | None:
     """Return the size of what a URL gives, None if the server does not say."""
-
-    def attempt(_progress: Progress) -> int | None:
-        try:
-            with contextlib.closing(request(url, limits, token, method="HEAD")) as response:
-                length = response.headers.get("Content-Length", "")
-                return int(length) if length.isdigit() else None
-        except DownloadError as error:
-            if error.status in (None, 404, 410):
-                raise
-            return None  # some servers answer HEAD otherwise than GET, which then says what is wrong
-
-    return patiently(url, limits, attempt)
+    try:
+        length = head(url, limits, token, leave_origin=True).get("Content-Length", "")
+    except DownloadError as error:
+        if error.status in (None, 404, 410):
+            raise
+        return None  # some servers answer HEAD otherwise than GET, which then says what is wrong
+    return int(length) if length.isdigit() else None

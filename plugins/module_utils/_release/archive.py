@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: examine a tar or zip archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
+"""Private: examine a tar archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
 
 `tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
 """
@@ -11,15 +11,12 @@ import json
 import os
 import re
 import shutil
-import stat
 import tarfile
 import tempfile
-import time
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Iterable, Iterator, NoReturn, Sequence, Union
+from typing import Iterable, NoReturn, Sequence
 
 from .._files.digest import digest_of, wrong_digest
 from .source_patch import Patch, PatchError, apply, touched
@@ -39,17 +36,8 @@ SYMLINK = "symbolic link"
 HARDLINK = "hard link"
 
 
-# What tarfile, zipfile and their decompressors raise for what is no whole archive; RuntimeError: it is encrypted.
-BROKEN = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    LZMAError,
-    EOFError,
-    OSError,
-    ValueError,
-    RuntimeError,
-)
+# What tarfile and its decompressors raise for what is no whole archive.
+BROKEN = (tarfile.TarError, zlib.error, LZMAError, EOFError, OSError, ValueError)
 
 
 class ArchiveError(Exception):
@@ -64,46 +52,6 @@ class Member:
     kind: str
     name: str
     target: str = ""
-
-
-class _Zip:
-    """A zip archive with as much of tarfile's interface as is used here."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._zip = zipfile.ZipFile(stream)
-
-    def __iter__(self) -> Iterator[tarfile.TarInfo]:
-        for entry in self._zip.infolist():
-            info = tarfile.TarInfo(entry.filename)
-            mode = entry.external_attr >> 16  # as Unix has it, where the archive was made there
-            kind = stat.S_IFMT(mode)
-            info.mode = stat.S_IMODE(mode)
-            info.size = entry.file_size
-            info.mtime = int(time.mktime((*entry.date_time, 0, 0, -1)))
-            if entry.is_dir():
-                info.type = tarfile.DIRTYPE
-            elif kind == stat.S_IFLNK:
-                info.type, info.linkname = tarfile.SYMTYPE, os.fsdecode(self._zip.read(entry))
-            elif kind not in {0, stat.S_IFREG}:
-                info.type = tarfile.CHRTYPE  # a device or the like, which is refused
-            yield info
-
-    def extractfile(self, info: tarfile.TarInfo) -> IO[bytes]:
-        """Open a file of it."""
-        return self._zip.open(info.name)
-
-
-AnyArchive = Union[tarfile.TarFile, _Zip]
-
-
-def _open(stream: BinaryIO) -> AnyArchive:
-    # In this order: a tar archive whose last member is a zip archive looks like one itself.
-    try:
-        return tarfile.open(fileobj=stream, mode="r:*")
-    except tarfile.ReadError:
-        if not zipfile.is_zipfile(stream):
-            raise
-        return _Zip(stream)
 
 
 def _refuse(name: str, why: str) -> NoReturn:
@@ -182,7 +130,7 @@ def _kind(info: tarfile.TarInfo) -> str:
     _refuse(info.name, "is neither a file, a folder nor a link (a device, a pipe or the like)")
 
 
-def _examine(tar: AnyArchive, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
+def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
     """Check every member, and give those below `root` with their paths from there."""
     everything: list[tuple[tarfile.TarInfo, Member]] = []
     for info in tar:
@@ -212,7 +160,7 @@ def _examine(tar: AnyArchive, root: tuple[str, ...]) -> list[tuple[tarfile.TarIn
     return wanted
 
 
-def _write(tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], folder: Path) -> None:
+def _write(tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], folder: Path) -> None:
     """Write checked members; owners and special mode bits are dropped, times and the executable bit kept."""
     for info, member in members:
         path = folder.joinpath(*member.path)
@@ -236,7 +184,7 @@ def _write(tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], folde
 
 
 def _patch(
-    tar: AnyArchive, members: list[tuple[tarfile.TarInfo, Member]], patches: Sequence[Patch]
+    tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], patches: Sequence[Patch]
 ) -> dict[str, bytes | None]:
     """Return what patches make of members, None for what goes. Raises PatchError."""
     names = touched(patches)
@@ -310,11 +258,11 @@ class Archive:
             raise ArchiveError(wrong_digest(f"the archive {self.src}", found, self.sha256))
         self._stream.seek(0)
         try:
-            self._tar = _open(self._stream)
+            self._tar = tarfile.open(fileobj=self._stream, mode="r:*")  # noqa: SIM115
             return _examine(self._tar, self.root)
         except BROKEN as error:
             raise ArchiveError(
-                f"{self.src} is not a whole archive (tar, plain or with gzip, bzip2 or xz, or zip); nothing was "
+                f"{self.src} is not a whole archive (tar, plain or with gzip, bzip2 or xz); nothing was "
                 f"unpacked: {error}."
             ) from None
 
@@ -329,11 +277,6 @@ class Archive:
 
     def __exit__(self, *_details: object) -> None:
         self._stream.close()
-
-    @property
-    def count(self) -> int:
-        """How many members lie below the root."""
-        return len(self._members)
 
     @property
     def patched(self) -> list[str]:

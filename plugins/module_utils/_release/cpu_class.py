@@ -27,8 +27,6 @@ class CpuClass(TypedDict):
     machine: str
     # As /proc/cpuinfo names them, in the order of the tables below.
     features: list[str]
-    # "Neoverse N1", or None where it is no Arm or not said. It is shown, but no part of the class.
-    part: str | None
     # "glibc 2.36", "musl", or empty where it is not known.
     libc: str
     # What -march says on aarch64, empty elsewhere.
@@ -105,66 +103,11 @@ _NEWEST_VARIANT = {
     "x86_64": ("-mavxvnni", "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
 }
 
-# Implementer and part number as in /proc/cpuinfo, from Linux' arch/arm64/include/asm/cputype.h and util-linux' lscpu.
-_PARTS = {
-    0x41: {
-        0xD03: "Cortex-A53",
-        0xD04: "Cortex-A35",
-        0xD05: "Cortex-A55",
-        0xD06: "Cortex-A65",
-        0xD07: "Cortex-A57",
-        0xD08: "Cortex-A72",
-        0xD09: "Cortex-A73",
-        0xD0A: "Cortex-A75",
-        0xD0B: "Cortex-A76",
-        0xD0C: "Neoverse N1",  # also Graviton2 and Ampere Altra
-        0xD0D: "Cortex-A77",
-        0xD0E: "Cortex-A76AE",
-        0xD40: "Neoverse V1",  # also Graviton3
-        0xD41: "Cortex-A78",
-        0xD42: "Cortex-A78AE",
-        0xD44: "Cortex-X1",
-        0xD46: "Cortex-A510",
-        0xD47: "Cortex-A710",
-        0xD48: "Cortex-X2",
-        0xD49: "Neoverse N2",
-        0xD4A: "Neoverse E1",
-        0xD4B: "Cortex-A78C",
-        0xD4C: "Cortex-X1C",
-        0xD4D: "Cortex-A715",
-        0xD4E: "Cortex-X3",
-        0xD4F: "Neoverse V2",  # also Graviton4, Axion and Grace
-        0xD80: "Cortex-A520",
-        0xD81: "Cortex-A720",
-        0xD82: "Cortex-X4",
-        0xD83: "Neoverse V3AE",
-        0xD84: "Neoverse V3",
-        0xD85: "Cortex-X925",
-        0xD87: "Cortex-A725",
-        0xD88: "Cortex-A520AE",
-        0xD89: "Cortex-A720AE",
-        0xD8A: "C1-Nano",
-        0xD8B: "C1-Pro",
-        0xD8C: "C1-Ultra",
-        0xD8E: "Neoverse N3",
-        0xD8F: "Cortex-A320",
-        0xD90: "C1-Premium",
-    },
-    0x43: {0x0A1: "ThunderX", 0x0AF: "ThunderX2"},
-    0x46: {0x001: "A64FX", 0x003: "MONAKA"},
-    0x48: {0xD01: "TaiShan v110", 0xD02: "TaiShan v120"},
-    0x4E: {0x004: "Carmel", 0x010: "Olympus"},
-    0x50: {0x000: "X-Gene"},
-    0x51: {0x001: "Oryon", 0xC00: "Falkor", 0xC01: "Saphira"},
-    0x6D: {0xD49: "Azure Cobalt 100", 0xD84: "Azure Cobalt 200"},  # Neoverse N2 and V3; virtual machines say those
-    0xC0: {0xAC3: "AmpereOne", 0xAC4: "AmpereOne A", 0xAC5: "AmpereOne B"},
-}
-
 
 def cpu_class(
     machine: str,
     cpu: str = "",
-    parts: Iterable[str] = (),
+    model: str = "",
     libc: str = "",
     features: Sequence[str] = (),
     portable: bool = False,
@@ -172,15 +115,14 @@ def cpu_class(
 ) -> CpuClass:
     """Return the class of a host.
 
-    `cpu` is the line of flags or features of /proc/cpuinfo; `parts` are its "implementer/part"; `features` are those to
-    build for, all that the CPU has by default. `portable` is a build of all variants, which has none of its own, and
-    without `native` it is the user's options that say what to build for. Raises CpuClassError.
+    `cpu` is the line of flags or features of /proc/cpuinfo; `model` is what people call it, which counts on Arm;
+    `features` are those to build for, all that the CPU has by default. `portable` is a build of all variants, which has
+    none of its own, and without `native` it is the user's options that say what to build for. Raises CpuClassError.
     """
     machine = _MACHINES.get(machine.strip().lower(), machine.strip())
     if not re.fullmatch(r"[A-Za-z0-9_]{1,30}", machine):
         raise CpuClassError(f"{machine!r} is no machine as uname -m names it, such as aarch64")
     libc = " ".join(libc.split())
-    part = describe_parts(parts) if machine == "aarch64" else None
     kind, march = "", ""
     chosen: list[str] = []
     flags: list[str] = []
@@ -192,7 +134,7 @@ def cpu_class(
     elif not native:
         kind = "generic"
     elif machine in _FEATURES:
-        chosen = _choose(machine, cpu, features, part)
+        chosen = _choose(machine, cpu, features, model)
         kind = "-".join(_words(machine, chosen)) or BASELINE
         if machine == "aarch64":
             march = "+".join(["armv8.2-a" if chosen else "armv8-a", *short_words(machine, chosen)])
@@ -208,7 +150,6 @@ def cpu_class(
         "name": "-".join(filter(None, [machine, kind, re.sub(r"[^A-Za-z0-9_.]", "", libc)])),
         "machine": machine,
         "features": chosen,
-        "part": part,
         "libc": libc,
         "march": march,
         "flags": flags,
@@ -229,49 +170,13 @@ def features_of(machine: str, cpu: str) -> list[str]:
     return found
 
 
-def lacking(wanted: Iterable[str], machine: str, cpu: str) -> list[str]:
-    """Return the features of a list, as /proc/cpuinfo names them, that a CPU does not have."""
-    has = features_of(machine, cpu)
-    return [word for word in wanted if word not in has]
-
-
 def short_words(machine: str, features: Iterable[str]) -> list[str]:
     """Return the words for these features that people use: `dotprod` for `asimddp`."""
     known = _FEATURES.get(machine, {})
     return [known[word].short if word in known else word for word in features]
 
 
-def libc_can_run(libc: str, needed: str) -> bool:
-    """Whether a program that was linked against the C library `needed` can run on a host that has `libc`.
-
-    True if either is not known: then only a trial can tell.
-    """
-    if not libc.split() or not needed.split():
-        return True
-    (family, version), (needed_family, needed_version) = _parse_libc(libc), _parse_libc(needed)
-    return family == needed_family and (not version or not needed_version or version >= needed_version)
-
-
-def describe_parts(parts: Iterable[str]) -> str | None:
-    """Return the names of these "implementer/part", the bigger cores first; None if there are none."""
-    numbers: set[tuple[int, int]] = set()
-    others: set[str] = set()
-    for part in parts:
-        found = re.fullmatch(r"0x([0-9a-fA-F]{1,2})/0x([0-9a-fA-F]{1,3})", part.strip())
-        if found:
-            numbers.add((int(found.group(1), 16), int(found.group(2), 16)))
-        elif part.strip():
-            others.add(" ".join(part.split()))
-    names = {
-        (implementer, part): _PARTS.get(implementer, {}).get(part, f"0x{implementer:02x}/0x{part:03x}")
-        for implementer, part in numbers
-    }
-    # In one system on a chip the bigger core has the higher number, but that the X of each year is the biggest.
-    sizes = sorted(names, key=lambda number: ("-X" in names[number], number), reverse=True)
-    return " + ".join([*(names[number] for number in sizes), *sorted(others)]) or None
-
-
-def _choose(machine: str, cpu: str, wanted: Sequence[str], part: str | None) -> list[str]:
+def _choose(machine: str, cpu: str, wanted: Sequence[str], model: str) -> list[str]:
     """Return the features to build for."""
     has = features_of(machine, cpu)
     if not wanted:
@@ -292,7 +197,8 @@ def _choose(machine: str, cpu: str, wanted: Sequence[str], part: str | None) -> 
     missing = [word for word in wanted if by_word.get(word) not in has]
     if missing:
         raise CpuClassError(
-            f"the CPU ({part or machine}) lacks {', '.join(missing)}: leave it out of the features to build for"
+            f"the CPU ({(machine == 'aarch64' and model) or machine}) lacks {', '.join(missing)}: "
+            "leave it out of the features to build for"
         )
     chosen = {by_word[word] for word in wanted}
     for word in reversed(list(known)):  # what a feature needs stands before it
@@ -311,8 +217,3 @@ def _words(machine: str, features: Sequence[str]) -> list[str]:
     implied = {needed for word in features for needed in _FEATURES[machine][word].needs if machine == "x86_64"}
     implied -= {"avx2", "avx512f"}  # the ones that people look for
     return short_words(machine, [word for word in features if word not in implied])
-
-
-def _parse_libc(text: str) -> tuple[str, tuple[int, ...]]:
-    family, __, version = text.strip().partition(" ")
-    return family.lower(), tuple(int(number) for number in re.findall(r"\d{1,9}", version))

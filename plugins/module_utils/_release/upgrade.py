@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 from .._status.cluster import release_problems, shown, source_of
-
-_SHOWN_TEXT = 60
 
 
 def plan(
@@ -95,37 +93,6 @@ def _change(
         "protocols": {"from": own.get("rpc_protocol"), "to": spoken[0] if spoken else None},
         "same": all(look["current"] == targets[host] for host, look in looks.items()),
     }
-
-
-def canary(
-    before: Mapping[str, Any] | None, after: Sequence[Mapping[str, Any]], tolerance_percent: float, text: str
-) -> dict[str, Any]:
-    """Compare runs of a prompt with the new release to one with the old; `again` says that one more run may help."""
-    last = after[-1]
-    if last["failure"]:
-        return _verdict(f"With the new release the prompt could not be continued: {last['failure']}")
-    if not last["text"]:
-        return _verdict("With the new release the prompt is continued with nothing.")
-    if before is None:
-        return _verdict("", summary="The prompt is continued.")
-    same = last["text"] == before["text"]
-    if not same and text == "same":
-        return _verdict(
-            f"With the new release the prompt is continued with {_cut(last['text'])} instead of "
-            f"{_cut(before['text'])}: if that is a change that you accept, set upgrade_canary_text to any."
-        )
-    was, now = before["tokens_per_second"], max((run["tokens_per_second"] or 0 for run in after), default=0)
-    words = "the same text" if same else "another text, as upgrade_canary_text allows"
-    if not was or not now:
-        return _verdict("", summary=f"The prompt is continued with {words}; how quickly is not known.")
-    speed = f"{now:.1f} tokens/s instead of {was:.1f}"
-    if now < was * (1 - tolerance_percent / 100):
-        return _verdict(
-            f"With the new release it is {speed}, {100 * (1 - now / was):.0f} % fewer, and "
-            f"upgrade_canary_tolerance_percent allows {tolerance_percent:g} %.",
-            again=len(after) == 1,
-        )
-    return _verdict("", summary=f"The prompt is continued with {words}, {speed}.")
 
 
 def outcome(
@@ -269,15 +236,6 @@ def _mute(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def _in_use(look: Mapping[str, Any]) -> Mapping[str, Any]:
     return look["releases"].get(look["current"]) or {"unknown": "it has no release in use"}
-
-
-def _verdict(problem: str, *, again: bool = False, summary: str = "") -> dict[str, Any]:
-    return {"problem": problem, "again": again, "summary": summary}
-
-
-def _cut(text: str) -> str:
-    words = " ".join(text.split())
-    return f'"{words if len(words) <= _SHOWN_TEXT else words[: _SHOWN_TEXT - 1] + "…"}"'
 
 
 def _whole(reason: str) -> str:

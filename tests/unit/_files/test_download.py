@@ -329,9 +329,9 @@ def test_room_is_checked_for_all_files_before_the_first(
 ) -> None:
     files = [Wanted(hub.url(NAME), tmp_path / name, sha256(CONTENT)) for name in ("a", "b")]
     with little_room(monkeypatch, 5 << 20), pytest.raises(FileError, match=r"needs 0\.01 GiB on .*GiB are missing"):
-        plan(files, {}, limits(), None, write=True)
+        plan(files, {}, limits(), None)
     assert hub.downloads() == []
-    assert [file.path.name for file in plan(files, {}, limits(), None, write=True)] == ["a", "b"]
+    assert [file.path.name for file in plan(files, {}, limits(), None)] == ["a", "b"]
 
 
 def test_a_small_file_of_git_is_verified_too(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cpu_class import FilterModule
-from ansible_collections.llama_cpp.cluster.plugins.filter.libc_can_run import libc_can_run
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, describe_parts
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from support.templates import holds, loaded
+from support.tree import ROOT
 
 cpu_class = FilterModule().filters()["cpu_class"]
 
@@ -37,93 +39,81 @@ ZEN4 = SKYLAKE_X + " avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vnni"
 SAPPHIRE_RAPIDS = ZEN4 + " avx_vnni amx_bf16 amx_tile amx_int8"
 ALDER_LAKE = HASWELL + " avx_vnni"
 
-# The host; its class, part and -march.
-ARM: dict[str, tuple[dict[str, Any], tuple[str, str | None, str]]] = {
+# The host; its class and -march.
+ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "Cortex-A72-has-nothing-that-matters": (
-        {"cpu": A72, "parts": ["0x41/0xd08"], "libc": "glibc 2.31"},
-        ("aarch64-baseline-glibc2.31", "Cortex-A72", "armv8-a"),
+        {"cpu": A72, "libc": "glibc 2.31"},
+        ("aarch64-baseline-glibc2.31", "armv8-a"),
     ),
     "Neoverse-N1": (
-        {"cpu": N1, "parts": ["0x41/0xd0c"], "libc": "glibc 2.36"},
-        ("aarch64-dotprod-fp16-glibc2.36", "Neoverse N1", "armv8.2-a+dotprod+fp16"),
-    ),
-    "Cortex-A76-is-of-the-class-of-N1": (
-        {"cpu": N1, "parts": ["0x41/0xd0b"], "libc": "glibc 2.36"},
-        ("aarch64-dotprod-fp16-glibc2.36", "Cortex-A76", "armv8.2-a+dotprod+fp16"),
-    ),
-    "big-cores-are-named-first": (
-        {"cpu": N1, "parts": ["0x41/0xd05", "0x41/0xd0b"], "libc": "glibc 2.36"},
-        ("aarch64-dotprod-fp16-glibc2.36", "Cortex-A76 + Cortex-A55", "armv8.2-a+dotprod+fp16"),
+        {"cpu": N1, "libc": "glibc 2.36"},
+        ("aarch64-dotprod-fp16-glibc2.36", "armv8.2-a+dotprod+fp16"),
     ),
     "Neoverse-V1": (
-        {"cpu": V1, "parts": ["0x41/0xd40"], "libc": "glibc 2.34"},
-        ("aarch64-dotprod-fp16-i8mm-bf16-sve-glibc2.34", "Neoverse V1", "armv8.2-a+dotprod+fp16+i8mm+bf16+sve"),
+        {"cpu": V1, "libc": "glibc 2.34"},
+        ("aarch64-dotprod-fp16-i8mm-bf16-sve-glibc2.34", "armv8.2-a+dotprod+fp16+i8mm+bf16+sve"),
     ),
     "Neoverse-V2": (
-        {"cpu": V2, "parts": ["0x41/0xd4f"], "libc": "glibc 2.39"},
+        {"cpu": V2, "libc": "glibc 2.39"},
         (
             "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-glibc2.39",
-            "Neoverse V2",
             "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
         ),
     ),
     "Cobalt-100": (
-        {"cpu": V2, "parts": ["0x6d/0xd49"], "libc": "glibc 2.39"},
+        {"cpu": V2, "libc": "glibc 2.39"},
         (
             "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-glibc2.39",
-            "Azure Cobalt 100",
             "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
         ),
     ),
     "with-SME": (
-        {"cpu": SME, "parts": ["0x4e/0x010"], "libc": "glibc 2.41"},
+        {"cpu": SME, "libc": "glibc 2.41"},
         (
             "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-sme-glibc2.41",
-            "Olympus",
             "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2+sme",
         ),
     ),
     "SME-without-SVE2-is-not-built-for": (
-        {"cpu": SME.replace(" sve2 ", " ").replace(" sve ", " "), "parts": []},
-        ("aarch64-dotprod-fp16-i8mm-bf16", None, "armv8.2-a+dotprod+fp16+i8mm+bf16"),
+        {"cpu": SME.replace(" sve2 ", " ").replace(" sve ", " ")},
+        ("aarch64-dotprod-fp16-i8mm-bf16", "armv8.2-a+dotprod+fp16+i8mm+bf16"),
     ),
     "without-what-armv8.2-implies": (
         {"cpu": N1.replace(" atomics", ""), "libc": "musl"},
-        ("aarch64-baseline-musl", None, "armv8-a"),
+        ("aarch64-baseline-musl", "armv8-a"),
     ),
-    "unknown-part": ({"cpu": A72, "parts": ["0x41/0xD99"]}, ("aarch64-baseline", "0x41/0xd99", "armv8-a")),
-    "nothing-said-of-the-CPU": ({"cpu": None, "parts": None, "libc": None}, ("aarch64-baseline", None, "armv8-a")),
-    "label-of-the-line": ({"cpu": f"Features\t: {N1}"}, ("aarch64-dotprod-fp16", None, "armv8.2-a+dotprod+fp16")),
+    "nothing-said-of-the-CPU": ({"cpu": None, "libc": None}, ("aarch64-baseline", "armv8-a")),
+    "label-of-the-line": ({"cpu": f"Features\t: {N1}"}, ("aarch64-dotprod-fp16", "armv8.2-a+dotprod+fp16")),
     "portable": (
-        {"cpu": V2, "parts": ["0x41/0xd4f"], "libc": "glibc 2.39", "portable": True},
-        ("aarch64-portable-glibc2.39", "Neoverse V2", ""),
+        {"cpu": V2, "libc": "glibc 2.39", "portable": True},
+        ("aarch64-portable-glibc2.39", ""),
     ),
     "options-of-the-user": (
-        {"cpu": V2, "parts": [], "libc": "glibc 2.39", "native": False},
-        ("aarch64-generic-glibc2.39", None, ""),
+        {"cpu": V2, "libc": "glibc 2.39", "native": False},
+        ("aarch64-generic-glibc2.39", ""),
     ),
     "fewer-features": (
         {"cpu": V2, "libc": "glibc 2.39", "features": ["dotprod", "fp16"]},
-        ("aarch64-dotprod-fp16-glibc2.39", None, "armv8.2-a+dotprod+fp16"),
+        ("aarch64-dotprod-fp16-glibc2.39", "armv8.2-a+dotprod+fp16"),
     ),
     "what-a-feature-needs-comes-with-it": (
         {"cpu": V2, "features": ["sve2"]},
-        ("aarch64-fp16-sve-sve2", None, "armv8.2-a+fp16+sve+sve2"),
+        ("aarch64-fp16-sve-sve2", "armv8.2-a+fp16+sve+sve2"),
     ),
     "features-as-the-kernel-names-them": (
         {"cpu": N1, "features": ["asimddp"]},
-        ("aarch64-dotprod", None, "armv8.2-a+dotprod"),
+        ("aarch64-dotprod", "armv8.2-a+dotprod"),
     ),
-    "no-feature-at-all": ({"cpu": V2, "features": ["baseline"]}, ("aarch64-baseline", None, "armv8-a")),
-    "another-name-of-the-machine": ({"machine": "arm64", "cpu": A72}, ("aarch64-baseline", None, "armv8-a")),
+    "no-feature-at-all": ({"cpu": V2, "features": ["baseline"]}, ("aarch64-baseline", "armv8-a")),
+    "another-name-of-the-machine": ({"machine": "arm64", "cpu": A72}, ("aarch64-baseline", "armv8-a")),
 }
 
 
 @pytest.mark.parametrize(("host", "expected"), ARM.values(), ids=ARM.keys())
-def test_class_of_an_arm_host(host: dict[str, Any], expected: tuple[str, str | None, str]) -> None:
+def test_class_of_an_arm_host(host: dict[str, Any], expected: tuple[str, str]) -> None:
     arguments = {key: host[key] for key in ("features", "portable", "native") if key in host}
     found = cpu_class({"machine": "aarch64", **host}, **arguments)
-    assert (found["name"], found["part"], found["march"]) == expected
+    assert (found["name"], found["march"]) == expected
     assert found["machine"] == "aarch64"
     assert found["cmake_options"].get("GGML_CPU_ARM_ARCH", "") == found["march"]
     if found["march"]:
@@ -172,9 +162,9 @@ INTEL = {
 
 @pytest.mark.parametrize(("cpu", "features", "name", "options"), INTEL.values(), ids=INTEL.keys())
 def test_class_of_an_x86_host(cpu: str, features: list[str], name: str, options: str) -> None:
-    found = cpu_class({"machine": "x86_64", "cpu": cpu, "parts": None, "libc": "glibc 2.36"}, features)
+    found = cpu_class({"machine": "x86_64", "cpu": cpu, "libc": "glibc 2.36"}, features)
     assert found["name"] == name
-    assert (found["part"], found["march"]) == (None, "")
+    assert found["march"] == ""
     given = dict(found["cmake_options"])
     assert given.pop("GGML_NATIVE") is False
     assert len(given) == 14, "an option is left to its default"
@@ -203,38 +193,30 @@ def test_a_portable_build_asks_for_a_compiler_of_the_newest_variant() -> None:
     assert "GGML_CPU_ARM_ARCH" not in arm["cmake_options"], "upstream refuses both together"
 
 
-PARTS = {
-    "none": ([], None),
-    "Graviton4-and-Axion": (["0x41/0xd4f"], "Neoverse V2"),
-    "AmpereOne": (["0xc0/0xac3"], "AmpereOne"),
-    "AmpereOne-A": (["0xc0/0xac4"], "AmpereOne A"),
-    "Cortex-X1-phone": (["0x41/0xd05", "0x41/0xd41", "0x41/0xd44"], "Cortex-X1 + Cortex-A78 + Cortex-A55"),
-    "GB10-whose-bigger-core-has-the-lower-number": (["0x41/0xd87", "0x41/0xd85"], "Cortex-X925 + Cortex-A725"),
-    "twice-is-once": (["0x41/0xd0c", "0x41/0xD0C"], "Neoverse N1"),
-    "of-nobody": (["0x99/0x1"], "0x99/0x001"),
-    "no-number": (["a  b\n", ""], "a b"),
+NONSENSE: dict[str, tuple[object, object, str]] = {
+    "no-dictionary": ("aarch64", [], "needs a dictionary"),
+    "machine-of-another-kind": ({"machine": 7}, [], "machine of the host must be a text, not 7"),
+    "model-of-another-kind": ({"machine": "aarch64", "model": 7}, [], "model of the host must be a text, not 7"),
+    "features-of-another-kind": ({"machine": "aarch64"}, "dotprod", "features must be a list of words"),
 }
 
 
-@pytest.mark.parametrize(("parts", "name"), PARTS.values(), ids=PARTS.keys())
-def test_parts_are_named(parts: list[str], name: str | None) -> None:
-    assert describe_parts(parts) == name
+@pytest.mark.parametrize(("look", "features", "said"), NONSENSE.values(), ids=NONSENSE.keys())
+def test_nonsense_is_an_error(look: object, features: object, said: str) -> None:
+    with pytest.raises(AnsibleFilterError, match=said):
+        cpu_class(look, features)
 
 
-BAD: dict[str, tuple[object, object, str]] = {
-    "no-dictionary": ("aarch64", [], "needs a dictionary"),
+BAD: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "no-machine": ({"cpu": N1}, [], "'' is no machine as uname -m names it"),
     "a-sentence-for-a-machine": ({"machine": "my host"}, [], "'my host' is no machine"),
-    "machine-of-another-kind": ({"machine": 7}, [], "machine of the host must be a text, not 7"),
-    "parts-of-another-kind": ({"machine": "aarch64", "parts": "0x41"}, [], "parts of the host must be a list of words"),
-    "features-of-another-kind": ({"machine": "aarch64"}, "dotprod", "features must be a list of words"),
     "feature-that-the-CPU-lacks": (
-        {"machine": "aarch64", "cpu": N1, "parts": ["0x41/0xd0c"]},
+        {"machine": "aarch64", "cpu": N1, "model": "Neoverse-N1"},
         ["dotprod", "i8mm", "sve"],
-        "the CPU (Neoverse N1) lacks i8mm, sve: leave",
+        "the CPU (Neoverse-N1) lacks i8mm, sve: leave",
     ),
     "feature-of-the-other-machine": (
-        {"machine": "x86_64", "cpu": HASWELL},
+        {"machine": "x86_64", "cpu": HASWELL, "model": "Intel(R) Core(TM) i7"},
         ["dotprod"],
         "the CPU (x86_64) lacks dotprod",
     ),
@@ -262,17 +244,11 @@ BAD: dict[str, tuple[object, object, str]] = {
 
 
 @pytest.mark.parametrize(("look", "features", "said"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_one_sentence(look: object, features: object, said: str) -> None:
-    with pytest.raises(AnsibleFilterError) as caught:
-        cpu_class(look, features)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_what_is_wrong_with_features_can_be_asked() -> None:
-    look = {"machine": "aarch64", "cpu": "fp asimd", "libc": "glibc 2.36"}
-    assert cpu_class(look, ["wibble"], explain=True)["problem"].startswith("wibble: no such CPU feature; known for")
-    assert "problem" not in cpu_class(look, explain=True)
+def test_what_cannot_be_built_for_is_one_sentence(look: dict[str, Any], features: list[str], said: str) -> None:
+    found = cpu_class(look, features)
+    assert list(found) == ["problem"]
+    assert said in found["problem"]
+    assert "\n" not in found["problem"]
 
 
 LIBC = {
@@ -283,18 +259,16 @@ LIBC = {
     "other-kind": ("musl", "glibc 2.17", False),
     "musl": ("musl", "musl", True),
     "host-not-known": ("", "glibc 2.36", True),
-    "need-not-known": ("glibc 2.36", None, True),
+    "need-not-known": ("glibc 2.36", "", True),
 }
 
 
 @pytest.mark.parametrize(("libc", "needed", "can"), LIBC.values(), ids=LIBC.keys())
-def test_c_libraries_are_compared(libc: str, needed: str | None, can: bool) -> None:
-    assert libc_can_run(libc, needed) is can
-
-
-def test_c_libraries_of_another_kind_are_an_error() -> None:
-    with pytest.raises(AnsibleFilterError, match=r"not 2\.36"):
-        libc_can_run(2.36, "glibc 2.36")
+def test_c_libraries_are_compared(libc: str, needed: str, can: bool) -> None:
+    task = loaded(ROOT / "roles/llama_cpp/tasks/compiler.yml")[-1]
+    assert "C library" in task["ansible.builtin.assert"]["fail_msg"]
+    given = {"__llama_cpp_class": {"libc": libc}, "__llama_cpp_builder": {"libc": needed}}
+    assert holds(task["ansible.builtin.assert"]["that"], given) is can
 
 
 def closed_sets(machine: str) -> list[frozenset[str]]:
@@ -327,7 +301,7 @@ def test_a_name_stands_for_one_set_of_features(machine: str) -> None:
             "cpu": st.none()
             | st.text()
             | st.lists(st.sampled_from(SME.split() + SAPPHIRE_RAPIDS.split())).map(" ".join),
-            "parts": st.none() | st.lists(st.text() | st.from_regex(r"0x[0-9a-f]{1,2}/0x[0-9a-f]{1,3}")),
+            "model": st.none() | st.text(),
             "libc": st.none() | st.text(),
         }
     ),
@@ -336,9 +310,8 @@ def test_a_name_stands_for_one_set_of_features(machine: str) -> None:
 )
 @settings(deadline=None)
 def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], portable: bool, native: bool) -> None:
-    try:
-        found = cpu_class(look, [], portable, native)
-    except AnsibleFilterError:
+    found = cpu_class(look, [], portable, native)
+    if "problem" in found:
         return
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", found["name"])
     assert set(found["features"]) <= set((look["cpu"] or "").split())

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_canary import FilterModule as Canary
 from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_outcome import FilterModule as Outcome
 from ansible_collections.llama_cpp.cluster.plugins.filter.upgrade_plan import FilterModule as Plan
 
+from support.templates import loaded, worked_out
+from support.tree import ROOT
+
 plan = Plan().filters()["upgrade_plan"]
-canary = Canary().filters()["upgrade_canary"]
 outcome = Outcome().filters()["upgrade_outcome"]
 
 OLD = {"id": "old", "version": "0.3.16-4227c9be4", "rpc_protocol": "2.0.0", "source": {"commit": "4227c9be4268"}}
@@ -21,6 +22,7 @@ NEW = {"id": "new", "version": "0.3.36-0c1e57098", "rpc_protocol": "7.0.0", "sou
 NOTE = {"run": "1", "from": "old", "to": "new", "time": "noon"}
 HOSTS = ("master", "worker1", "worker2")
 WANTED = dict.fromkeys(HOSTS, "new")
+COMPARISON = ROOT / "playbooks/tasks/upgrade/compare_canary.yml"
 
 
 def look(current: str | None = "old", **more: Any) -> dict[str, Any]:
@@ -162,23 +164,38 @@ CANARY: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, bool]] = {
     "another-text-allowed": ([run(text=" A lettuce.")], {"text": "any"}, "", False),
     "slow": ([run(speed=14.9)], {}, "14.9 tokens/s instead of 20.0, 26 % fewer, and upgrade_canary_tolerance", True),
     "slow-twice": ([run(speed=14.9), run(speed=14.0)], {}, "14.9 tokens/s", False),
+    "long-texts": ([run(text=" A" * 60)], {}, f'with "{"A " * 29}A…" instead of "Who', False),
     "slow-once": ([run(speed=14.9), run(speed=19.0)], {}, "", False),
-    "tolerated": ([run(speed=10.1)], {"tolerance_percent": 50}, "", False),
+    "tolerated": ([run(speed=10.1)], {"tolerance_percent": "50"}, "", False),
 }
 
 
 @pytest.mark.parametrize(("after", "options", "problem", "again"), CANARY.values(), ids=CANARY.keys())
 def test_the_canary(after: list[dict[str, Any]], options: dict[str, Any], problem: str, again: bool) -> None:
-    verdict = canary(after, run(), **options)
-    assert verdict["again"] is again
-    assert problem in verdict["problem"]
-    assert bool(verdict["problem"]) is bool(problem)
-    assert bool(verdict["summary"]) is not bool(problem)
+    given: dict[str, Any] = {f"upgrade_canary_{name}": value for name, value in options.items()}
+    given["__upgrade_canary_before"] = run()
+    tasks = [task for task in loaded(COMPARISON) if "ansible.builtin.set_fact" in task]
+    for task, found in zip(tasks, after):
+        variables = {**task["vars"], **given, "__upgrade_canary_run": found}
+        given.update(worked_out(task["ansible.builtin.set_fact"], variables))
+    verdict = given["__upgrade_problem"]
+    assert ("again" in verdict and len(after) == 1) is again
+    assert problem in verdict.get("else", "")
+    assert bool(verdict) is bool(problem)
+    assert given["__upgrade_summary"].startswith("The prompt is continued with ")
 
 
-def test_a_canary_without_runs_is_an_error() -> None:
-    with pytest.raises(AnsibleFilterError, match="at least one run"):
-        canary([], run())
+def test_the_canary_is_summed_up() -> None:
+    task = next(task for task in loaded(COMPARISON) if "ansible.builtin.set_fact" in task)
+
+    def summed_up(**changed: Any) -> str:
+        given = {"__upgrade_canary_before": run(), "__upgrade_canary_run": run(**changed)}
+        return str(worked_out(task["ansible.builtin.set_fact"]["__upgrade_summary"], {**task["vars"], **given}))
+
+    assert summed_up(speed=19.96) == "The prompt is continued with the same text, 20.0 tokens/s instead of 20.0."
+    assert summed_up(text=" A", speed=None) == (
+        "The prompt is continued with another text, as upgrade_canary_text allows; how quickly is not known."
+    )
 
 
 HOST: dict[str, Any] = {

@@ -3,23 +3,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.remote_holes import remote_holes
 
-ROOT = Path(__file__).resolve().parents[3]
-VARS = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text())
+from support.templates import loaded, worked_out
+from support.tree import ROOT
+
+VARS = loaded(ROOT / "roles/llama_cpp/vars/main.yml")
 HOLES, ARCHIVES = VARS["__llama_cpp_holes"], VARS["__llama_cpp_archives"]
 RCE = "CVE-2026-34159"
 OLD = ["CVE-2024-42477", "CVE-2024-42478", "CVE-2024-42479"]
 
 
-def judged(**build: Any) -> tuple[list[str], list[str]]:
-    found = remote_holes(HOLES, build)
+def judged(*, wanted: str = "rpc-server", vulnerable: bool = False, **build: Any) -> tuple[list[str], list[str]]:
+    facts = {"holes": None, "number": 0, "protocol": "", **build}
+    given = {"__llama_cpp_wanted": [wanted], "llama_cpp_allow_vulnerable": vulnerable, "__llama_cpp_build_facts": facts}
+    found = worked_out(VARS["__llama_cpp_found_holes"], {**VARS, **given})
     return [hole["cve"] for hole in found["open"]], [hole["cve"] for hole in found["unknown"]]
 
 
@@ -49,12 +49,8 @@ def test_of_the_archives_only_those_before_the_fix_have_it() -> None:
 
 def test_what_is_said_by_hand_agrees_with_protocols() -> None:
     for version, archive in ARCHIVES.items():
-        for hole in HOLES:
-            judgement = remote_holes([hole], {"protocol": archive["protocol"]})
-            if hole["cve"] not in archive["holes"]:
-                assert not judgement["open"], (version, hole["cve"])
-            else:
-                assert judgement["open"] + judgement["unknown"], (version, hole["cve"])
+        has, unknown = judged(protocol=archive["protocol"])
+        assert set(has) <= set(archive["holes"]) <= {*has, *unknown}, version
 
 
 def test_the_page_names_each_hole_with_its_first_fixed_build() -> None:
@@ -65,6 +61,6 @@ def test_the_page_names_each_hole_with_its_first_fixed_build() -> None:
         assert hole["advisory"] in line
 
 
-def test_nonsense_is_explained() -> None:
-    with pytest.raises(AnsibleFilterError, match="needs a list of holes"):
-        remote_holes("x", {})  # type: ignore[arg-type]
+def test_holes_matter_to_whom_gets_the_server_and_has_not_allowed_them() -> None:
+    assert judged(number=1) == ([*OLD, RCE], [])
+    assert judged(number=1, vulnerable=True) == judged(number=1, wanted="llama-cli") == ([], [])
