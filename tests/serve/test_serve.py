@@ -170,7 +170,7 @@ BAD = {
         "which others can reach: say in llama_server_trusted_sources",
     ),
     "short-key": ({"llama_server_api_keys": ["secret"]}, "a key that is too short"),
-    "home": ({"llama_server_model_path": "/root/m.gguf"}, "sees neither home folders nor temporary ones"),
+    "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "sees neither home folders nor temporary ones"),
     "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
     "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),
     "numbers": ({"llama_server_parallel": 0}, "llama_server_parallel is 0: give a number from 1 to 256"),
