@@ -372,6 +372,7 @@ def test_a_look_at_a_reset_changes_nothing_and_names_who_is_down(hosts: Inventor
     assert footprint() == before
 
 
+@pytest.mark.long
 def test_verify_and_infer_name_each_thing_that_is_wrong(tmp_path: Path, other_release: str) -> None:
     ssh("worker1", "systemctl", "stop", UNIT)
     try:

@@ -182,6 +182,7 @@ def test_other_traffic_of_the_master_falls_into_the_zone() -> None:
     assert knock("master", WORKERS[0], 22) != OPEN
 
 
+@pytest.mark.long
 def test_host_that_is_no_longer_a_master_is_shut_out(converge: Converge, worker: str, tmp_path: Path) -> None:
     content = yaml.safe_load(INVENTORY.read_text())
     content["llama_masters"], content["strangers"] = content["strangers"], content["llama_masters"]
@@ -212,6 +213,7 @@ def test_ipv6_is_trusted_where_it_is_named(converge: Converge, worker: str) -> N
 # --- what was there before --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_was_opened_by_hand_is_closed_again(converge: Converge, worker: str) -> None:
     firewall(worker, "--zone=public", f"--add-port={PORT}/tcp")
     firewall(worker, "--permanent", "--zone=work", f"--add-port={PORT}/tcp")
@@ -241,6 +243,7 @@ def test_range_is_split_around_the_port(converge: Converge, worker: str) -> None
         firewall(worker, "--reload")
 
 
+@pytest.mark.long
 def test_what_is_not_ours_to_close_is_refused_with_its_remedy(converge: Converge, worker: str) -> None:
     firewall(worker, "--zone=public", f"--add-rich-rule=rule port port={PORT} protocol=tcp accept")
     before = settings(worker), settings(worker, "--permanent")
@@ -251,6 +254,7 @@ def test_what_is_not_ours_to_close_is_refused_with_its_remedy(converge: Converge
     firewall(worker, "--reload")
 
 
+@pytest.mark.long
 def test_stopped_firewalld_is_set_up_and_started(converge: Converge, changing: str) -> None:
     ssh(changing, "systemctl", "disable", "--now", "firewalld")
     ssh(changing, "firewall-offline-cmd", "--zone=public", "--add-port=50050-50060/tcp")
@@ -345,6 +349,7 @@ def assert_refused(converge: Converge, host: str, manager: str) -> None:
     assert found() == before
 
 
+@pytest.mark.long
 def test_nftables_with_rules_of_its_own_is_refused(converge: Converge, changing: str) -> None:
     with package(changing, "nftables"):
         own = "table inet own {\n chain input {\n type filter hook input priority 0\n tcp dport 25 drop\n }\n}"
@@ -366,6 +371,7 @@ def test_ufw_is_refused(converge: Converge, worker: str) -> None:
         assert_refused(converge, worker, "ufw")
 
 
+@pytest.mark.long
 def test_disabled_role_leaves_the_host_alone(converge: Converge, worker: str) -> None:
     ssh(worker, "systemctl", "stop", "firewalld")
     try:
@@ -412,6 +418,7 @@ def test_ssh_on_another_port_stays_open_when_firewalld_starts(
         firewall(changing, "--reload")
 
 
+@pytest.mark.long
 def test_controller_that_is_trusted_keeps_ssh(converge: Converge, worker: str) -> None:
     trusted = [ADDRESS["master"], CONTROLLER]
     rule = f'rule family="ipv4" source address="{CONTROLLER}" port port="22" protocol="tcp" accept'

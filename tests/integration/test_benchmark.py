@@ -225,6 +225,7 @@ def test_the_playbook_measures_reports_and_remembers(
     assert json.loads((folder / "report.json").read_text())["time"] > report["time"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("plan", "extra_args", "expected"),
     [

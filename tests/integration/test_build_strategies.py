@@ -348,6 +348,7 @@ def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) ->
     assert fleet.is_as_it_was("builder")
 
 
+@pytest.mark.long
 def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fleet) -> None:
     fleet.hosts = {"one": {}, "two": {}}
     with small_disk(fleet.cache, "size=4k"):

@@ -104,6 +104,7 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     assert demo.processes() == []
 
 
+@pytest.mark.long
 def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
     demo.run(inference_n_predict=2)
     model = (demo.folder / "random-weights.gguf").stat()

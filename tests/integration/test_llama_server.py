@@ -132,6 +132,13 @@ def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_bef
         assert again.text() == before
 
 
+def test_a_worker_that_is_lost_while_nobody_asks_is_noticed(service: Service, workers: list[Worker]) -> None:
+    workers[0].kill()
+    said = service.wait_for("The connection to", 10)
+    assert said == f"The connection to {workers[0].endpoint} has ended, so llama-server is ended.\n"
+    assert service.process.wait(30) == 1
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
 def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
     release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], service: Service

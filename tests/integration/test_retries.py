@@ -81,6 +81,7 @@ def started_again(play: Play, worker: Worker) -> Iterator[None]:
         begun.result(HANG_S)
 
 
+@pytest.mark.long
 def test_a_run_that_lost_a_worker_is_repeated_over_all_when_it_is_back(play: Play) -> None:
     lost = play.workers[1]
     endpoints = [worker.endpoint for worker in play.workers]

@@ -125,6 +125,7 @@ def hub_variables(hub: Hub, **more: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.long
 def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(site: Site, model: Path) -> None:
     mine = site.folder / "mine.gguf"
     shutil.copy2(model, mine)
@@ -365,6 +366,7 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
     assert site.names() == []
 
 
+@pytest.mark.long
 def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model: Path) -> None:
     site.variables["gguf_model_controller_path"] = str(model)
     site.ok()

@@ -155,6 +155,7 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
     assert site.tree() == before
 
 
+@pytest.mark.long
 def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
     site.variables["llama_cpp_roles"] = []
     inventory = site.folder / "hosts.ini"
@@ -184,6 +185,7 @@ def test_shared_libraries_are_found_by_the_programs(site: Site) -> None:
     assert site.works()
 
 
+@pytest.mark.long
 def test_a_build_as_root_is_cut_off_from_the_network(site: Site) -> None:
     site.ok(llama_cpp_cmake_options={"FAKE_OFFLINE": True})
     assert site.works()
@@ -215,6 +217,7 @@ def test_check_mode_on_a_clean_host_says_what_it_would_do_and_changes_nothing(si
     assert not site.current.is_symlink()
 
 
+@pytest.mark.long
 def test_check_mode_on_an_older_release_leaves_it_in_use(site: Site) -> None:
     site.ok()
     target = site.current.readlink()
@@ -224,6 +227,7 @@ def test_check_mode_on_an_older_release_leaves_it_in_use(site: Site) -> None:
     assert site.works()
 
 
+@pytest.mark.long
 def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -> None:
     site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
     site.ok()
@@ -285,6 +289,7 @@ def repository(tmp_path: Path) -> tuple[Path, str]:
     return folder, commit
 
 
+@pytest.mark.long
 def test_a_full_commit_of_a_repository_is_built(tmp_path: Path, repository: tuple[Path, str]) -> None:
     folder, commit = repository
     source = {"llama_cpp_source": "git", "llama_cpp_git_url": f"file://{folder}", "llama_cpp_git_commit": commit}
@@ -296,6 +301,7 @@ def test_a_full_commit_of_a_repository_is_built(tmp_path: Path, repository: tupl
     assert site.ok().changed == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["2.0.0", "3.6.1"])
 def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(
     tmp_path: Path, repository: tuple[Path, str], protocol: str

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from pathlib import Path
+
 import jsonschema
 import pytest
 

@@ -82,6 +82,11 @@ def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
     return {sock.address for sock in _sockets(root) if sock.port == port and sock.state == _LISTEN}
 
 
+def peers(root: Path = Path("/")) -> set[str]:
+    """Return `address:port` of the other end of each established connection."""
+    return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED}
+
+
 def _sockets(root: Path) -> Iterator[_Socket]:
     for name in ("tcp", "tcp6"):
         try:

@@ -24,14 +24,16 @@ from pathlib import Path
 from typing import Any, Sequence
 
 from _rpc.endpoint import parse_endpoints
+from _rpc.listeners import peers
 from _rpc.prober import probe
+from _rpc.worker_status import WorkerStatus
 
 PROBE_LIMIT_S = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 # A model at 10 MB/s, which a link of 100 Mbit/s stays under, and what comes before and after it.
 LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
-LOOK_EVERY_S = 10
+LOOK_EVERY_S, ASK_EVERY_S = 1, 10
 STOP_LIMIT_S = 10
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -72,15 +74,15 @@ def say(sentence: str, *, state: str = "") -> None:
             sock.sendall(f"{state}STATUS={sentence}\n".encode())
 
 
-def wait_for_workers(settings: Settings) -> int:
-    """Return how many devices the workers have, once all of them are ready; waits for ever, and says for whom."""
+def wait_for_workers(settings: Settings) -> list[WorkerStatus]:
+    """Return what the workers say, once all of them are ready; waits for ever, and says for whom."""
     endpoints = parse_endpoints(settings.workers)
     pause, said = FIRST_PAUSE_S, ""
     while True:
         statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
         missing = [status for status in statuses if status.state != "ready"]
         if not missing:
-            return sum(len(status.devices) for status in statuses)
+            return statuses
         names = ", ".join(str(status.endpoint) for status in missing)
         sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {missing[0].message}"
         if sentence != said:
@@ -102,9 +104,10 @@ def model_bytes(model: Path) -> int:
 class Server:
     """A llama-server that runs."""
 
-    def __init__(self, settings: Settings, devices: int) -> None:
+    def __init__(self, settings: Settings, workers: Sequence[WorkerStatus]) -> None:
         self.settings = settings
-        names = ",".join(f"RPC{number}" for number in range(devices))
+        self.workers = {f"{worker.address}:{worker.port}": worker.endpoint for worker in workers}
+        names = ",".join(f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers)))
         command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
         # Upstream's abort would start a debugger.
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
@@ -146,15 +149,22 @@ class Server:
         return False
 
     def watch(self) -> None:
-        """Return when the program has ended, or no longer answers between two steps of its work."""
-        answered = time.monotonic()
+        """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work."""
+        answered = asked = time.monotonic()
         while self.process.poll() is None:
-            # /health is answered by another thread; this takes the one that computes.
-            if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
-                answered = time.monotonic()
-            elif time.monotonic() - answered > self.settings.stall_timeout_s:
-                say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
+            # While nobody asks it for anything, llama-server does not notice that a worker is gone.
+            lost = [str(worker) for address, worker in self.workers.items() if address not in peers()]
+            if lost:
+                say(f"The connection to {', '.join(lost)} has ended, so llama-server is ended.")
                 return
+            if time.monotonic() - asked >= ASK_EVERY_S:
+                # /health is answered by another thread; this takes the one that computes.
+                if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
+                    answered = time.monotonic()
+                elif time.monotonic() - answered > self.settings.stall_timeout_s:
+                    say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
+                    return
+                asked = time.monotonic()
             try:
                 self.process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
@@ -181,9 +191,9 @@ def how_it_ended(returncode: int) -> str:
 def serve(settings: Settings) -> int:
     """Wait for the workers, run the program and watch it; returns the exit status."""
     say("Looking at the workers.", state="READY=1\n")
-    devices = wait_for_workers(settings)
+    workers = wait_for_workers(settings)
     say(f"Loading {settings.alias} over {len(settings.workers)} workers.")
-    server = Server(settings, devices)
+    server = Server(settings, workers)
     try:
         if server.wait_until_it_serves():
             say(
