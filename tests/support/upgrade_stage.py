@@ -97,6 +97,8 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "rpc_firewall": {"validate": [], "sources": []},
     "gguf_model": {"validate": []},
+    # None of these masters serves an API; tests/serve has one.
+    "llama_server": {"pause": [], "resume": []},
     "inference": {
         "look": [],
         "verify": [],
@@ -122,6 +124,8 @@ module = AnsibleModule(argument_spec=%s, supports_check_mode=True)
 stage = Path(os.environ["STAGE"])
 """
 MODULES = {
+    "llama_server_info": _MODULE % {"ask": {"type": "bool"}, "prompt": {"type": "str"}, "n_predict": {"type": "int"}}
+    + "module.exit_json(changed=False, servers=[])\n",
     "rpc_worker_info": _MODULE % {"endpoints": {"type": "list"}, "expected_protocol": {"type": "str"}}
     + """
 expected = str(module.params["expected_protocol"])
