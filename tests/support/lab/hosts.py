@@ -65,7 +65,16 @@ ASK = (
     _alone(
         *(
             f"_rpc/{name}.py"
-            for name in ("endpoint", "worker_status", "protocol", "resolver", "sentences", "connection", "prober")
+            for name in (
+                "endpoint",
+                "worker_status",
+                "protocol",
+                "resolver",
+                "sentences",
+                "connection",
+                "listeners",
+                "prober",
+            )
         )
     )
     + """
