@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the patch rpc-turns changes: slots of llama-server take turns over a pipeline of workers, and prompts come in parts."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable
+
+import pytest
+
+from support.harness import HANG_S, end, free_port
+from support.watched_worker import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from support.harness import Release, Worker
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+# Commands of the protocol (enum rpc_cmd in ggml-rpc.cpp) that have a worker compute.
+GRAPH_COMPUTE, GRAPH_RECOMPUTE = 10, 16
+
+
+@dataclass
+class Relay:
+    """Stands between a master and a worker, counts the graphs that pass, and can keep the next one back."""
+
+    worker: Worker
+    port: int = 0
+    graphs: int = 0
+    open: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def requests(self, client: socket.socket, server: socket.socket) -> None:
+        """Pass on whole requests: a byte for the command, eight for the size, and the rest."""
+        with suppress(OSError, EOFError), client.makefile("rb") as asked:
+            while command := asked.read(1):
+                size = asked.read(8)
+                body = asked.read(int.from_bytes(size, "little"))
+                if command[0] in (GRAPH_COMPUTE, GRAPH_RECOMPUTE):
+                    self.open.wait()
+                    self.graphs += 1
+                server.sendall(command + size + body)
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)
+
+    @staticmethod
+    def answers(server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                client.sendall(data)
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def relay(worker: Worker) -> Iterator[Relay]:
+    passes = Relay(worker)
+    passes.open.set()
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        passes.port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    client = listener.accept()[0]
+                    server = socket.create_connection(("127.0.0.1", worker.port))
+                    for link in client, server:
+                        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                        stack.callback(link.close)
+                    threading.Thread(target=passes.requests, args=(client, server), daemon=True).start()
+                    threading.Thread(target=passes.answers, args=(server, client), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield passes
+        finally:
+            passes.open.set()
+
+
+@dataclass
+class Server:
+    """A llama-server, and what it has said."""
+
+    port: int
+    log: Path
+
+    def ask(self, prompt: str, tokens: int, said: list[str] | None = None) -> str:
+        """Return a text of so many tokens; `said` gets the parts as they come."""
+        said = [] if said is None else said
+        wanted: dict[str, Any] = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "temperature": 0}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
+        connection.request("POST", "/completion", json.dumps({**wanted, "stream": True, "cache_prompt": False}))
+        answer = connection.getresponse()
+        assert answer.status == 200, answer.read()
+        said.extend(json.loads(line[5:])["content"] for line in answer if line.startswith(b"data:"))
+        connection.close()
+        return "".join(said)
+
+
+@contextmanager
+def serving(release: Release, model: Path, workers: list[str], log: Path, *options: str) -> Iterator[Server]:
+    server = Server(free_port(), log)
+    command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(server.port), "-t", "1"]
+    command += ["--rpc", ",".join(workers), "-ngl", "99", "-fit", "off", "-c", "2048", "--no-ui", *options]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        try:
+
+            def answers() -> bool:
+                assert process.poll() is None, log.read_text()[-2000:]
+                with suppress(OSError):
+                    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+                    connection.request("GET", "/health")
+                    return connection.getresponse().status == 200
+                return False
+
+            until(answers)
+            yield server
+            assert process.poll() is None, log.read_text()[-2000:]
+        finally:
+            end(process)  # type: ignore[arg-type]
+
+
+PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that", "seven and one", "far", "it was"]
+
+
+@pytest.mark.parametrize("many", [2, 3])
+def test_what_is_said_in_turns_is_what_each_says_alone(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, many: int
+) -> None:
+    """Seven clients on five slots: some wait, prompts come while others generate, and groups change."""
+    workers = [start_worker(release_7).endpoint for _number in range(many)]
+    with serving(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
+        alone = [server.ask(prompt, 20 + 5 * number) for number, prompt in enumerate(PROMPTS)]
+        assert f"groups of slots that take turns: {many}" in server.log.read_text()
+        with ThreadPoolExecutor(len(PROMPTS)) as clients:
+            tokens = [20 + 5 * number for number in range(len(PROMPTS))]
+            assert list(clients.map(server.ask, PROMPTS, tokens)) == alone
+
+
+def graphs_while_the_second_is_held(release: Release, model: Path, workers: list[Worker], log: Path, turns: int) -> int:
+    """Return how many more graphs the first worker gets than the second one, while the second one's next graph is kept back."""
+    with relay(workers[0]) as first, relay(workers[1]) as second, ExitStack() as stack:
+        options = ["-np", "2", "--turns", str(turns)]
+        server = stack.enter_context(serving(release, model, [first.endpoint, second.endpoint], log, *options))
+        said: list[list[str]] = [[], []]
+        clients = [threading.Thread(target=server.ask, args=(PROMPTS[n], 400, said[n])) for n in range(2)]
+        for client in clients:
+            client.start()
+            stack.callback(client.join)
+        stack.callback(second.open.set)
+        assert first.graphs >= second.graphs
+        until(lambda: second.graphs > 60)
+        second.open.clear()
+        found = -1
+        while found != first.graphs:  # until nothing comes any more
+            found = first.graphs
+            time.sleep(0.5)
+        return first.graphs - second.graphs
+
+
+def test_the_first_worker_computes_for_others_while_the_second_has_a_group(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    workers = [start_worker(release_7) for _number in range(2)]
+    assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "one", 1) == 1
+    assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "two", 2) == 2
+
+
+def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    workers = [start_worker(release_7).endpoint for _number in range(2)]
+    with serving(release_7, model, workers, tmp_path / "log", "-np", "3") as server:
+        alone = server.ask(PROMPTS[0], 150)
+        with ThreadPoolExecutor(1) as clients:
+            stays = clients.submit(server.ask, PROMPTS[0], 150)
+            for prompt in PROMPTS[1:]:
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_S)
+                wanted = {"prompt": prompt, "n_predict": 1000, "ignore_eos": True, "stream": True}
+                connection.request("POST", "/completion", json.dumps(wanted))
+                assert connection.getresponse().readline().startswith(b"data:")
+                connection.close()
+            assert stays.result() == alone
+
+
+def test_a_short_prompt_comes_in_parts(
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Upstream's parts are of 512 tokens: the second worker would wait for the first one's work on all of it."""
+    with relay(start_worker(release_7)) as first, relay(start_worker(release_7)) as second:
+        workers = [first.endpoint, second.endpoint]
+        with serving(release_7, model, workers, tmp_path / "log", "-np", "1") as server:
+            server.ask("once", 1)
+            before = first.graphs
+            server.ask("again " * 255, 1)
+            assert first.graphs - before == 4
