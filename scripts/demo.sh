@@ -63,4 +63,4 @@ fi
 ansible-playbook -e "$variables" -e demo_serve=true "$@" playbooks/demo.yml
 cache=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}
 exec python playbooks/files/demo_api.py --bin="$cache/demo/bin" --count="${WORKERS:-2}" --state="$cache/demo/api" \
-    --model="${MODEL:-$cache/demo/random-weights.gguf}"
+    --page="$cache/demo/page" --model="${MODEL:-$cache/demo/random-weights.gguf}"

@@ -22,13 +22,27 @@ SERVICE = TOP / "roles/llama_server/files/llama_server_service.py"
 STALL_LIMIT_S = 600
 
 
+def has_page(args: argparse.Namespace) -> bool:
+    """Whether the chat page could be made."""
+    return (args.page / "index.html").exists()
+
+
+def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
+    """Return its address, or why there is none, as playbooks/demo.yml has written it down."""
+    if has_page(args):
+        return f"http://127.0.0.1:{api_port}/"
+    reason = args.page.with_name(f"{args.page.name}.none")
+    return "none: " + (reason.read_text(encoding="utf-8").strip() if reason.exists() else "it was not built")
+
+
 def settings_of(args: argparse.Namespace, ports: list[int], api_port: int) -> dict[str, object]:
     """Return what the service is told, as role llama_server writes it."""
     keys = args.state / "api.keys"
     arguments = ["--model", str(args.model), "--alias", args.model.stem, "--host", "127.0.0.1", "--port", str(api_port)]
     arguments += ["--parallel", "2", "--ctx-size", "4096", "--n-gpu-layers", "999", "--fit", "off", "--metrics"]
     arguments += ["--tensor-split", ",".join("1" for _port in ports), "--api-key-file", str(keys), "--threads", "1"]
-    arguments += ["--cors-origins", "localhost", "--cache-ram", "256", "--no-ui"]
+    arguments += ["--cors-origins", "localhost", "--cache-ram", "256"]
+    arguments += ["--path", str(args.page)] if has_page(args) else ["--no-ui"]
     return {
         "program": str(args.bin / "llama-server"),
         "arguments": arguments,
@@ -43,8 +57,8 @@ def settings_of(args: argparse.Namespace, ports: list[int], api_port: int) -> di
     }
 
 
-def follow(service: subprocess.Popen[str], log: Path, key: str, api_port: int) -> None:
-    """Show where the service is, and its address and key once it serves; what llama-server says goes to a file."""
+def follow(service: subprocess.Popen[str], log: Path, addresses: list[str]) -> None:
+    """Show where the service is, and the addresses once it serves; what llama-server says goes to a file."""
     if service.stdout is None:
         return
     with log.open("w", encoding="utf-8") as said:
@@ -54,9 +68,7 @@ def follow(service: subprocess.Popen[str], log: Path, key: str, api_port: int) -
             if line.startswith(("Waiting", "Loading", "llama-server ")):
                 print(line.rstrip(), flush=True)
             elif line.startswith("Serving"):
-                print(f"API http://127.0.0.1:{api_port}/v1")
-                print(f"Key {key}")
-                print("Page none: this llama.cpp is built without its chat page", flush=True)
+                print("\n".join(addresses), flush=True)
 
 
 def main() -> int:
@@ -65,6 +77,7 @@ def main() -> int:
     parser.add_argument("--bin", type=Path, required=True, help="folder of the llama.cpp programs")
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
     parser.add_argument("--count", type=int, required=True, choices=range(1, 16), help="how many workers")
+    parser.add_argument("--page", type=Path, required=True, help="folder of the chat page, if there is one")
     parser.add_argument("--state", type=Path, required=True, help="folder for logs, settings and the key")
     args = parser.parse_args()
     args.state.mkdir(parents=True, exist_ok=True)
@@ -94,7 +107,8 @@ def main() -> int:
             errors="replace",
             start_new_session=True,
         )
-        follow(service, args.state / "api.log", key, api_port)
+        addresses = [f"API http://127.0.0.1:{api_port}/v1", f"Key {key}", f"Page {where_the_page_is(args, api_port)}"]
+        follow(service, args.state / "api.log", addresses)
         return service.wait()
     except KeyboardInterrupt:
         return 130

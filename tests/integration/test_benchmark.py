@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 
 from support.benchmark_sample import HOSTILE, history, hostile, results, run
-from support.browser import Page, browser
+from support.browser import Page, browser, installed_browser
 from support.harness import CACHE, play_here
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
     from support.harness import Release, Worker
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 PICTURES = CACHE / "screenshots"
 SAMPLES = {
     "report": results(),
@@ -81,27 +78,7 @@ LIGHTNESS = (
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    """The browser; as root it is installed, where Debian's packages are."""
-    for attempt in range(2):
-        found = next(filter(None, map(shutil.which, PROGRAMS)), None)
-        if found:
-            return found
-        if attempt or os.geteuid() != 0 or shutil.which("apt-get") is None:
-            break
-        wait = ("-o", "DPkg::Lock::Timeout=120")
-        subprocess.run(["apt-get", "-qq", *wait, "update"], check=False, timeout=300)
-        subprocess.run(
-            ["apt-get", "-qqy", *wait, "install", "--no-install-recommends", "chromium"],
-            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
-            check=False,
-            timeout=600,
-            stdout=subprocess.DEVNULL,
-        )
-    missing = "there is no Chromium here, and it could not be installed (as root, with apt-get)"
-    # There, nobody would notice that the page is never looked at.
-    if os.environ.get("CI"):
-        pytest.fail(missing)
-    pytest.skip(missing)
+    return installed_browser()
 
 
 @pytest.fixture

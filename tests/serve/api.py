@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import subprocess
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from support.api_client import Client
 from support.lab.hosts import ADDRESS, ROOT, eventually, play, ssh
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import http.client
+    import subprocess
+    from contextlib import AbstractContextManager
 
 SERVING = ROOT / "inventories/lab/serving.yml"
 API_PORT = 8080
@@ -39,50 +39,29 @@ def key() -> str:
     return ssh("master", "head", "-n1", KEYS).stdout.strip()
 
 
-def request(
-    path: str, body: dict[str, Any] | None = None, *, bearer: str | None, limit_s: float = 60
-) -> tuple[int, Any]:
+def client(bearer: str | None) -> Client:
+    """Return who has that key, on this machine."""
+    return Client(ADDRESS["master"], API_PORT, bearer)
+
+
+def request(path: str, body: dict[str, Any] | None = None, *, bearer: str | None) -> tuple[int, Any]:
     """Return status and JSON of an answer."""
-    connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=limit_s)
-    try:
-        headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-        connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
-        answer = connection.getresponse()
-        text = answer.read()
-    finally:
-        connection.close()
-    return answer.status, json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+    return client(bearer).request(path, body, limit_s=60)
 
 
 def text_of(bearer: str, tokens: int = 8) -> str:
     """Return how the API continues a prompt."""
-    asked = {"prompt": "the river", "max_tokens": tokens, "temperature": 0}
-    status, body = request("/v1/completions", asked, bearer=bearer)
-    assert status == 200, body
-    return str(body["choices"][0]["text"])
+    return client(bearer).text(tokens)
 
 
 def answers(bearer: str) -> bool:
     """Whether a token comes."""
-    try:
-        return bool(text_of(bearer, 1))
-    except (OSError, http.client.HTTPException, AssertionError):
-        return False
+    return client(bearer).answers()
 
 
-@contextmanager
-def stream(bearer: str, tokens: int = 800) -> Iterator[http.client.HTTPResponse]:
-    """A stream whose first token has come."""
-    connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=120)
-    asked = {"prompt": "the river", "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
-    connection.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": f"Bearer {bearer}"})
-    answer = connection.getresponse()
-    assert answer.status == 200
-    assert answer.readline().startswith(b"data:")
-    try:
-        yield answer
-    finally:
-        connection.close()
+def stream(bearer: str, tokens: int = 800) -> AbstractContextManager[http.client.HTTPResponse]:
+    """Return a stream whose first token has come."""
+    return client(bearer).stream(tokens)
 
 
 def property_of(name: str) -> str:

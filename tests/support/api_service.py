@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import socket
@@ -12,13 +11,16 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from support.api_client import PROMPT, Client
 from support.harness import HANG_S, ROOT, Release, end, free_port
 
 if TYPE_CHECKING:
+    import http.client
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 FILES = ROOT / "roles/llama_server/files"
@@ -53,39 +55,24 @@ class Service:
             time.sleep(0.02)
         raise AssertionError(f"not said: {start}; but: {''.join(self.lines[-20:])}")
 
+    @property
+    def client(self) -> Client:
+        """Who has the key."""
+        return Client("127.0.0.1", self.port, KEY)
+
     def request(
         self, path: str, body: dict[str, Any] | None = None, *, key: str | None = KEY, limit_s: float = HANG_S
     ) -> tuple[int, Any]:
         """Return status and JSON of an answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=limit_s)
-        headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
-        try:
-            connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
-            answer = connection.getresponse()
-            text = answer.read()
-        finally:
-            connection.close()
-        return answer.status, json.loads(text) if text[:1] in (b"{", b"[") else text.decode()
+        return replace(self.client, key=key).request(path, body, limit_s=limit_s)
 
-    @contextmanager
-    def stream(self, tokens: int, prompt: str = "the river") -> Iterator[http.client.HTTPResponse]:
-        """A stream of so many tokens, whose first one has come."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
-        wanted = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
-        connection.request("POST", "/v1/completions", json.dumps(wanted), {"Authorization": f"Bearer {KEY}"})
-        answer = connection.getresponse()
-        assert answer.status == 200
-        assert answer.readline().startswith(b"data:")
-        try:
-            yield answer
-        finally:
-            connection.close()
+    def stream(self, tokens: int, prompt: str = PROMPT) -> AbstractContextManager[http.client.HTTPResponse]:
+        """Return a stream of so many tokens, whose first one has come."""
+        return self.client.stream(tokens, prompt)
 
     def text(self) -> str:
         """Return what the model says first."""
-        status, body = self.request("/v1/completions", {"prompt": "the river", "max_tokens": 8, "temperature": 0})
-        assert status == 200, body
-        return str(body["choices"][0]["text"])
+        return self.client.text()
 
     def drain(self, limit_s: float) -> subprocess.Popen[str]:
         """Start what the unit runs before it stops the service."""
@@ -99,11 +86,17 @@ class Service:
         )
 
 
-def settings(release: Release, model: Path, workers: Sequence[str], port: int, keys: Path) -> dict[str, Any]:
+# Without the chat page.
+NO_PAGE = ("--no-ui",)
+
+
+def settings(
+    release: Release, model: Path, workers: Sequence[str], port: int, keys: Path, options: Sequence[str]
+) -> dict[str, Any]:
     """Return what role llama_server writes."""
     arguments = ["--model", str(model), "--alias", ALIAS, "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
     arguments += ["--parallel", "2", "--ctx-size", "1024", "--n-gpu-layers", "999", "--fit", "off", "--metrics"]
-    arguments += ["--api-key-file", str(keys), "--cache-ram", "64", "--no-ui", "--ubatch-size", "64"]
+    arguments += ["--api-key-file", str(keys), "--cache-ram", "64", "--ubatch-size", "64", *options]
     arguments += ["--tensor-split", ",".join("1" for _worker in workers)]
     return {
         "program": str(release.bin / "llama-server"),
@@ -121,13 +114,18 @@ def settings(release: Release, model: Path, workers: Sequence[str], port: int, k
 
 @contextmanager
 def running_service(
-    release: Release, model: Path, workers: Sequence[str], folder: Path, port: int | None = None
+    release: Release,
+    model: Path,
+    workers: Sequence[str],
+    folder: Path,
+    port: int | None = None,
+    options: Sequence[str] = NO_PAGE,
 ) -> Iterator[Service]:
     """Start the service, give it, and end it by its own process id."""
     port = port or free_port()
     keys = folder / "keys"
     keys.write_text(f"{KEY}\n")
-    (folder / "settings.json").write_text(json.dumps(settings(release, model, workers, port, keys)))
+    (folder / "settings.json").write_text(json.dumps(settings(release, model, workers, port, keys, options)))
     process = subprocess.Popen(
         [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"],
         env={**os.environ, **ENVIRONMENT},

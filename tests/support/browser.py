@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -83,9 +87,10 @@ class Page:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def open(self, path: Path) -> None:
+    def open(self, place: Path | str) -> None:
+        """Open a file or a URL."""
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._message())
 
@@ -109,6 +114,24 @@ class Page:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def wait(self, script: str, limit_s: float = ANSWER_LIMIT_S) -> Any:
+        """Return the value of an expression, once it is true."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            found = self.run(script)
+            if found:
+                return found
+            time.sleep(0.05)
+        shown = self.run("document.body.innerText.slice(0, 2000)")
+        raise AssertionError(f"not so within {limit_s} s: {script}; but the page shows: {shown}")
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus, and press Enter."""
+        self.call("Input.insertText", text=text)
+        enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, **enter)
+
     def screenshot(self, path: Path) -> None:
         """Write a picture of the whole page."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -122,6 +145,30 @@ class Page:
     def said(self, *methods: str) -> list[dict[str, Any]]:
         """Return the events of some kinds since the page was opened."""
         return [event["params"] for event in self.events if event.get("method") in methods]
+
+
+def installed_browser() -> str:
+    """Return the browser's program; as root it is installed, where Debian's packages are."""
+    for attempt in range(2):
+        found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+        if found:
+            return found
+        if attempt or os.geteuid() != 0 or shutil.which("apt-get") is None:
+            break
+        wait = ("-o", "DPkg::Lock::Timeout=120")
+        subprocess.run(["apt-get", "-qq", *wait, "update"], check=False, timeout=300)
+        subprocess.run(
+            ["apt-get", "-qqy", *wait, "install", "--no-install-recommends", "chromium"],
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            check=False,
+            timeout=600,
+            stdout=subprocess.DEVNULL,
+        )
+    missing = "there is no Chromium here, and it could not be installed (as root, with apt-get)"
+    # There, nobody would notice that the page is never looked at.
+    if os.environ.get("CI"):
+        pytest.fail(missing)
+    return pytest.skip(missing)
 
 
 def _high(descriptor: int) -> int:

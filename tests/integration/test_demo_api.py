@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What `make serve` starts once programs, model and page are there: what it prints, and that Ctrl-C ends all of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.api_client import Client
+from support.harness import HANG_S, ROOT, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.llama
+
+
+@contextmanager
+def serving(release: Release, model: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    places = [f"--bin={release.bin}", f"--state={folder}/api", f"--page={folder}/page"]
+    process = subprocess.Popen(
+        [sys.executable, ROOT / "playbooks/files/demo_api.py", *places, f"--model={model}", "--count=2"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=HANG_S)
+
+
+def printed(process: subprocess.Popen[str]) -> dict[str, str]:
+    """Return what the lines up to that of the page say, by their first words."""
+    assert process.stdout is not None
+    found: dict[str, str] = {}
+    for line in process.stdout:
+        name, _blank, value = line.rstrip().partition(" ")
+        found[name] = value
+        if name == "Page":
+            return found
+    pytest.fail(f"it ended: {found}")
+
+
+def left_over(folder: Path) -> list[str]:
+    """Return the commands of processes that have a file of this folder open, or name one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            files = [os.readlink(descriptor) for descriptor in (path / "fd").iterdir()]
+        except OSError:
+            continue
+        if str(folder) in command or any(file.startswith(str(folder)) for file in files):
+            found.append(command)
+    return found
+
+
+def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page/index.html").write_text("<p>hello</p>")
+    with serving(release_7, model, tmp_path) as process:
+        said = printed(process)
+        port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
+        assert said["Page"] == f"http://127.0.0.1:{port}/"
+        stranger = Client("127.0.0.1", port, None)
+        assert stranger.request("/") == (200, "<p>hello</p>")
+        assert stranger.request("/v1/models")[0] == 401
+        assert Client("127.0.0.1", port, said["Key"]).text()
+        assert len(left_over(tmp_path / "api")) >= 4, "this program, two workers and the service"
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.communicate(timeout=HANG_S)[0]
+        assert process.returncode == 130
+        assert "The API and its workers have ended." in rest
+        assert left_over(tmp_path / "api") == []
+
+
+def test_without_a_page_it_says_why(release_7: Release, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.none").write_text("the controller has no Node.js\n")
+    with serving(release_7, model, tmp_path) as process:
+        assert printed(process)["Page"] == "none: the controller has no Node.js"

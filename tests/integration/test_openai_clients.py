@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""OpenAI's Python package as a client of the API: what programs ask for, and what becomes of requests that go wrong.
+
+The model has random weights, so its text is noise. What a grammar forces is as it must be all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from support.api_service import ALIAS, NO_PAGE, Service, running_service
+from support.harness import HANG_S, Release, running_worker
+from support.runs import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+SLOTS, SLOT_TOKENS = 2, 2048
+# Takes some ten seconds, unless it is left.
+LONG: dict[str, Any] = {"model": ALIAS, "prompt": "the river", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
+# The model has no template of its own, and llama.cpp's has no tools. Calls stand between @ and #, a token each.
+TEMPLATE = """
+{%- for tool in tools or [] %}tool {{ tool.function.name }}
+{% endfor %}
+{%- for message in messages %}<{{ message.role }}>{{ message.content or '' }}
+{%- if message.tool_calls %}@{% endif %}
+{%- for call in message.tool_calls or [] %}
+{%- set said = call.function %}{"name": {{ said.name | tojson }}, "arguments": {{ said.arguments | tojson }}}
+{%- endfor %}
+{%- if message.tool_calls %}#{% endif %}
+{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}
+"""
+QUESTION: list[Any] = [{"role": "user", "content": "knock knock"}]
+
+
+@pytest.fixture(scope="module")
+def service(release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release_7, folder / f"{n}.log")) for n in range(2)]
+        endpoints = [worker.endpoint for worker in workers]
+        (folder / "template").write_text(TEMPLATE)
+        options = (*NO_PAGE, "--chat-template-file", str(folder / "template"), "--ctx-size", str(SLOTS * SLOT_TOKENS))
+        running = stack.enter_context(running_service(release_7, model, endpoints, folder, options=options))
+        running.wait_for("Serving")
+        yield running
+
+
+def client_of(service: Service, **options: Any) -> openai.OpenAI:
+    given = {"base_url": service.client.url, "api_key": service.client.key, "max_retries": 0, "timeout": HANG_S}
+    return openai.OpenAI(**{**given, **options})
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with client_of(service) as opened:
+        yield opened
+
+
+def busy_slots(service: Service) -> int:
+    status, slots = service.request("/slots")
+    assert status == 200
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def only(value: str) -> Any:
+    """Return the format of an answer that can be nothing but this value."""
+    schema = {"type": "object", "properties": {"who": {"const": value}}, "required": ["who"]}
+    return {"type": "json_schema", "json_schema": {"name": "who", "strict": True, "schema": schema}}
+
+
+def test_it_chats_by_the_name_of_the_model(client: openai.OpenAI) -> None:
+    (listed,) = client.models.list().data
+    assert listed.id == ALIAS
+    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, max_tokens=8, temperature=0)
+    assert (done.model, done.choices[0].message.role, done.choices[0].finish_reason) == (ALIAS, "assistant", "length")
+    assert done.choices[0].message.content
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 8
+
+
+def test_a_stream_has_the_same_text_in_pieces(client: openai.OpenAI) -> None:
+    asked: Any = {"model": ALIAS, "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+    pieces = [
+        chunk.choices[0].delta.content
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
+    assert len(pieces) > 12
+    assert "".join(pieces) == client.chat.completions.create(**asked).choices[0].message.content
+
+
+def test_an_answer_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Bern", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "trip", "strict": True, "schema": schema}}
+    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, max_tokens=300, response_format=wanted)
+    found = json.loads(done.choices[0].message.content or "")
+    assert found.keys() == {"city", "days"}
+    assert found["city"] in ("Bern", "Rome")
+    assert found["days"] in range(1, 10)
+
+
+def test_a_required_tool_is_called_with_its_arguments(service: Service, client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Bern", "Rome"]}}, "required": ["city"]}
+    tool: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": parameters}}
+    # A model may say something before it calls, and this one would not end. So it is made to begin a call, and to
+    # put no space without end into it; the rest is the grammar's.
+    liked = {"@": 100, "#": 100, " ": -100, "\n": -100, "\t": -100}
+    bias = {str(service.request("/tokenize", {"content": text})[1]["tokens"][-1]): by for text, by in liked.items()}
+    asked: Any = {"max_tokens": 300, "tools": [tool], "tool_choice": "required", "logit_bias": bias}
+    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, **asked)
+    assert done.choices[0].finish_reason == "tool_calls"
+    assert done.choices[0].message.tool_calls
+    for call in done.choices[0].message.tool_calls:
+        assert call.type == "function"
+        assert call.function.name == "weather"
+        assert json.loads(call.function.arguments)["city"] in ("Bern", "Rome")
+
+
+def tokens_of_the_next_release(service: Service, before: int) -> int:
+    """Wait until a slot is free again, by what the server says then; return how many tokens its request came to.
+
+    Nothing is asked meanwhile: a server that answers others looks late whether a client is still there.
+    """
+    start = re.compile(r"stop processing: n_tokens = (\d+)")
+    found: re.Match[str] = wait_for(lambda: start.search("".join(service.lines[before:])), HANG_S)
+    return int(found[1])
+
+
+def test_a_stream_that_its_client_leaves_frees_its_slot(service: Service, client: openai.OpenAI) -> None:
+    before = len(service.lines)
+    with client.completions.create(**LONG, stream=True) as stream:
+        assert next(iter(stream))
+        assert busy_slots(service) == 1
+    assert tokens_of_the_next_release(service, before) < LONG["max_tokens"] / 2
+    assert busy_slots(service) == 0
+
+
+def test_a_request_beyond_its_time_is_given_up_on_both_sides(service: Service) -> None:
+    before = len(service.lines)
+    with client_of(service, timeout=0.3) as hasty, pytest.raises(openai.APITimeoutError):
+        hasty.completions.create(**LONG)
+    assert tokens_of_the_next_release(service, before) < LONG["max_tokens"]
+    assert busy_slots(service) == 0
+
+
+def test_a_wrong_key_is_refused_and_not_repeated_to_others(service: Service) -> None:
+    other = client_of(service, api_key="key-of-somebody-else")
+    with other, pytest.raises(openai.AuthenticationError) as refused:
+        other.chat.completions.create(model=ALIAS, messages=QUESTION)
+    assert refused.value.status_code == 401
+    said = "".join(service.lines)
+    assert "Invalid API Key" in said
+    assert "key-of-somebody-else" not in said + str(refused.value)
+
+
+def test_too_long_a_prompt_is_an_error_that_says_how_long(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model=ALIAS, prompt="river " * SLOT_TOKENS * 2, max_tokens=4)
+    body: Any = refused.value.body
+    assert body["type"] == "exceed_context_size_error"
+    assert body["n_ctx"] == SLOT_TOKENS
+    assert body["n_prompt_tokens"] > SLOT_TOKENS
+
+
+def test_twenty_clients_on_two_slots_get_each_its_own_answer(service: Service) -> None:
+    def ask(number: int) -> str:
+        wanted = only(f"client {number}")
+        with client_of(service) as one:
+            done = one.chat.completions.create(model=ALIAS, messages=QUESTION, max_tokens=120, response_format=wanted)
+        return str(json.loads(done.choices[0].message.content or "")["who"])
+
+    with ThreadPoolExecutor(20) as clients:
+        assert list(clients.map(ask, range(20))) == [f"client {number}" for number in range(20)]
+
+
+def cached_tokens(client: openai.OpenAI, messages: list[Any]) -> tuple[int, int]:
+    """Ask once; return how many tokens of the prompt were there already, and how many it has."""
+    done = client.chat.completions.create(model=ALIAS, messages=messages, max_tokens=4, temperature=0)
+    messages.append({"role": "assistant", "content": done.choices[0].message.content})
+    assert done.usage is not None
+    assert done.usage.prompt_tokens_details is not None
+    return done.usage.prompt_tokens_details.cached_tokens or 0, done.usage.prompt_tokens
+
+
+def test_the_second_turn_reuses_the_first_also_with_more_clients_than_slots(client: openai.OpenAI) -> None:
+    words = ("stone", "light", "tree")
+    assert len(words) > SLOTS
+    conversations: list[list[Any]] = [[{"role": "user", "content": f"{word} " * 100}] for word in words]
+    first = [cached_tokens(client, conversation)[1] for conversation in conversations]
+    for conversation in conversations:
+        conversation.append({"role": "user", "content": "more"})
+    for before, conversation in zip(first, conversations):
+        cached, tokens = cached_tokens(client, conversation)
+        assert tokens > before
+        assert cached >= before - 8, f"{cached} of {before} tokens came from the cache"
+
+
+def test_embeddings_that_are_off_are_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError) as refused:
+        client.embeddings.create(model=ALIAS, input=["the river"])
+    assert refused.value.status_code == 501
+
+
+def test_embeddings_tell_texts_apart(release_7: Release, model: Path, tmp_path: Path) -> None:
+    options = (*NO_PAGE, "--embeddings", "--pooling", "mean")
+    with ExitStack() as stack:
+        worker = stack.enter_context(running_worker(release_7, tmp_path / "worker.log"))
+        service = stack.enter_context(running_service(release_7, model, [worker.endpoint], tmp_path, options=options))
+        service.wait_for("Serving")
+        client = stack.enter_context(client_of(service))
+        found = client.embeddings.create(model=ALIAS, input=["the river", "a stone", "the river"]).data
+        vectors = [item.embedding for item in sorted(found, key=lambda item: item.index)]
+        assert [len(vector) for vector in vectors] == [512] * 3
+        assert all(math.isclose(math.hypot(*vector), 1, rel_tol=1e-4) for vector in vectors)
+        assert math.dist(vectors[0], vectors[2]) < 0.01 < math.dist(vectors[0], vectors[1])
