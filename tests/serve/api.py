@@ -6,7 +6,9 @@ from __future__ import annotations
 import http.client
 import json
 import subprocess
+import threading
 import time
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -94,3 +96,44 @@ def serves(bearer: str, limit_s: float) -> float:
     began = time.monotonic()
     eventually(lambda: answers(bearer), limit_s, "the API answers")
     return time.monotonic() - began
+
+
+class Talker:
+    """A client that asks again and again, each time anew, and keeps what became of it."""
+
+    def __init__(self, bearer: str) -> None:
+        self.bearer = bearer
+        self.seen: Counter[str] = Counter()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._talk)
+
+    def __enter__(self) -> Talker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _talk(self) -> None:
+        while not self._over.is_set():
+            self.seen[self._ask()] += 1
+            self._over.wait(0.2)
+
+    def _ask(self) -> str:
+        connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=60)
+        try:
+            connection.connect()
+        except OSError as error:
+            # Before the request was sent: to ask again is safe.
+            return f"not connected: {type(error).__name__}"
+        try:
+            asked = {"prompt": "a lake", "max_tokens": 4, "temperature": 0}
+            connection.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": f"Bearer {self.bearer}"})
+            answer = connection.getresponse()
+            answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            return f"cut off: {type(error).__name__}"
+        finally:
+            connection.close()
+        return str(answer.status)
