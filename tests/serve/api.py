@@ -98,42 +98,41 @@ def serves(bearer: str, limit_s: float) -> float:
     return time.monotonic() - began
 
 
-class Talker:
-    """A client that asks again and again, each time anew, and keeps what became of it."""
+def outcome(bearer: str) -> str:
+    """Ask by a connection of its own; return the status, or what became of the request in its place."""
+    connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=60)
+    try:
+        connection.connect()
+    except OSError as error:
+        # Nothing was sent, so that to ask again is safe.
+        return f"not connected: {type(error).__name__}"
+    asked = {"prompt": "a lake", "max_tokens": 4, "temperature": 0}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": f"Bearer {bearer}"})
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        return f"cut off: {type(error).__name__}"
+    finally:
+        connection.close()
+    return str(answer.status)
 
-    def __init__(self, bearer: str) -> None:
-        self.bearer = bearer
-        self.seen: Counter[str] = Counter()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._talk)
 
-    def __enter__(self) -> Talker:
-        self._thread.start()
-        return self
+@contextmanager
+def client_that_keeps_asking(bearer: str) -> Iterator[Counter[str]]:
+    """What became of the requests of a client that asks again and again, each counted."""
+    seen: Counter[str] = Counter()
+    over = threading.Event()
 
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def talk() -> None:
+        while not over.is_set():
+            seen[outcome(bearer)] += 1
+            over.wait(0.2)
 
-    def _talk(self) -> None:
-        while not self._over.is_set():
-            self.seen[self._ask()] += 1
-            self._over.wait(0.2)
-
-    def _ask(self) -> str:
-        connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=60)
-        try:
-            connection.connect()
-        except OSError as error:
-            # Before the request was sent: to ask again is safe.
-            return f"not connected: {type(error).__name__}"
-        try:
-            asked = {"prompt": "a lake", "max_tokens": 4, "temperature": 0}
-            connection.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": f"Bearer {self.bearer}"})
-            answer = connection.getresponse()
-            answer.read()
-        except (OSError, http.client.HTTPException) as error:
-            return f"cut off: {type(error).__name__}"
-        finally:
-            connection.close()
-        return str(answer.status)
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, Talker, key, playbook, serves, text_of, words
+from serve.api import API_UNIT, client_that_keeps_asking, key, playbook, serves, text_of, words
 from support.lab.hosts import CACHE, WORKERS, at_once, ssh
 
 if TYPE_CHECKING:
@@ -63,12 +62,12 @@ def artifacts(tmp_path: Path) -> Path:
 def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None:
     before, text = in_use(), text_of(bearer)
     try:
-        with Talker(bearer) as client:
+        with client_that_keeps_asking(bearer) as seen:
             done = playbook("upgrade", "-i", str(artifacts), *COMPARED)
             serves(bearer, 60)
-        print(f"The client saw: {dict(client.seen)}.")
-        assert set(client.seen) <= UNHARMED
-        assert client.seen["200"] >= 2
+        print(f"The client saw: {dict(seen)}.")
+        assert set(seen) <= UNHARMED
+        assert seen["200"] >= 2
         assert all(f"{host} has llama.cpp" in words(done) for host in HOSTS)
         assert runs() == in_use()["master"] != before["master"]
         assert text_of(bearer) == text
@@ -84,15 +83,14 @@ def test_an_api_that_answers_otherwise_takes_all_hosts_back_and_serves(bearer: s
     before, text = in_use(), text_of(bearer)
     # As if the API were of another opinion than llama-completion: it is asked something else once it is there again.
     prompt = "{{ 'the river' if __upgrade_apis is not defined else 'a lake' }}"
-    with Talker(bearer) as client:
+    with client_that_keeps_asking(bearer) as seen:
         done = playbook("upgrade", "-i", str(artifacts), *COMPARED, check=False, inference_prompt=prompt)
         serves(bearer, 60)
-    print(f"The client saw: {dict(client.seen)}.")
+    print(f"The client saw: {dict(seen)}.")
     assert done.returncode != 0
     assert f"Through the API of {API_UNIT} the prompt is continued with" in words(done), words(done)[-3000:]
     assert all(f"{host} is back at llama.cpp" in words(done) for host in HOSTS)
-    assert set(client.seen) <= UNHARMED
+    assert set(seen) <= UNHARMED
     assert in_use() == before
     assert runs() == before["master"]
     assert text_of(bearer) == text
-    assert re.search(r"failed=[1-9]", done.stdout)
