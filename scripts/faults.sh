@@ -28,4 +28,9 @@ ansible-playbook -i inventories/lab/hosts.yml playbooks/site.yml
 hosts=0
 pytest -q "$@" tests/faults/test_hosts.py || hosts=$?
 [ "$hosts" = 5 ] || [ "$hosts" = 0 ] || outcome=$hosts
+# From here on an API holds the workers.
+ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/serving.yml playbooks/site.yml
+api=0
+pytest -q "$@" tests/faults/test_api.py || api=$?
+[ "$api" = 5 ] || [ "$api" = 0 ] || outcome=$api
 exit "$outcome"

@@ -47,7 +47,7 @@ def settings_of(args: argparse.Namespace, ports: list[int], api_port: int) -> di
         "program": str(args.bin / "llama-server"),
         "arguments": arguments,
         "workers": [f"127.0.0.1:{port}" for port in ports],
-        "expected_protocol": None,
+        "metrics_file": None,
         "model": str(args.model),
         "alias": args.model.stem,
         "address": "127.0.0.1",

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import time
@@ -124,17 +123,8 @@ def test_the_worker_is_killed(expected: str, saw: Callable[..., None]) -> None:
     assert pids("worker1") == other
 
 
-def link(worker: str) -> str:
-    """Return this machine's end of a host's cable."""
-    number = lab.ssh(worker, "cat", "/sys/class/net/host0/iflink").stdout.strip()
-    for row in json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout):
-        if row["ifindex"] == int(number):
-            return str(row["ifname"])
-    raise AssertionError(number)
-
-
 def test_the_worker_s_host_is_gone(expected: str, saw: Callable[..., None]) -> None:
-    cable, other, pid = link("worker2"), pids("worker1"), pids("worker2")
+    cable, other, pid = lab.cable("worker2"), pids("worker1"), pids("worker2")
     try:
         result, detected = struck(lambda: subprocess.run(["ip", "link", "set", cable, "down"], check=True))
     finally:
@@ -162,7 +152,7 @@ def test_the_firewall_is_closed(expected: str, saw: Callable[..., None]) -> None
 
 def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> None:
     """The module goes with it; the workers have to be free for the next one."""
-    cable = link("master")
+    cable = lab.cable("master")
     arguments = {"model": "/srv/models/random-weights.gguf", "prompt": "x", "workers": ENDPOINTS, "n_predict": 16000,
                  "ctx_size": 16384, "extra_args": ["--ignore-eos"], "timeout": 60}  # fmt: skip
     with ThreadPoolExecutor(1) as pool:

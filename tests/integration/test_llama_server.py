@@ -27,6 +27,11 @@ pytestmark = pytest.mark.llama
 CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 60)"
 
 
+def figures(folder: Path) -> list[str]:
+    """Return what node_exporter would read."""
+    return (folder / "llama_server.prom").read_text().splitlines()
+
+
 @pytest.fixture
 def workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
     return [start_worker(release_7) for _number in range(2)]
@@ -46,12 +51,19 @@ def test_it_waits_for_a_worker_and_says_for_which(
     missing = f"127.0.0.1:{port}"
     with ExitStack() as stack, running_service(release_7, model, [one.endpoint, missing], tmp_path) as running:
         said = running.wait_for("Waiting for 1 of 2 workers")
+        api = f'api="127.0.0.1:{running.port}"'
+        waits = f'llama_server_waiting_for_worker{{{api},worker="{missing}"}}'
+        wait_for(lambda: f"{waits} 1" in figures(tmp_path), 20)
+        assert f'llama_server_waiting_for_worker{{{api},worker="{one.endpoint}"}} 0' in figures(tmp_path)
         assert said.startswith(f"Waiting for 1 of 2 workers, {missing}. {missing} refuses connections: start the RPC")
         time.sleep(3)
         assert sum(line.startswith("Waiting") for line in running.lines) == 1, "the same sentence is said once"
         stack.enter_context(running_worker(release_7, tmp_path / "late.log", port=port))
         running.wait_for("Serving")
         assert running.text()
+        wait_for(lambda: f"llama_server_serving{{{api}}} 1" in figures(tmp_path), 20)
+        assert f"{waits} 0" in figures(tmp_path)
+    assert f"llama_server_serving{{{api}}} 0" in figures(tmp_path), "it was stopped"
 
 
 def test_it_does_not_disturb_a_worker_that_serves_somebody_else(

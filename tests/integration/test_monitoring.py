@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The figures of workers, the alert rules and the dashboard, judged by Prometheus' programs and Grafana's schema."""
+"""The figures of workers and of an API, the rules and the dashboard, judged by Prometheus' programs and Grafana's
+schema."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.parse
 import urllib.request
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -19,19 +21,27 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from support.api_service import KEY, running_service
 from support.debian_programs import debian_program
 from support.harness import RELEASES, free_port, running_worker
 from support.rpc_session import Session
+from support.runs import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from types import ModuleType
+
+    from support.harness import Release
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs/monitoring"
 PROGRAM = ROOT / "roles/rpc_server/files/llama_rpc_metrics.py"
 PARTS = (PROGRAM, *(ROOT / "plugins/module_utils/_rpc" / name for name in ("listeners.py", "units.py")))
 METRIC = re.compile(r"\bllama_rpc_[a-z_]+\b")
+API_METRIC = re.compile(
+    r"\b(?:llamacpp:[a-z_]+|llama_server_(?:serving|waiting_for_worker|metrics_timestamp_seconds))\b"
+)
 
 
 @pytest.fixture(scope="module")
@@ -137,19 +147,40 @@ def test_grafanas_schema_knows_all_that_the_dashboard_says() -> None:
 
 
 @contextmanager
-def node_exporter(folder: Path) -> Iterator[str]:
-    """Start a node_exporter that reads nothing but a folder, and give its URL."""
-    port = free_port()
-    argv = [
-        debian_program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"), "--collector.disable-defaults",
-        "--collector.textfile", f"--collector.textfile.directory={folder}", f"--web.listen-address=127.0.0.1:{port}",
-    ]  # fmt: skip
+def program_at(port: int, *argv: str | Path) -> Iterator[str]:
+    """Start a program that listens on a port, and give its URL."""
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        yield f"http://127.0.0.1:{port}/metrics"
+        yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait(10)
+
+
+def node_exporter(folder: Path) -> AbstractContextManager[str]:
+    """Start a node_exporter that reads nothing but a folder."""
+    port = free_port()
+    return program_at(
+        port, debian_program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
+        "--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={folder}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )  # fmt: skip
+
+
+def prometheus(folder: Path, config: str) -> AbstractContextManager[str]:
+    """Start a Prometheus with this configuration, and with its data in the folder."""
+    port = free_port()
+    (folder / "prometheus.yml").write_text(config)
+    return program_at(
+        port, debian_program("prometheus", "usr/bin/prometheus"), f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}",
+    )  # fmt: skip
+
+
+def ask_prometheus(url: str, query: str) -> list[dict[str, Any]]:
+    """Return what Prometheus finds now."""
+    found = json.loads(page(f"{url}/api/v1/query?query={urllib.parse.quote(query)}"))
+    return list(found["data"]["result"])
 
 
 def page(url: str) -> str:
@@ -200,6 +231,38 @@ def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
     program.write(own / "llama_rpc.prom", text)
     (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
     with node_exporter(folder) as url:
-        shown = page(url)
+        shown = page(f"{url}/metrics")
     assert f"llama_rpc_up{{{first}}} 1" in shown
     assert "node_textfile_scrape_error 0" in shown
+
+
+@pytest.mark.llama
+def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
+    promtool: str, release_7: Release, model: Path, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release_7, tmp_path / f"{n}.log")) for n in range(2)]
+        service = stack.enter_context(running_service(release_7, model, [w.endpoint for w in workers], tmp_path))
+        service.wait_for("Serving")
+        assert service.text()
+        assert service.text()
+        (tmp_path / "key").write_text(f"{KEY}\n")
+        (config,) = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)
+        for written, here in {
+            "/etc/prometheus/llama_server.key": str(tmp_path / "key"),
+            "master.example.com:8080": f"127.0.0.1:{service.port}",
+            "15s": "1s",
+        }.items():
+            assert written in config
+            config = config.replace(written, here)
+        url = stack.enter_context(prometheus(tmp_path, config))
+        wait_for(lambda: ask_prometheus(url, 'up{job="llama_server"} == 1'), 60)
+        figures = (tmp_path / "llama_server.prom").read_text()
+        assert run(promtool, "check", "metrics", text_in=figures) == "", "no name or unit is against conventions"
+        documents = [*queries(), *((MONITORING / name).read_text() for name in ("alerts.yml", "README.md"))]
+        asked = set(API_METRIC.findall("\n".join(documents)))
+        assert {name for name in asked if not name.startswith("llamacpp:")} == set(API_METRIC.findall(figures))
+        for name in asked:
+            assert name in figures or ask_prometheus(url, name), name
+        (cached,) = ask_prometheus(url, "llamacpp:prompt_tokens_cached_total")
+        assert float(cached["value"][1]) > 0, "the second prompt was the first one"

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import threading
 import time
+from collections import Counter
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from support.api_client import Client
 from support.lab.hosts import ADDRESS, ROOT, eventually, play, ssh
 
 if TYPE_CHECKING:
-    import http.client
     import subprocess
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
 SERVING = ROOT / "inventories/lab/serving.yml"
@@ -73,3 +77,43 @@ def serves(bearer: str, limit_s: float) -> float:
     began = time.monotonic()
     eventually(lambda: answers(bearer), limit_s, "the API answers")
     return time.monotonic() - began
+
+
+def outcome(bearer: str) -> str:
+    """Ask by a connection of its own; return the status, or what became of the request in its place."""
+    connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=60)
+    try:
+        connection.connect()
+    except OSError as error:
+        # Nothing was sent, so that to ask again is safe.
+        return f"not connected: {type(error).__name__}"
+    asked = {"prompt": "a lake", "max_tokens": 4, "temperature": 0}
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"Authorization": f"Bearer {bearer}"})
+        answer = connection.getresponse()
+        answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        return f"cut off: {type(error).__name__}"
+    finally:
+        connection.close()
+    return str(answer.status)
+
+
+@contextmanager
+def client_that_keeps_asking(bearer: str) -> Iterator[Counter[str]]:
+    """What became of the requests of a client that asks again and again, each counted."""
+    seen: Counter[str] = Counter()
+    over = threading.Event()
+
+    def talk() -> None:
+        while not over.is_set():
+            seen[outcome(bearer)] += 1
+            over.wait(0.2)
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()

@@ -8,6 +8,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import pytest
@@ -28,6 +29,9 @@ from serve.api import (
     words,
 )
 from support.lab.hosts import ADDRESS, PORT, ROOT, UNIT, WORKERS, connect, eventually, ssh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
 URL = f"http://{ADDRESS['master']}:{API_PORT}/v1"
@@ -160,6 +164,85 @@ def test_a_key_is_replaced_while_a_request_is_under_way(bearer: str) -> None:
         assert property_of("MainPID") == process
     finally:
         playbook("serve", llama_server_api_keys=[bearer])
+
+
+@pytest.fixture
+def node_exporter_folder() -> Iterator[str]:
+    """The folder of a node_exporter, which is not here."""
+    folder = "/var/lib/node_exporter"
+    ssh("master", "mkdir", "-p", folder)
+    yield folder
+    playbook("serve")
+    assert ssh("master", "ls", folder).stdout == "", "without the option there is nothing of it"
+    ssh("master", "rmdir", folder)
+
+
+def test_node_exporter_is_told_for_which_worker_it_waits(bearer: str, node_exporter_folder: str) -> None:
+    def figures() -> list[str]:
+        found = ssh(
+            "master", "runuser", "-u", "nobody", "--", "cat", f"{node_exporter_folder}/llama_server_{API_PORT}.prom"
+        )
+        return found.stdout.splitlines()
+
+    playbook("serve", llama_server_metrics_folder=node_exporter_folder)
+    api = f'api="{ADDRESS["master"]}:{API_PORT}"'
+    assert f"llama_server_serving{{{api}}} 1" in figures()
+    ssh("worker1", "systemctl", "stop", UNIT)
+    try:
+        waits = f'llama_server_waiting_for_worker{{{api},worker="{ENDPOINTS[0]}"}} 1'
+        eventually(lambda: waits in figures(), 60, "it says so")
+        assert f"llama_server_serving{{{api}}} 0" in figures()
+    finally:
+        ssh("worker1", "systemctl", "start", UNIT)
+    serves(bearer, 90)
+    eventually(lambda: f"llama_server_serving{{{api}}} 1" in figures(), 10, "it says so")
+
+
+def test_workers_that_another_api_holds_are_refused_to_a_second_one(bearer: str, tmp_path: Path) -> None:
+    started = property_of("InvocationID")
+    done = playbook("serve", check=False, llama_server_port=API_PORT + 1)
+    assert done.returncode != 0
+    assert f"{API_UNIT} of master uses {ENDPOINTS[0]}, {ENDPOINTS[1]} too, and a worker serves one master" in words(
+        done
+    )
+    # A second master; it lacks a program and a model, too, which is said as well.
+    (tmp_path / "second.yml").write_text("second: {hosts: {worker1: }}\n")
+    done = playbook("serve", "-i", str(tmp_path / "second.yml"), check=False, llama_cpp_master_group="second")
+    said = (
+        f"{ENDPOINTS[0]}, {ENDPOINTS[1]} serves {ADDRESS['master']} (master), and a worker serves one master at a time"
+    )
+    assert said in words(done), words(done)[-3000:]
+    for host in ("master", "worker1"):
+        made = ssh(
+            host,
+            "sh",
+            "-c",
+            f"ls -d /etc/llama_server/{API_PORT + 1}.* /etc/systemd/system/llama-server@*",
+            check=False,
+        )
+        assert made.stdout.splitlines() == ([f"/etc/systemd/system/{API_UNIT}"] if host == "master" else [])
+    assert property_of("InvocationID") == started
+    assert answers(bearer)
+
+
+def test_a_site_that_knows_of_no_api_leaves_it_alone(bearer: str) -> None:
+    started = property_of("InvocationID")
+    done = playbook("site", llama_server_enabled=False)
+    assert f"Inference was not run, as {API_UNIT} of this master holds the workers." in words(done)
+    # What a worker would have to be restarted for.
+    changed = {"llama_server_enabled": False, "rpc_server_memory_max": "3G"}
+    done = playbook("site", "--tags", "rpc_server", check=False, **changed)
+    assert done.returncode != 0
+    assert "If that is an API, add -e llama_server_pause=true." in words(done)
+    assert property_of("InvocationID") == started
+    assert answers(bearer)
+    try:
+        playbook("site", "--tags", "rpc_server", llama_server_pause=True, **changed)
+        assert property_of("InvocationID") != started
+        serves(bearer, 90)
+    finally:
+        playbook("site", "--tags", "rpc_server", llama_server_pause=True)
+    serves(bearer, 90)
 
 
 # What is given, and what is said of it, in one play each, which changes nothing.

@@ -102,13 +102,13 @@ def settings(
         "program": str(release.bin / "llama-server"),
         "arguments": arguments,
         "workers": list(workers),
-        "expected_protocol": release.protocol,
         "model": str(model),
         "alias": ALIAS,
         "address": "127.0.0.1",
         "port": port,
         "keys_file": str(keys),
         "stall_timeout_s": 60,
+        "metrics_file": str(keys.with_name("llama_server.prom")),
     }
 
 

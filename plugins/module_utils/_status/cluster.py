@@ -114,7 +114,11 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         )
     problems += [problem for row in rows for problem in row["problems"]]
     services = [{"host": name, **service} for name, master in seen.items() for service in master.get("services") or []]
-    problems += [f"{service['host']}: {service['message']}" for service in services if not service["well"]]
+    problems += [
+        " ".join([f"{service['host']}: {service['message']}", *_rivals(service, services)])
+        for service in services
+        if not service["well"]
+    ]
     return {
         "all_well": bool(rows) and not problems,
         "workers": rows,
@@ -122,6 +126,20 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         "problems": list(dict.fromkeys(problems)),
         "notes": _notes(services),
     }
+
+
+def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say which other APIs hold the workers that an API waits for."""
+    if service["state"] != "waiting":
+        return []
+    return [
+        f"{other['unit']} of {other['host']} holds {', '.join(sorted(shared))}, and a worker serves one master at a "
+        "time: give one of the two other workers, or stop it."
+        for other in services
+        if other["state"] in ("serving", "loading")
+        for shared in [set(other["workers"]) & set(service["workers"])]
+        if shared
+    ]
 
 
 def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:

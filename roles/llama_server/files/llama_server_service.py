@@ -18,10 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Collection, Sequence
 
 from _rpc.endpoint import parse_endpoints
 from _rpc.listeners import peers
@@ -35,6 +36,8 @@ LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
 STOP_LIMIT_S = 10
+# The figures are written anew at least so often, by which who reads them sees that this program is there.
+FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
@@ -46,18 +49,27 @@ class Settings:
     program: str
     arguments: list[str]
     workers: list[str]
-    expected_protocol: str | None
     model: str
     alias: str
     address: str
     port: int
     keys_file: str
     stall_timeout_s: int
+    metrics_file: str | None
 
     @property
     def own_address(self) -> str:
         """Where this host reaches the API."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address  # noqa: S104 - not bound here
+
+    @property
+    def expected_protocol(self) -> str | None:
+        """Which RPC protocol the program speaks, if its release says so: the playbook upgrade may have changed it."""
+        try:
+            text = (Path(self.program).resolve().parents[1] / "manifest.json").read_text(encoding="utf-8")
+            return json.loads(text).get("rpc_protocol") or None
+        except (OSError, ValueError):
+            return None
 
 
 class Stop(Exception):  # noqa: N818 - no error
@@ -74,7 +86,57 @@ def say(sentence: str, *, state: str = "") -> None:
             sock.sendall(f"{state}STATUS={sentence}\n".encode())
 
 
-def wait_for_workers(settings: Settings) -> list[WorkerStatus]:
+class Figures:
+    """What Prometheus' node_exporter is told, in a file, if the settings name one."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.path = Path(settings.metrics_file) if settings.metrics_file else None
+        self.api = f"{settings.address}:{settings.port}"
+        self.workers = settings.workers
+        self.serving, self.written = False, 0.0
+        self.missing: set[str] = set()
+
+    def tell(self, *, serving: bool = False, missing: Collection[str] = ()) -> None:
+        """Write that the API serves, or for which workers it waits."""
+        self.serving, self.missing, self.written = serving, set(missing), 0.0
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the same again, if that is due."""
+        if self.path is None or time.monotonic() - self.written < FIGURES_EVERY_S:
+            return
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        try:
+            partial.write_text(self.text(), encoding="utf-8")
+            partial.chmod(0o644)
+            partial.replace(self.path)
+        except OSError as error:
+            # A full disk is no reason to serve nobody.
+            say(f"{self.path} could not be written: {error}.")
+        self.written = time.monotonic()
+
+    def text(self) -> str:
+        """Return it in Prometheus' text format."""
+        own = f'api="{self.api}"'
+        lines = [
+            "# HELP llama_server_serving Whether the API has its model loaded and serves.",
+            "# TYPE llama_server_serving gauge",
+            f"llama_server_serving{{{own}}} {self.serving:d}",
+            "# HELP llama_server_waiting_for_worker Whether the API waits for this worker before it loads its model.",
+            "# TYPE llama_server_waiting_for_worker gauge",
+        ]
+        for worker in self.workers:
+            waits = worker in self.missing
+            lines.append(f'llama_server_waiting_for_worker{{{own},worker="{worker}"}} {waits:d}')
+        lines += [
+            "# HELP llama_server_metrics_timestamp_seconds When this file was written.",
+            "# TYPE llama_server_metrics_timestamp_seconds gauge",
+            f"llama_server_metrics_timestamp_seconds{{{own}}} {time.time():.3f}",
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]:
     """Return what the workers say, once all of them are ready; waits for ever, and says for whom."""
     endpoints = parse_endpoints(settings.workers)
     pause, said = FIRST_PAUSE_S, ""
@@ -82,12 +144,15 @@ def wait_for_workers(settings: Settings) -> list[WorkerStatus]:
         statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
         missing = [status for status in statuses if status.state != "ready"]
         if not missing:
+            figures.tell()
             return statuses
         names = ", ".join(str(status.endpoint) for status in missing)
         sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {missing[0].message}"
         if sentence != said:
             say(sentence)
             said = sentence
+            figures.tell(missing=[str(status.endpoint) for status in missing])
+        figures.keep()
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 
@@ -104,14 +169,15 @@ def model_bytes(model: Path) -> int:
 class Server:
     """A llama-server that runs."""
 
-    def __init__(self, settings: Settings, workers: Sequence[WorkerStatus]) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, workers: Sequence[WorkerStatus], figures: Figures) -> None:
+        self.settings, self.figures = settings, figures
         self.workers = {f"{worker.address}:{worker.port}": worker.endpoint for worker in workers}
         names = ",".join(f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers)))
         command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
         # Upstream's abort would start a debugger.
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         libc = ctypes.CDLL(None)
+        self.answered = 0.0
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -145,26 +211,33 @@ class Server:
             if time.monotonic() > deadline:
                 say(f"llama-server has not loaded the model within {limit_s:.0f} s and is ended.")
                 return False
+            self.figures.keep()
             time.sleep(0.1)
         return False
 
+    def keep_asking(self) -> None:
+        """Ask for the slots again and again, and keep when that was answered last."""
+        while True:
+            # /health is answered by another thread of the program; this takes the one that computes.
+            if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
+                self.answered = time.monotonic()
+            time.sleep(ASK_EVERY_S)
+
     def watch(self) -> None:
         """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work."""
-        answered = asked = time.monotonic()
+        self.answered = time.monotonic()
+        # An answer may take minutes, in which a worker may be lost.
+        threading.Thread(target=self.keep_asking, daemon=True).start()
         while self.process.poll() is None:
             # While nobody asks it for anything, llama-server does not notice that a worker is gone.
             lost = [str(worker) for address, worker in self.workers.items() if address not in peers()]
             if lost:
                 say(f"The connection to {', '.join(lost)} has ended, so llama-server is ended.")
                 return
-            if time.monotonic() - asked >= ASK_EVERY_S:
-                # /health is answered by another thread; this takes the one that computes.
-                if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
-                    answered = time.monotonic()
-                elif time.monotonic() - answered > self.settings.stall_timeout_s:
-                    say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
-                    return
-                asked = time.monotonic()
+            if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
+                say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
+                return
+            self.figures.keep()
             try:
                 self.process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
@@ -188,23 +261,20 @@ def how_it_ended(returncode: int) -> str:
     return f"ended with exit status {returncode}"
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, figures: Figures) -> int:
     """Wait for the workers, run the program and watch it; returns the exit status."""
     say("Looking at the workers.", state="READY=1\n")
-    workers = wait_for_workers(settings)
+    workers = wait_for_workers(settings, figures)
     say(f"Loading {settings.alias} over {len(settings.workers)} workers.")
-    server = Server(settings, workers)
+    server = Server(settings, workers, figures)
     try:
         if server.wait_until_it_serves():
             say(
                 f"Serving {settings.alias} over {len(settings.workers)} workers at "
                 f"http://{settings.address}:{settings.port}/v1."
             )
+            figures.tell(serving=True)
             server.watch()
-    except Stop:
-        server.end()
-        say("Stopped.")
-        return 0
     finally:
         server.end()
     say(f"llama-server {how_it_ended(server.process.returncode)}; its last lines are above. It is started again.")
@@ -234,7 +304,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     try:
-        return serve(read_settings(path))
+        settings = read_settings(path)
+        figures = Figures(settings)
+        try:
+            return serve(settings, figures)
+        finally:
+            figures.tell()
     except Stop:
         say("Stopped.")
         return 0

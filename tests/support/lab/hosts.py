@@ -136,6 +136,15 @@ def ask(host: str, *endpoints: str) -> dict[str, str]:
     return dict(json.loads(ssh(host, "python3", "-", *endpoints, text_in=ASK).stdout))
 
 
+def cable(host: str) -> str:
+    """Return this machine's end of a host's cable."""
+    number = ssh(host, "cat", "/sys/class/net/host0/iflink").stdout.strip()
+    for row in json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout):
+        if row["ifindex"] == int(number):
+            return str(row["ifname"])
+    raise AssertionError(number)
+
+
 def at_once(look: Callable[[str], Any], hosts: Iterable[str]) -> dict[str, Any]:
     """Return what a look at each host gives, all of them side by side."""
     with ThreadPoolExecutor() as threads:

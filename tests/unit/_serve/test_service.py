@@ -24,13 +24,13 @@ SETTINGS: dict[str, Any] = {
     "program": "/opt/llama_cpp/current/bin/llama-server",
     "arguments": [],
     "workers": ["10.0.0.11:50052", "10.0.0.12:50052"],
-    "expected_protocol": "7.0.0",
     "model": "/srv/models/m.gguf",
     "alias": "m",
     "address": "127.0.0.1",
     "port": 8080,
     "keys_file": "/etc/llama_server/8080.keys",
     "stall_timeout_s": 600,
+    "metrics_file": None,
 }
 WAITING = "Waiting for 1 of 2 workers, 10.0.0.12:50052. 10.0.0.12:50052 refuses connections: start it."
 

@@ -249,6 +249,23 @@ def test_an_upgrade_that_has_not_ended_is_said_first() -> None:
     assert verify({"w1": WELL}, {"m": {"manifest": NEW, "workers": [READY], "upgrade": None}})["all_well"]
 
 
+def test_who_holds_the_workers_that_an_api_waits_for_is_named() -> None:
+    first = {"unit": "llama-server@8080.service", "address": "127.0.0.1", "port": 8080, "workers": ["w1:1", "w2:1"]}
+    other = {**first, "unit": "llama-server@8081.service", "port": 8081, "workers": ["w2:1"]}
+    waits = {"state": "waiting", "well": False, "message": "Waiting for 1 of 1 workers, w2:1."}
+    seen = {
+        "m1": {"manifest": NEW, "workers": [READY], "services": [{**first, "state": "serving", "well": True}]},
+        "m2": {"manifest": NEW, "workers": [READY], "services": [{**other, **waits}]},
+    }
+    (said,) = verify({"w1": WELL}, seen)["problems"]
+    assert said == (
+        "m2: Waiting for 1 of 1 workers, w2:1. llama-server@8080.service of m1 holds w2:1, and a worker serves one "
+        "master at a time: give one of the two other workers, or stop it."
+    )
+    seen["m1"]["services"][0]["state"] = "stopped"  # type: ignore[index]
+    assert verify({"w1": WELL}, seen)["problems"] == ["m2: Waiting for 1 of 1 workers, w2:1."]
+
+
 def test_no_worker_is_not_well() -> None:
     assert verify({}, {})["all_well"] is False
 

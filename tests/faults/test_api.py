@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Faults under an API that serves: what its clients see and how soon, and when it answers again. On hosts with systemd,
+a lab that playbooks/site.yml has converged with an API (scripts/faults.sh)."""
+
+from __future__ import annotations
+
+import http.client
+import subprocess
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serve.api import API_UNIT, answers, key, property_of, request, serves, stream, text_of
+from support.lab import hosts as lab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = "an API, hosts with systemd"
+# What is an error to a client, as against an answer that never ends.
+ERRORS = (http.client.HTTPException, OSError)
+AT_ONCE_S, SILENT_S = 10, 45
+RESUME = "llama-rpc-resume.service"
+
+
+@pytest.fixture
+def bearer() -> str:
+    """A key of the API, which serves."""
+    if not (lab.LAB / "ssh_config").exists():
+        pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
+    found = key()
+    serves(found, 180)
+    return found
+
+
+def cut_off(answer: http.client.HTTPResponse, since: float) -> float:
+    """Read on until the stream breaks off; return after how many seconds."""
+    with pytest.raises(ERRORS):
+        answer.read()
+    return time.monotonic() - since
+
+
+def said(beginning: str) -> str:
+    """Return the last line of the service's journal that begins so."""
+    lines = lab.ssh("master", "journalctl", "--no-pager", "--output=cat", "--lines=400", f"--unit={API_UNIT}").stdout
+    return next(line for line in reversed(lines.splitlines()) if line.startswith(beginning))
+
+
+@contextmanager
+def silent(host: str) -> Iterator[float]:
+    """Pull a host's cable; gives when."""
+    cable = lab.cable(host)
+    subprocess.run(["ip", "link", "set", cable, "down"], check=True)
+    try:
+        yield time.monotonic()
+    finally:
+        subprocess.run(["ip", "link", "set", cable, "up"], check=True)
+
+
+def test_a_worker_is_killed(bearer: str, saw: Callable[..., None]) -> None:
+    before = text_of(bearer)
+    with stream(bearer) as answer:
+        lab.ssh("worker2", "systemctl", "kill", "--signal=SIGKILL", lab.UNIT)
+        struck = time.monotonic()
+        detected = cut_off(answer, struck)
+    serves(bearer, 60)
+    back = time.monotonic() - struck
+    assert detected < AT_ONCE_S
+    saw("worker killed while the API streams", HERE, said("llama-server was"), detected, back)
+    assert text_of(bearer) == before
+
+
+def test_the_program_of_the_master_is_killed(bearer: str, saw: Callable[..., None]) -> None:
+    before = text_of(bearer)
+    main = property_of("MainPID")
+    (program,) = lab.ssh("master", "cat", f"/proc/{main}/task/{main}/children").stdout.split()
+    with stream(bearer) as answer:
+        lab.ssh("master", "kill", "-KILL", program)
+        struck = time.monotonic()
+        detected = cut_off(answer, struck)
+    serves(bearer, 60)
+    back = time.monotonic() - struck
+    assert detected < AT_ONCE_S
+    saw("llama-server killed while the API streams", HERE, said("llama-server was"), detected, back)
+    assert text_of(bearer) == before
+
+
+def test_a_worker_s_host_falls_silent(bearer: str, saw: Callable[..., None]) -> None:
+    before = text_of(bearer)
+    with stream(bearer) as answer, silent("worker2") as struck:
+        detected = cut_off(answer, struck)
+        waits = f"Waiting for 1 of 2 workers, {lab.ADDRESS['worker2']}:{lab.PORT}."
+        lab.eventually(lambda: property_of("StatusText").startswith(waits), 60, "it says for which worker it waits")
+        sentence = property_of("StatusText")
+    plugged = time.monotonic()
+    # Its host had the whole session without a word, and gives it up.
+    serves(bearer, 180)
+    assert detected < SILENT_S
+    saw("worker's host silent while the API streams", HERE, sentence, detected, time.monotonic() - plugged)
+    assert text_of(bearer) == before
+
+
+def test_a_worker_s_host_falls_silent_while_nobody_asks(bearer: str, saw: Callable[..., None]) -> None:
+    with silent("worker1"):
+        # Nobody has noticed when the first client comes.
+        time.sleep(10)
+        asked = time.monotonic()
+        with pytest.raises(ERRORS):
+            request("/v1/completions", {"prompt": "the river", "max_tokens": 8}, bearer=bearer, limit_s=2 * SILENT_S)
+        detected = time.monotonic() - asked
+    plugged = time.monotonic()
+    serves(bearer, 180)
+    assert detected < SILENT_S
+    sentence = "A request that comes meanwhile gets an error."
+    saw("worker's host silent under an idle API", HERE, sentence, detected, time.monotonic() - plugged)
+
+
+def test_a_worker_is_frozen(bearer: str, saw: Callable[..., None]) -> None:
+    process = property_of("MainPID")
+    with stream(bearer, 200) as answer:
+        # From now on its host takes longest to let it go on.
+        lab.ssh("worker2", "systemctl", "start", RESUME)
+        lab.ssh("worker2", "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
+        struck = time.monotonic()
+        assert answer.read().decode().rstrip().endswith("data: [DONE]")
+        lasted = time.monotonic() - struck
+    assert property_of("MainPID") == process, "nothing was started anew"
+    assert lasted > 15, "it was frozen before the stream had ended"
+    sentence = f"The stream goes on with the worker, which a timer of its host lets go on, after {lasted:.0f} s."
+    saw("worker frozen while the API streams", HERE, sentence, None, lasted)
+    assert answers(bearer)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An upgrade under an API with a client that keeps asking: it makes way, serves again, and answers as before."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from serve.api import API_UNIT, client_that_keeps_asking, key, playbook, serves, text_of, words
+from support.lab.hosts import CACHE, WORKERS, at_once, ssh
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTS = ("master", *WORKERS)
+# How quick a run is depends on what else the machine does.
+COMPARED = ("-e", "upgrade_canary_tolerance_percent=99")
+# What a client may see: an answer, nobody who listens or opens, a model that is being loaded.
+UNHARMED = {"200", "503", "not connected: ConnectionRefusedError", "not connected: TimeoutError"}
+
+
+@pytest.fixture
+def bearer() -> str:
+    """A key of the API, which serves."""
+    found = key()
+    serves(found, 120)
+    return found
+
+
+def in_use() -> dict[str, str]:
+    """Return the release of each host, as the link says."""
+    look = "basename $(readlink /opt/llama_cpp/current)"
+    return at_once(lambda host: ssh(host, "sh", "-c", look).stdout.strip(), HOSTS)
+
+
+def runs() -> str:
+    """Return the release whose llama-server runs."""
+    main = ssh("master", "systemctl", "show", "--property=MainPID", "--value", API_UNIT).stdout.strip()
+    (program,) = ssh("master", "cat", f"/proc/{main}/task/{main}/children").stdout.split()
+    return ssh("master", "readlink", f"/proc/{program}/exe").stdout.split("/")[-3]
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    """The very same programs as artifacts are other releases of the same commit, and nothing has to be compiled."""
+    hosts = {}
+    for host, release in in_use().items():
+        record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
+        hosts[host] = {
+            "llama_cpp_build_strategy": "artifact",
+            "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
+            "llama_cpp_artifact_sha256": record["sha256"],
+            "llama_cpp_commit": record["manifest"]["source"]["commit"],
+        }
+    path = tmp_path / "artifacts.json"
+    path.write_text(json.dumps({"all": {"hosts": hosts}}))
+    return path
+
+
+def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None:
+    before, text = in_use(), text_of(bearer)
+    try:
+        with client_that_keeps_asking(bearer) as seen:
+            done = playbook("upgrade", "-i", str(artifacts), *COMPARED)
+            serves(bearer, 60)
+        print(f"The client saw: {dict(seen)}.")
+        assert set(seen) <= UNHARMED
+        assert seen["200"] >= 2
+        assert all(f"{host} has llama.cpp" in words(done) for host in HOSTS)
+        assert runs() == in_use()["master"] != before["master"]
+        assert text_of(bearer) == text
+    finally:
+        done = playbook("upgrade", *COMPARED, check=False, rollback=True)
+    assert done.returncode == 0, done.stdout
+    serves(bearer, 60)
+    assert in_use() == before
+    assert runs() == before["master"]
+
+
+def test_an_api_that_answers_otherwise_takes_all_hosts_back_and_serves(bearer: str, artifacts: Path) -> None:
+    before, text = in_use(), text_of(bearer)
+    # As if the API were of another opinion than llama-completion: it is asked something else once it is there again.
+    prompt = "{{ 'the river' if __upgrade_apis is not defined else 'a lake' }}"
+    with client_that_keeps_asking(bearer) as seen:
+        done = playbook("upgrade", "-i", str(artifacts), *COMPARED, check=False, inference_prompt=prompt)
+        serves(bearer, 60)
+    print(f"The client saw: {dict(seen)}.")
+    assert done.returncode != 0
+    assert f"Through the API of {API_UNIT} the prompt is continued with" in words(done), words(done)[-3000:]
+    assert all(f"{host} is back at llama.cpp" in words(done) for host in HOSTS)
+    assert set(seen) <= UNHARMED
+    assert in_use() == before
+    assert runs() == before["master"]
+    assert text_of(bearer) == text
