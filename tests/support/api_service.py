@@ -121,13 +121,20 @@ def settings(release: Release, model: Path, workers: Sequence[str], port: int, k
 
 @contextmanager
 def running_service(
-    release: Release, model: Path, workers: Sequence[str], folder: Path, port: int | None = None
+    release: Release,
+    model: Path,
+    workers: Sequence[str],
+    folder: Path,
+    port: int | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Service]:
-    """Start the service, give it, and end it by its own process id."""
+    """Start the service, with further options of llama-server, give it, and end it by its own process id."""
     port = port or free_port()
     keys = folder / "keys"
-    keys.write_text(f"{KEY}\n")
-    (folder / "settings.json").write_text(json.dumps(settings(release, model, workers, port, keys)))
+    if not keys.exists():
+        keys.write_text(f"{KEY}\n")
+    given = settings(release, model, workers, port, keys)
+    (folder / "settings.json").write_text(json.dumps({**given, "arguments": [*given["arguments"], *options]}))
     process = subprocess.Popen(
         [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"],
         env={**os.environ, **ENVIRONMENT},
