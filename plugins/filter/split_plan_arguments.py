@@ -75,8 +75,8 @@ _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
     C(cache_type_v), C(flash_attn) and C(kv_unified) as the module takes them, C(split_mode) as llama.cpp takes it (each
-    V(null) where it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is told is there
-    even then.
+    V(null) where it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is
+    told is there even then.
   type: dict
 """
 

@@ -28,8 +28,8 @@ options:
     required: true
   draft_model:
     description:
-      - A model that is to draft tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp takes
-        it for that, which depends on the vocabularies of both.
+      - A model that is to draft tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
+        takes it for that, which depends on the vocabularies of both.
     type: path
     version_added: 0.2.0
 extends_documentation_fragment:
@@ -327,9 +327,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
 
-def look(path: Path) -> dict[str, Any]:
+def look(path: Path, draft: Path | None) -> dict[str, Any]:
     """Return the module's result."""
     try:
         parts = model_parts(path)

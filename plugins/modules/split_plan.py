@@ -87,15 +87,15 @@ options:
     default: 999
   parallel:
     description:
-      - How many slots C(llama-server) serves at a time (C(--parallel)); O(ctx_size) is the context of all of them together.
-      - With V(0), what is planned for is a program that serves one sequence and may want the output of each of its tokens.
+      - How many slots C(llama-server) serves at a time (C(--parallel)). O(ctx_size) is the context of all of them.
+      - V(0) is for a program that serves one sequence and may want the output of each of its tokens.
     type: int
     default: 0
     version_added: 0.2.0
   outputs_per_slot:
     description:
-      - Of how many tokens of a slot the output is wanted at a time, with O(parallel). That is 1, and one more for each token
-        that is drafted; or O(ubatch_size) where embeddings are served.
+      - Of how many tokens of a slot the output is wanted at a time, with O(parallel). That is 1, and one more for each
+        token that is drafted; or O(ubatch_size) where embeddings are served.
     type: int
     default: 1
     version_added: 0.2.0
@@ -115,7 +115,7 @@ options:
     default: []
     version_added: 0.2.0
   master_other_bytes:
-    description: What the program keeps in the master's memory besides, such as prompts (C(--cache-ram), which is in MiB).
+    description: What the program keeps in the master's memory besides, such as prompts (C(--cache-ram), in MiB).
     type: int
     default: 0
     version_added: 0.2.0
@@ -145,8 +145,8 @@ extends_documentation_fragment:
 notes:
   - The division, and the sizes of what is allocated, are those of the llama.cpp of release 0.3.36 with C(--split-mode
     layer), and workers of one CPU device each.
-  - Checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes of models with sliding windows or recurrent layers
-    while it serves, are not counted. What a LoRA adapter adds to the compute buffers is neither.
+  - Not counted are checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes of models with sliding
+    windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
   - What llama.cpp lets stay in the file (C(--mmap)) counts for the master as what is in memory, since it is read for
     each token.
 """
@@ -327,7 +327,8 @@ suggestions:
   elements: dict
   contains:
     kind:
-      description: V(tensor_split) (leave it out), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
+      description: >-
+        V(tensor_split) (leave it out), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
       type: str
     message:
       description: The change in words.

@@ -14,10 +14,13 @@ import gguf
 import numpy as np
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Worker as Planned
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
+from random_model import vocabulary
+from support import synthetic_models
 from support.harness import Release, Worker, end, free_port, running_worker
 from support.runs import wait_for
 from support.synthetic_models import LAYERS, WIDTH, write_synthetic
@@ -53,7 +56,7 @@ def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
         finally:
             end(process)
     said = log.read_text(errors="replace")
-    assert "server is listening" in said, said[-3000:]
+    assert ": model loaded" in said, said[-3000:]
     return said
 
 
@@ -104,19 +107,62 @@ CASES: dict[str, tuple[str, Load, list[str]]] = {
     "embeddings": ("dense", Load(2048, parallel=2, outputs_per_slot=65536), ["--embeddings", "--pooling", "mean"]),
     "a draft model": ("dense", Load(4096, parallel=4, outputs_per_slot=5), ["--spec-draft-n-max", "4"]),
     "a draft model with tied embeddings": ("tied embeddings", Load(2048, parallel=2, outputs_per_slot=4), []),
+    "a draft of many tokens": (
+        "dense",
+        Load(2048, parallel=2, outputs_per_slot=17),
+        ["--spec-draft-n-max", "16"],
+    ),
+    "many tokens to choose from": ("dense", Load(2048, parallel=2), []),
     "an adapter": ("dense", Load(2048, parallel=2), []),
 }
 
 
-def far(mine: float, theirs: float, allowed: float) -> bool:
-    return abs(mine - theirs) > theirs * allowed + 0.02
+def far(mine: int, theirs: float, allowed: float) -> bool:
+    """Whether bytes are not what llama.cpp says in MiB, of which each buffer has two places."""
+    return abs(mine / MIB - theirs) > theirs * allowed + 0.02
+
+
+def later_logits(path: Path, load: Load) -> int:
+    """Return what the output buffer grows by with the first request that wants as much output as may be."""
+    vocabulary = describe(read_model(path)).shape.vocabulary or 0
+    outputs = min(load.ubatch_size, load.parallel * load.outputs_per_slot)
+    return 4 * vocabulary * (outputs - load.parallel)
+
+
+def compared(case: str, result: dict[str, Any], real: dict[str, dict[str, float]], later: int) -> list[str]:
+    """Return what is not as planned; print a line for each worker and the master."""
+    wrong = []
+    for mine in [*result["workers"], {**result["master"], "endpoint": "CPU"}]:
+        theirs = real[mine["endpoint"]]
+        weights, kv, compute = (
+            sum(theirs.get(kind, 0.0) for kind in kinds)
+            for kinds in (("model", "LoRA"), ("KV", "RS"), ("compute", "output"))
+        )
+        of_compute = mine["compute_bytes"] - (later if mine["endpoint"] == "CPU" else 0)
+        line = (
+            f"{case}: {mine['endpoint']}: weights {mine['weights_bytes'] / MIB:.2f} as {weights:.2f}, cache "
+            f"{mine['kv_bytes'] / MIB:.2f} as {kv:.2f}, compute {of_compute / MIB:.2f} as {compute:.2f} MiB"
+        )
+        print(line)
+        if far(mine["weights_bytes"], weights, 0.02) or far(mine["kv_bytes"], kv, 0.02):
+            wrong.append(line)
+        if result["compute_known"] and far(of_compute, compute, 0.1):
+            wrong.append(line)
+        if of_compute / MIB < compute * 0.9 - 0.02:
+            wrong.append(f"{line}; less than it takes")
+    return wrong
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_llama_server_allocates_what_was_planned(
-    release_7: Release, workers: list[Worker], tmp_path: Path, case: str
+    release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     kind, load, options = CASES[case]
+    if "many tokens" in case:
+        tokens, scores, types = vocabulary()
+        more = 16000 - len(tokens)
+        large = (tokens + [b"word %d" % index for index in range(more)], scores + [0.0] * more, types + [1] * more)
+        monkeypatch.setattr(synthetic_models, "vocabulary", lambda: large)
     path = write_synthetic(tmp_path / "m.gguf", kind)
     given: dict[str, Any] = {}
     if "draft" in case:
@@ -132,30 +178,12 @@ def test_llama_server_allocates_what_was_planned(
     options += [str(load.parallel), "-c", str(load.ctx_size), "-ub", str(load.ubatch_size), "-fa", load.flash_attn]
     log = server_log(release_7, path, tmp_path / "server.log", *options)
     own, _marker, of_draft = log.partition(DRAFT)
-    real = allocated(own)
-    wrong = []
-    for mine in [*result["workers"], {**result["master"], "endpoint": "CPU"}]:
-        theirs = real[mine["endpoint"]]
-        weights, kv = (theirs.get(one, 0.0) + theirs.get(two, 0.0) for one, two in (("model", "LoRA"), ("KV", "RS")))
-        computes = theirs.get("compute", 0.0)
-        # Logits of all slots have room later, with the first request that wants them.
-        planned = mine["compute_bytes"] - (4 * 1024 * 0 if mine["endpoint"] == "CPU" else 0)
-        line = (
-            f"{case}: {mine['endpoint']}: weights {mine['weights_bytes'] / MIB:.2f} as {weights:.2f}, cache "
-            f"{mine['kv_bytes'] / MIB:.2f} as {kv:.2f}, compute {planned / MIB:.2f} as {computes:.2f} "
-            f"and output {theirs.get('output', 0.0):.2f} MiB"
-        )
-        print(line)
-        computes += theirs.get("output", 0.0)
-        if far(mine["weights_bytes"] / MIB, weights, 0.02) or far(mine["kv_bytes"] / MIB, kv, 0.02):
-            wrong.append(line)
-        if mine["endpoint"] != "CPU" and result["compute_known"] and far(planned / MIB, computes, 0.25):
-            wrong.append(line)
+    wrong = compared(case, result, allocated(own), later_logits(path, load))
     if "draft" in case:
         draft = allocated(of_draft)
         assert list(draft) == ["CPU"], "a draft model is the master's alone"
-        total = sum(draft["CPU"].values())
-        print(f"{case}: draft {result['master']['other_bytes'] / MIB:.2f} as {total:.2f} MiB", draft)
-        if far(result["master"]["other_bytes"] / MIB, total, 0.1):
-            wrong.append(f"draft {result['master']['other_bytes'] / MIB:.2f} as {total:.2f}")
+        line = f"{case}: {result['master']['other_bytes'] / MIB:.2f} as {sum(draft['CPU'].values()):.2f} MiB"
+        print(line)
+        if far(result["master"]["other_bytes"], sum(draft["CPU"].values()), 0.1):
+            wrong.append(line)
     assert wrong == []

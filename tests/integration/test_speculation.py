@@ -30,7 +30,9 @@ pytestmark = pytest.mark.llama
 ROLE = ROOT / "roles/llama_server"
 VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
 TYPES = VARIABLES["__llama_server_spec_types"]
-TOKENS = 96
+TOKENS = 160
+# What repeats itself, with choices in it, as an answer about a text does: random weights would not say anything twice.
+GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
 
 
 def arguments(**given: Any) -> list[str]:
@@ -45,16 +47,10 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
 
 
-def continued(service: Service) -> tuple[list[int], dict[str, Any]]:
-    """Return the tokens that follow a prompt that repeats itself, and the times and counts of it."""
-    asked = {
-        "prompt": "the silver harbour and the quiet river of the golden tower " * 4,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "return_tokens": True,
-    }
-    status, body = service.request("/completion", asked)
+def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str, Any]]:
+    """Return the tokens that follow a prompt, and how many of them were drafted."""
+    asked = {"prompt": "the quiet river", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    status, body = service.request("/completion", {**asked, "return_tokens": True, "grammar": grammar})
     assert status == 200, body
     return body["tokens"], body["timings"]
 
@@ -62,33 +58,36 @@ def continued(service: Service) -> tuple[list[int], dict[str, Any]]:
 @pytest.fixture(scope="module")
 def plain(
     release_7: Release, model: Path, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory
-) -> list[int]:
-    """What the model says without speculation."""
+) -> list[list[int]]:
+    """What the model says without speculation: freely, and what repeats itself."""
     folder = tmp_path_factory.mktemp("plain")
     with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as service:
         service.wait_for("Serving")
-        tokens, times = continued(service)
-    assert len(tokens) == TOKENS
-    assert "draft_n" not in times
-    return tokens
+        said = [continued(service), continued(service, GRAMMAR)]
+    assert all(len(tokens) == TOKENS and "draft_n" not in times for tokens, times in said)
+    return [tokens for tokens, _times in said]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "draft-mtp"])
 def test_the_answer_is_the_same_with_speculation(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[int], kind: str
+    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
 ) -> None:
     given = {"llama_server_draft_model": str(model)} if kind == "draft-simple" else {"llama_server_spec_type": kind}
     options = arguments(**given, llama_server_spec_draft_n_max=6)
     endpoints = [worker.endpoint for worker in workers]
     with running_service(release_7, model, endpoints, tmp_path, options=options) as service:
         service.wait_for("Serving")
-        tokens, times = continued(service)
-    assert tokens == plain
-    print(kind, times)
+        (free, times), (repeated, times_repeated) = continued(service), continued(service, GRAMMAR)
+    assert [free, repeated] == plain
+    print(kind, times, times_repeated)
+    assert sum(found.get("draft_n_accepted", 0) for found in (times, times_repeated)) > 0, "nothing was drafted"
     if kind == "draft-simple":
         assert times["draft_n_accepted"] > 0.9 * times["draft_n"] > 0, "it drafts what it would say itself"
         said = "".join(service.lines)
         assert not re.search(r"RPC\S* (model|KV|compute) buffer", said.partition("loading draft model")[2])
+
+
+original = synthetic_models.add_tokenizer
 
 
 def other_vocabulary(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
@@ -106,9 +105,6 @@ def other_vocabulary(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
             lambda writer, *given: (original(writer, *given), writer.add_add_bos_token(False)),
         )
     monkeypatch.setattr(synthetic_models, "vocabulary", lambda: (tokens, scores, types))
-
-
-original = synthetic_models.add_tokenizer
 
 
 @pytest.mark.parametrize("change", ["none", "text", "size", "beginning"])
@@ -138,9 +134,8 @@ def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
     (tmp_path / "keys").write_text("# nothing yet\n\n")
     with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
         assert service.process.wait(60) == 2
-    assert service.lines == [
-        f"{tmp_path}/keys has no key, and without one the API would answer everybody: write a key into it, a line each.\n"
-    ]
+    said = "has no key, and without one the API would answer everybody: write a key into it, a line each."
+    assert service.lines == [f"{tmp_path}/keys {said}\n"]
     (tmp_path / "keys").unlink()
     (tmp_path / "keys").mkdir()
     with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
@@ -186,9 +181,7 @@ PLAY = """
 """
 CASE = """
 - block:
-    - ansible.builtin.include_role: {name: ROLE, tasks_from: "{{ step }}"}
-      loop: [validate, inspect]
-      loop_control: {loop_var: step}
+    - ansible.builtin.include_role: {name: ROLE, tasks_from: "{{ case.value.step | default('inspect') }}"}
       vars:
         llama_server_model_path: "{{ case.value.model }}"
         llama_server_draft_model: "{{ case.value.draft | default('') }}"
@@ -201,7 +194,7 @@ CASE = """
 
 @pytest.fixture(scope="module")
 def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the role says of each case, without a master that it could change."""
+    """Return what the role says of each case, without a master that it could change."""
     folder = tmp_path_factory.mktemp("role")
     with pytest.MonkeyPatch.context() as patch:
         other_vocabulary(patch, "text")
@@ -213,9 +206,10 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "vocabulary": {"model": str(model), "draft": str(other)},
         "no-draft": {"model": str(model), "draft": f"{folder}/none.gguf"},
         "mtp": {"model": str(model), "type": "draft-mtp"},
-        "no-model": {"model": str(model), "type": "draft-simple"},
-        "n-gram": {"model": str(model), "draft": str(model), "type": "ngram-mod"},
-        "embeddings": {"model": str(model), "type": "ngram-mod", "embeddings": True},
+        "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
+        "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
+        "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "embeddings": True},
+        "home": {"step": "validate", "model": "/srv/m.gguf", "draft": "/home/me/d.gguf"},
     }
     variables = {
         "cases": cases,
@@ -249,6 +243,7 @@ def found(text: str, case: str) -> str:
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
         ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),
+        ("home", "llama_server_draft_model is /home/me/d.gguf, and the confined service sees neither home folders nor"),
         ("embeddings", "llama_server_embeddings serves no text, so there is nothing to draft: leave out"),
     ],
 )

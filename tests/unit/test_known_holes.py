@@ -12,7 +12,10 @@ from support.tree import ROOT
 
 VARS = loaded(ROOT / "roles/llama_cpp/vars/main.yml")
 HOLES, ARCHIVES = VARS["__llama_cpp_holes"], VARS["__llama_cpp_archives"]
-SERVER_VARS = {**loaded(ROOT / "roles/llama_server/defaults/main.yml"), **loaded(ROOT / "roles/llama_server/vars/main.yml")}
+SERVER_VARS = {
+    **loaded(ROOT / "roles/llama_server/defaults/main.yml"),
+    **loaded(ROOT / "roles/llama_server/vars/main.yml"),
+}
 RCE = "CVE-2026-34159"
 OLD = ["CVE-2024-42477", "CVE-2024-42478", "CVE-2024-42479"]
 

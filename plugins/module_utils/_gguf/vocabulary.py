@@ -21,7 +21,7 @@ MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED = 5
 
 _TOKENS = "tokenizer.ggml.tokens"
-# The tokenizers that are of one kind, and what each kind takes for the first and the last token if the file does not say.
+# Tokenizers that are of one kind, and what each kind takes for the first and the last token if the file does not say.
 _KINDS = {"none": "no_vocab", "hybriddna": "gpt2", "whitespace": "gpt2", "gemma4": "gpt2"}
 _BEGINS = {"llama": 1, "bert": 101, "gpt2": 11, "plamo2": 1}
 _ENDS = {"llama": 2, "gpt2": 11, "t5": 1, "plamo2": 2}

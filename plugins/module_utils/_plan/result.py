@@ -125,7 +125,14 @@ def _suggest_split(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
 
 def suggestions(planned: Planned, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the smallest change of each kind with which it would fit."""
-    kinds = (_suggest_split, _suggest_context, _suggest_parallel, _suggest_cache, _suggest_workers, _suggest_quantisation)
+    kinds = (
+        _suggest_split,
+        _suggest_context,
+        _suggest_parallel,
+        _suggest_cache,
+        _suggest_workers,
+        _suggest_quantisation,
+    )
     found = (kind(planned, cluster) for kind in kinds)
     return [suggestion for suggestion in found if suggestion]
 

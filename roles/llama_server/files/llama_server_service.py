@@ -103,7 +103,7 @@ def model_bytes(model: Path) -> int:
 
 
 def first_key(path: Path) -> str:
-    """Return a key of the file; raises ValueError with a sentence if it has none, as llama-server then asks for none."""
+    """Return a key of the file; raises ValueError with a sentence if it has none: llama-server then asks for none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
