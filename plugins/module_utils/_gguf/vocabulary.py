@@ -27,11 +27,11 @@ _BEGINS = {"llama": 1, "bert": 101, "gpt2": 11, "plamo2": 1}
 _ENDS = {"llama": 2, "gpt2": 11, "t5": 1, "plamo2": 2}
 # Whether these tokens are added if the file does not say.
 _ADDS_BEGIN = ("llama", "bert")
-_PRE_ADDS_BEGIN = frozenset(
+PRE_ADDS_BEGIN = frozenset(
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken chameleon gemma4".split()
 )
 _ADDS_END = ("t5",)
-_PRE_WITHOUT_BEGIN = frozenset("chatglm-bpe glm4 glm5 gemma4".split())
+PRE_WITHOUT_BEGIN = frozenset("chatglm-bpe glm4 glm5 gemma4".split())
 
 
 class _Vocabulary(NamedTuple):
@@ -55,12 +55,12 @@ def _read(path: Path) -> _Vocabulary:
     pre = "gemma4" if model == "gemma4" else str(header.metadata.get("tokenizer.ggml.pre", ""))
     kind = _KINDS.get(model, model)
     begins, ends = _BEGINS.get(kind), _ENDS.get(kind)
-    if kind == "gpt2" and pre in _PRE_WITHOUT_BEGIN:
+    if kind == "gpt2" and pre in PRE_WITHOUT_BEGIN:
         begins = None
     if pre == "gemma4":
         ends = None
         header.metadata.pop("tokenizer.ggml.add_bos_token", None)  # upstream takes no notice of it
-    adds_begin = kind in _ADDS_BEGIN or (kind == "gpt2" and pre in _PRE_ADDS_BEGIN)
+    adds_begin = kind in _ADDS_BEGIN or (kind == "gpt2" and pre in PRE_ADDS_BEGIN)
     size = len(header.texts)
     return _Vocabulary(
         kind,
