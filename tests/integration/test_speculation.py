@@ -200,6 +200,7 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         other_vocabulary(patch, "text")
         other = write_synthetic(folder / "other.gguf", "dense")
     (folder / "broken.gguf").write_bytes(b"GGUF")
+    (folder / "keys").write_text("# no key\n")
     cases: dict[str, dict[str, Any]] = {
         "none": {"model": f"{folder}/none.gguf"},
         "broken": {"model": f"{folder}/broken.gguf"},
@@ -217,6 +218,8 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "llama_server_endpoints": ["192.0.2.1:50052"],
         "llama_server_prefix": f"{folder}/llama_cpp",
         "llama_server_port": free_port(),
+        # In the place of the real one.
+        "__llama_server_keys_file": f"{folder}/keys",
     }
     (folder / "variables.yml").write_text(yaml.safe_dump(variables))
     (folder / "case.yml").write_text(CASE.replace("ROLE", f"{COLLECTION}.llama_server"))
@@ -239,6 +242,7 @@ def found(text: str, case: str) -> str:
         ("none", "localhost has no file {folder}/none.gguf: bring the model there with the playbook site, or set"),
         ("broken", "{folder}/broken.gguf is no whole GGUF model: its header is damaged or cut off."),
         ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
+        ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
         ("no-draft", "{folder}/none.gguf is no whole GGUF model: there is no such file."),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
