@@ -17,7 +17,7 @@ from random_model import vocabulary
 from support import synthetic_models
 from support.api_service import KEY, Service, running_service
 from support.harness import Release, Worker, free_port, run_module, running_worker
-from support.synthetic_models import write_synthetic
+from support.synthetic_models import KINDS, Numbers, Tensors, write_synthetic
 from support.templates import loaded, worked_out
 from support.tree import COLLECTION, ROOT, run
 
@@ -88,6 +88,34 @@ def test_the_answer_is_the_same_with_speculation(
 
 
 original = synthetic_models.add_tokenizer
+
+
+def predicting(layer: int, n: Numbers) -> Tensors:
+    """Return the tensors of a layer of a model whose fifth one predicts a further token."""
+    width = synthetic_models.WIDTH
+    if layer < 4:
+        return synthetic_models.qwen35(layer, n)
+    more = {"nextn.eh_proj": (width, 2 * width), "nextn.enorm": (width,), "nextn.hnorm": (width,)}
+    return {**synthetic_models.qwen35(3, n), **more}
+
+
+def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them(
+    release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, unusual, _tensors, further = KINDS["hybrid, every fourth"]
+    monkeypatch.setitem(KINDS, "mtp", (architecture, unusual, predicting, {**further, "nextn_predict_layers": 1}))
+    path = write_synthetic(tmp_path / "m.gguf", "mtp", layers=5)
+    assert run_module("gguf_info", {"path": str(path)})["shape"]["predict_layers"] == 1
+    endpoints, said = [worker.endpoint for worker in workers], []
+    for number, given in enumerate(({}, {"llama_server_spec_type": "draft-mtp"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running_service(release_7, path, endpoints, folder, options=arguments(**given)) as service:
+            service.wait_for("Serving")
+            said.append(continued(service))
+    assert said[0][0] == said[1][0]
+    # Its weights are zeros, so each token is as good as any, and what is drafted is accepted by chance alone.
+    assert said[1][1]["draft_n"] > 0
 
 
 def other_vocabulary(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
@@ -210,7 +238,7 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
         "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
         "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "embeddings": True},
-        "home": {"step": "validate", "model": "/srv/m.gguf", "draft": "/home/me/d.gguf"},
+        "home": {"step": "validate", "model": "/srv/m.gguf", "draft": "/run/user/1000/d.gguf"},
     }
     variables = {
         "cases": cases,
@@ -247,7 +275,10 @@ def found(text: str, case: str) -> str:
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
         ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),
-        ("home", "llama_server_draft_model is /home/me/d.gguf, and the confined service sees neither home folders nor"),
+        (
+            "home",
+            "llama_server_draft_model is /run/user/1000/d.gguf, and the confined service sees neither home",
+        ),
         ("embeddings", "llama_server_embeddings serves no text, so there is nothing to draft: leave out"),
     ],
 )
