@@ -214,6 +214,7 @@ CASE = """
         llama_server_model_path: "{{ case.value.model }}"
         llama_server_draft_model: "{{ case.value.draft | default('') }}"
         llama_server_spec_type: "{{ case.value.type | default('auto') }}"
+        llama_server_lora: "{{ case.value.lora | default([]) }}"
         llama_server_embeddings: "{{ case.value.embeddings | default(false) }}"
   rescue:
     - ansible.builtin.debug: {msg: "<{{ case.key }}> {{ ansible_failed_result.msg }} </{{ case.key }}>"}
@@ -234,6 +235,7 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "broken": {"model": f"{folder}/broken.gguf"},
         "vocabulary": {"model": str(model), "draft": str(other)},
         "no-draft": {"model": str(model), "draft": f"{folder}/none.gguf"},
+        "adapter": {"model": str(model), "lora": [f"{folder}/none.gguf"]},
         "mtp": {"model": str(model), "type": "draft-mtp"},
         "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
         "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
@@ -271,6 +273,7 @@ def found(text: str, case: str) -> str:
         ("broken", "{folder}/broken.gguf is no whole GGUF model: its header is damaged or cut off."),
         ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
         ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
+        ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template_file"),
         ("no-draft", "{folder}/none.gguf is no whole GGUF model: there is no such file."),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
