@@ -74,9 +74,9 @@ RETURN = r"""
 _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
-    C(cache_type_v) and C(flash_attn) as the module takes them, C(split_mode) as llama.cpp takes it (each V(null) where
-    it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is told is there
-    even then.
+    C(cache_type_v), C(flash_attn) and C(kv_unified) as the module takes them, C(split_mode) as llama.cpp takes it (each
+    V(null) where it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is
+    told is there even then.
   type: dict
 """
 
@@ -105,6 +105,7 @@ _OTHERWISE = frozenset(
     --lora --lora-scaled --control-vector -md --model-draft -mm --mmproj -mg --main-gpu
     """.split()
 )
+_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 
 
@@ -140,6 +141,8 @@ def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         name = word.replace("_", "-") if word.startswith("--") else word
         if name in _OTHERWISE:
             reasons.append(f"inference_extra_args holds {word}, of which it does not know what comes")
+        if name in _UNIFIED:
+            found["kv_unified"] = _UNIFIED[name]
         option = _FOLLOWED.get(name)
         if option is None:
             continue
@@ -221,6 +224,7 @@ def split_plan_arguments(
         "master_memory_available_bytes": None,
         "master_host": master,
         **dict.fromkeys(_SHORT.values()),
+        "kv_unified": None,
         "skipped": "",
     }
     texts = meminfo or {}

@@ -26,6 +26,12 @@ options:
     description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
+  draft_model:
+    description:
+      - A model that is to draft tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
+        takes it for that, which depends on the vocabularies of both.
+    type: path
+    version_added: 0.2.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -296,6 +302,14 @@ layers:
     state_bytes:
       description: What it keeps for each sequence if it is recurrent.
       type: int
+draft_problem:
+  description: >-
+    Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not RV(valid) or
+    without O(draft_model).
+  returned: success
+  type: str
+  version_added: 0.2.0
+  sample: ""
 notes:
   description: A sentence for each thing that is not known of a model that is RV(valid), or is odd about it.
   returned: success
@@ -313,9 +327,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
 
-def look(path: Path) -> dict[str, Any]:
+def look(path: Path, draft: Path | None) -> dict[str, Any]:
     """Return the module's result."""
     try:
         parts = model_parts(path)
@@ -343,6 +358,7 @@ def look(path: Path) -> dict[str, Any]:
         "version": None,
         "tensor_count": None,
         "metadata": {},
+        "draft_problem": None,
         **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
     try:
@@ -359,15 +375,27 @@ def look(path: Path) -> dict[str, Any]:
         "version": headers[0].version,
         "tensor_count": sum(header.tensor_count for header in headers),
         "metadata": metadata,
+        "draft_problem": _draft_problem(path, draft) if draft else None,
         **asdict(describe(headers)),
     }
 
 
+def _draft_problem(path: Path, draft: Path) -> str:
+    try:
+        return draft_problem(path, draft)
+    except GgufError as error:
+        return str(error)
+
+
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={"path": {"type": "path", "required": True}}, supports_check_mode=True)
+    module = AnsibleModule(
+        argument_spec={"path": {"type": "path", "required": True}, "draft_model": {"type": "path"}},
+        supports_check_mode=True,
+    )
+    draft = module.params["draft_model"]
     try:
-        result = look(Path(module.params["path"]))
+        result = look(Path(module.params["path"]), Path(draft) if draft else None)
     except OSError as error:
         module.fail_json(msg=f"{module.params['path']} cannot be looked at: {error.strerror}.")
     module.exit_json(changed=False, **result)

@@ -85,6 +85,40 @@ options:
         layers stay with the master. A number beyond the model's layers means all.
     type: int
     default: 999
+  parallel:
+    description:
+      - How many slots C(llama-server) serves at a time (C(--parallel)). O(ctx_size) is the context of all of them.
+      - V(0) is for a program that serves one sequence and may want the output of each of its tokens.
+    type: int
+    default: 0
+    version_added: 0.2.0
+  outputs_per_slot:
+    description:
+      - Of how many tokens of a slot the output is wanted at a time, with O(parallel). That is 1, and one more for each
+        token that is drafted; or O(ubatch_size) where embeddings are served.
+    type: int
+    default: 1
+    version_added: 0.2.0
+  kv_unified:
+    description: Whether the slots share one cache (C(--kv-unified)).
+    type: bool
+    default: false
+    version_added: 0.2.0
+  draft_model:
+    description: A model that drafts tokens for the other (C(--spec-draft-model)), in the master's own memory.
+    type: path
+    version_added: 0.2.0
+  lora:
+    description: Files of LoRA adapters (C(--lora)). Their tensors lie on the workers, beside those that they change.
+    type: list
+    elements: path
+    default: []
+    version_added: 0.2.0
+  master_other_bytes:
+    description: What the program keeps in the master's memory besides, such as prompts (C(--cache-ram), in MiB).
+    type: int
+    default: 0
+    version_added: 0.2.0
   tensor_split:
     description: A share for each worker, to be judged; empty to have one chosen.
     type: list
@@ -110,7 +144,9 @@ extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
   - The division, and the sizes of what is allocated, are those of the llama.cpp of release 0.3.36 with C(--split-mode
-    layer), one sequence, and workers of one CPU device each.
+    layer), and workers of one CPU device each.
+  - Not counted are checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes of models with sliding
+    windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
   - What llama.cpp lets stay in the file (C(--mmap)) counts for the master as what is in memory, since it is read for
     each token.
 """
@@ -245,7 +281,13 @@ master:
     compute_bytes:
       description: Its compute and output buffers.
       type: int
-    total_bytes: *total
+    other_bytes:
+      description: All of O(draft_model), and O(master_other_bytes).
+      type: int
+      version_added: 0.2.0
+    total_bytes:
+      description: All of these.
+      type: int
     memory_available_bytes:
       description: What it can use.
       type: int
@@ -285,13 +327,17 @@ suggestions:
   elements: dict
   contains:
     kind:
-      description: V(tensor_split) (leave it out), V(context), V(cache_type), V(workers) or V(quantisation).
+      description: >-
+        V(tensor_split) (leave it out), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
       type: str
     message:
       description: The change in words.
       type: str
     ctx_size:
       description: The largest context that fits, for V(context).
+      type: int
+    parallel:
+      description: The most slots of the same context each that fit, for V(parallel).
       type: int
     cache_type_k:
       description: For V(cache_type), like RV(suggestions[].cache_type_v).
@@ -335,7 +381,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
@@ -376,6 +422,12 @@ def main() -> None:
             "cache_type_v": {"type": "str", "choices": names, "default": "f16"},
             "flash_attn": {"type": "str", "choices": ["auto", "on", "off"], "default": "auto"},
             "n_gpu_layers": {"type": "int", "default": 999},
+            "parallel": {"type": "int", "default": 0},
+            "outputs_per_slot": {"type": "int", "default": 1},
+            "kv_unified": {"type": "bool", "default": False},
+            "draft_model": {"type": "path"},
+            "lora": {"type": "list", "elements": "path", "default": []},
+            "master_other_bytes": {"type": "int", "default": 0},
             "tensor_split": {"type": "list", "elements": "float", "default": []},
             "reserve_bytes": {"type": "int", "default": 268435456},
             "reserve_percent": {"type": "float", "default": 5},
@@ -387,11 +439,17 @@ def main() -> None:
     params = module.params
     load = Load(**{field.name: params[field.name] for field in fields(Load)})
     try:
-        result = plan(read_model(Path(params["model"])), load, cluster_of(params))
+        result = plan(
+            read_model(Path(params["model"])),
+            load,
+            cluster_of(params),
+            adapters=[read_header(Path(path)) for path in params["lora"]],
+            draft=read_model(Path(params["draft_model"])) if params["draft_model"] else None,
+        )
     except (GgufError, SplitError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg=f"{params['model']} cannot be read: {error.strerror}.")
+        module.fail_json(msg=f"{error.filename or params['model']} cannot be read: {error.strerror}.")
     module.exit_json(changed=False, **result)
 
 

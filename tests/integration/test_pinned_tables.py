@@ -7,14 +7,24 @@ import re
 import tarfile
 
 import pytest
+import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import vocabulary
 
 from support.harness import ROOT
 from support.pinned_source import ARCHIVES, DEFAULT, source
 from support.rpc_session import Op
 
 HEAD = ".git/modules/vendor/llama.cpp/HEAD"
-RPC, GGML, ARCH = (
-    f"vendor/llama.cpp/{path}" for path in ("ggml/include/ggml-rpc.h", "ggml/include/ggml.h", "src/llama-arch.cpp")
+RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY = (
+    f"vendor/llama.cpp/{path}"
+    for path in (
+        "ggml/include/ggml-rpc.h",
+        "ggml/include/ggml.h",
+        "src/llama-arch.cpp",
+        "common/speculative.cpp",
+        "common/common.h",
+        "src/llama-vocab.cpp",
+    )
 )
 
 
@@ -24,7 +34,7 @@ def files() -> dict[str, str]:
     with tarfile.open(source(DEFAULT)) as tar:
         for member in tar:
             path = member.name.partition("/")[2]
-            if path in (HEAD, RPC, GGML, ARCH):
+            if path in (HEAD, RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY):
                 stream = tar.extractfile(member)
                 assert stream
                 found[path] = stream.read().decode()
@@ -69,3 +79,40 @@ def test_architectures_are_known(files: dict[str, str], plugins: str) -> None:
 def test_operations_of_the_tests_own_client_are_upstreams(files: dict[str, str]) -> None:
     upstream = {name[len("GGML_OP_") :]: number for number, name in enumerate(enum(files[GGML], "ggml_op"))}
     assert {op.name: op.value for op in Op} == {op.name: upstream[op.name] for op in Op}
+
+
+def test_vocabularies_are_compared_as_upstream_does(files: dict[str, str]) -> None:
+    for name, value in (
+        ("MAX_SIZE_DIFFERENCE", vocabulary.MAX_SIZE_DIFFERENCE),
+        ("CHECK_START_TOKEN_ID", vocabulary.FIRST_COMPARED),
+    ):
+        assert re.search(rf"define SPEC_VOCAB_{name} +{value}\n", files[SPECULATIVE])
+    # Each branch names its tokenizers and says what they have that others have not.
+    branches = re.findall(r"if \(\s*(tokenizer_pre ==.*?)\) \{(.*?)\}", files[VOCABULARY], re.DOTALL)
+    assert len(branches) > 40
+
+    def with_line(line: str) -> set[str]:
+        return {name for names, body in branches if line in body for name in re.findall(r'== "([^"]+)"', names)}
+
+    # gemma4 is told by its model, and has rules of its own.
+    assert with_line("add_bos = true;") == vocabulary.PRE_ADDS_BEGIN - {"gemma4"}
+    assert with_line("special_bos_id = LLAMA_TOKEN_NULL;") == vocabulary.PRE_WITHOUT_BEGIN - {"gemma4"}
+    assert with_line("add_eos = true;") == with_line("special_eos_id") == set()
+
+
+def test_numbers_of_drafted_tokens_are_upstreams(files: dict[str, str]) -> None:
+    types = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text())["__llama_server_spec_types"]
+
+    def default(struct: str, field: str) -> int:
+        body = re.search(rf"struct common_params_speculative_{struct} {{(.*?)}};", files[COMMON], re.DOTALL)
+        assert body
+        found = re.search(rf"\b{field} += (\d+);", body[1])
+        assert found
+        return int(found[1])
+
+    for name in types:
+        struct = "ngram_mod" if name == "ngram-mod" else "ngram_map" if name.startswith("ngram") else "draft"
+        assert types[name]["n_max"] == default(struct, "size_m" if struct == "ngram_map" else "n_max"), name
+        assert f'"{name}",' in files[SPECULATIVE]
+    assert types["ngram-simple"]["floor"][1] == default("ngram_map", "size_n")
+    assert types["ngram-mod"]["floor"][1] == default("ngram_mod", "n_min")

@@ -256,6 +256,11 @@ BAD = {
     "short-key": ({"llama_server_api_keys": ["secret"]}, "a key that is too short"),
     "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "sees neither home folders nor temporary ones"),
     "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
+    "no-draft": (
+        {"llama_server_draft_model": "/srv/models/none.gguf"},
+        "/srv/models/none.gguf is no whole GGUF model: there is no such file",
+    ),
+    "no-mtp": ({"llama_server_spec_type": "draft-mtp"}, "has no layers that predict further tokens"),
     "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),
     "numbers": ({"llama_server_parallel": 0}, "llama_server_parallel is 0: give a number from 1 to 256"),
     "address": ({"llama_server_bind_address": "10.9.9.9"}, "10.9.9.9 is no address of master"),
@@ -288,6 +293,42 @@ def test_another_number_of_slots_takes_one_restart(bearer: str) -> None:
         assert property_of("InvocationID") == after
     finally:
         playbook("serve")
+
+
+def test_a_draft_model_on_the_master_changes_no_answer(bearer: str) -> None:
+    before = text_of(bearer, 32)
+    given = {"llama_server_draft_model": "/srv/models/random-weights.gguf", "llama_server_spec_draft_n_max": 4}
+    try:
+        done = playbook("serve", **given)
+        assert "has no chat template, so /v1/chat/completions puts messages into that of ChatML" in words(done)
+        asked = {"prompt": "the river", "max_tokens": 32, "temperature": 0}
+        status, body = request("/v1/completions", asked, bearer=bearer)
+        assert (status, body["choices"][0]["text"]) == (200, before)
+        assert body["timings"]["draft_n_accepted"] == body["timings"]["draft_n"] > 0, "it drafts for itself"
+        plan = json.loads(ssh("master", "cat", f"/etc/llama_server/{API_PORT}.plan").stdout)
+        assert plan["tensor_split"]
+        assert set(re.findall(r"changed=(\d+)", playbook("serve", **given).stdout)) == {"0"}
+    finally:
+        playbook("serve")
+
+
+def test_a_file_of_keys_without_a_key_is_refused(bearer: str) -> None:
+    try:
+        ssh("master", "sh", "-c", f"cp -p {KEYS} {KEYS}.kept && : >{KEYS}")
+        done = playbook("serve", check=False)
+        assert f"{KEYS} on master has no key: write one into it" in words(done)
+        assert request("/v1/models", bearer=None)[0] == 401, "the service that runs has the keys that it had"
+        # One that starts with it serves nobody.
+        ssh("master", "systemctl", "restart", API_UNIT, check=False)
+        eventually(lambda: f"{KEYS} has no key" in journal(), 30, "it says why")
+        assert connect("outsider", ADDRESS["master"], API_PORT) != "connected"
+    finally:
+        ssh("master", "mv", f"{KEYS}.kept", KEYS)
+        serves(bearer, 90)
+
+
+def journal() -> str:
+    return ssh("master", "journalctl", "-u", API_UNIT, "-n", "30", "-o", "cat").stdout
 
 
 def test_the_api_is_back_after_its_master_restarts(bearer: str) -> None:

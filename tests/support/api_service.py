@@ -121,10 +121,11 @@ def running_service(
     port: int | None = None,
     options: Sequence[str] = NO_PAGE,
 ) -> Iterator[Service]:
-    """Start the service, give it, and end it by its own process id."""
+    """Start the service, with further options of llama-server, give it, and end it by its own process id."""
     port = port or free_port()
     keys = folder / "keys"
-    keys.write_text(f"{KEY}\n")
+    if not keys.exists():
+        keys.write_text(f"{KEY}\n")
     (folder / "settings.json").write_text(json.dumps(settings(release, model, workers, port, keys, options)))
     process = subprocess.Popen(
         [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"],

@@ -87,7 +87,7 @@ class Header:
     """What the header of one file says.
 
     `metadata` has plain values and texts (long ones cut). Of arrays, `lengths` has how many elements they have, and
-    `arrays` those that have a number for each layer, at most.
+    `arrays` those that have a number for each layer, at most. `texts` are those of the one array that was asked for.
     """
 
     version: int
@@ -100,6 +100,7 @@ class Header:
     tensors: tuple[Tensor, ...] = ()
     # From here on in the file, tensors have their offsets.
     start_bytes: int = 0
+    texts: tuple[bytes, ...] = ()
 
 
 class _Reader:
@@ -188,10 +189,12 @@ class _Reader:
 
 
 class _Metadata:
-    """The pairs of key and value."""
+    """The pairs of key and value; `texts` are those of the array with the key `texts_of`."""
 
-    def __init__(self, reader: _Reader, count: int) -> None:
+    def __init__(self, reader: _Reader, count: int, texts_of: str) -> None:
         self.reader = reader
+        self.texts_of = texts_of
+        self.texts: tuple[bytes, ...] = ()
         self.values: dict[str, Value] = {}
         self.arrays: dict[str, tuple[Value, ...]] = {}
         self.lengths: dict[str, int] = {}
@@ -227,7 +230,10 @@ class _Metadata:
     def array(self, key: str) -> None:
         reader = self.reader
         kind, count = reader.plain(_U32), reader.plain(_U64)
-        if kind == _STRING:
+        if kind == _STRING and key == self.texts_of:
+            reader.check(_U64.size * count)
+            self.texts = tuple(reader.raw(reader.plain(_U64)) for _text in range(count))
+        elif kind == _STRING:
             reader.skip_texts(count)
         elif kind in _PLAIN:
             code = _PLAIN[kind]
@@ -317,7 +323,7 @@ def _what_it_is_instead(start: bytes) -> str:
     return "it does not begin with GGUF"
 
 
-def _header(reader: _Reader) -> Header:
+def _header(reader: _Reader, texts_of: str) -> Header:
     reader.skip(len(MAGIC))
     version = reader.plain(_U32)
     if version not in VERSIONS:
@@ -329,16 +335,26 @@ def _header(reader: _Reader) -> Header:
     for count, most, what in ((tensor_count, MAX_TENSORS, "tensors"), (pair_count, MAX_PAIRS, "keys")):
         if count > most:
             raise GgufError(f"its header is damaged: it claims {count} {what}, and no model has more than {most}")
-    metadata = _Metadata(reader, pair_count)
+    metadata = _Metadata(reader, pair_count, texts_of)
     tensors = _Tensors(reader, tensor_count, metadata.alignment).all
     start = -(-reader.position // metadata.alignment) * metadata.alignment
     ends = [None if tensor.bytes is None else start + tensor.offset + tensor.bytes for tensor in tensors]
     end = None if None in ends else max((end for end in ends if end is not None), default=reader.position)
     # A file of metadata alone (the first part of some splits, a vocabulary) ends where that does.
-    return Header(version, tensor_count, end, metadata.values, metadata.arrays, metadata.lengths, tensors, start)
+    return Header(
+        version,
+        tensor_count,
+        end,
+        metadata.values,
+        metadata.arrays,
+        metadata.lengths,
+        tensors,
+        start,
+        metadata.texts,
+    )
 
 
-def _examine(path: Path) -> Header:
+def _examine(path: Path, texts_of: str) -> Header:
     if path.is_dir():
         raise GgufError("it is a folder: name the GGUF file in it")
     if not path.is_file():
@@ -350,16 +366,19 @@ def _examine(path: Path) -> Header:
         start = stream.read(64)
         if not start.startswith(MAGIC):
             raise GgufError(_what_it_is_instead(start))
-        header = _header(_Reader(stream, size))
+        header = _header(_Reader(stream, size), texts_of)
     if header.end_bytes is not None and size < header.end_bytes:
         raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: it was not copied to its end")
     return header
 
 
-def read_header(path: Path) -> Header:
-    """Return what a GGUF file says of itself; raises GgufError, with the path in the sentence, if it is not whole."""
+def read_header(path: Path, texts_of: str = "") -> Header:
+    """Return what a GGUF file says of itself, with the texts of one array if its key is given.
+
+    Raises GgufError, with the path in the sentence, if the file is not whole.
+    """
     try:
-        return _examine(path)
+        return _examine(path, texts_of)
     except GgufError as error:
         raise GgufError(f"{path} is no whole GGUF model: {error}.") from None
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
@@ -54,6 +54,11 @@ class Load:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     n_gpu_layers: int = 999
+    # Of llama-server; without slots, a program that serves one sequence and may want the output of each of its tokens.
+    parallel: int = 0
+    outputs_per_slot: int = 1
+    kv_unified: bool = False
+    master_other_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,10 +74,11 @@ class Cluster:
 
 
 class Source(NamedTuple):
-    """A model's headers, and what they say."""
+    """A model's headers, and what they say; `draft` is one that drafts tokens for it on the master."""
 
     model: Model
     layers: list[dict[str, Tensor]]  # by the name without `blk.N.` and `.weight`
+    draft: Source | None = None
 
 
 def check_cluster(cluster: Cluster) -> None:
@@ -127,9 +133,13 @@ def check_load(load: Load) -> None:
         ("batch_size", load.batch_size, 1),
         ("ubatch_size", load.ubatch_size, 1),
         ("n_gpu_layers", load.n_gpu_layers, 1),
+        ("parallel", load.parallel, 0),
+        ("outputs_per_slot", load.outputs_per_slot, 1),
     ):
         if not low <= value < 1 << 31:
             raise SplitError(f"{name} is {value}; give a number from {low} to {(1 << 31) - 1}.")
+    if load.master_other_bytes < 0:
+        raise SplitError(f"master_other_bytes is {load.master_other_bytes}; give a number from 0.")
     if load.flash_attn == "off" and load.cache_type_v in QUANTISED_CACHES:
         raise SplitError(
             f"cache_type_v is {load.cache_type_v} and flash_attn is off, which llama.cpp refuses; "
@@ -152,7 +162,29 @@ def _check_experts(experts: int, used: int) -> None:
         )
 
 
-def source(headers: Sequence[Header]) -> Source:
+def _with_adapters(model: Model, adapters: Sequence[Header]) -> Model:
+    """Add LoRA adapters, whose tensors lie beside those that they change (src/llama-adapter.cpp)."""
+    layers, outside = [layer.bytes or 0 for layer in model.layers], {"input": 0, "output": 0}
+    for tensor in (tensor for header in adapters for tensor in header.tensors):
+        match = _LAYER.match(tensor.name)
+        if match and int(match.group(1)) < len(layers):
+            layers[int(match.group(1))] += tensor.bytes or 0
+        else:
+            outside["input" if tensor.name.startswith("token_embd") else "output"] += tensor.bytes or 0
+    return replace(
+        model,
+        layers=[replace(layer, bytes=size) for layer, size in zip(model.layers, layers)],
+        weights=replace(
+            model.weights,
+            input_bytes=(model.weights.input_bytes or 0) + outside["input"],
+            output_bytes=(model.weights.output_bytes or 0) + outside["output"],
+        ),
+    )
+
+
+def source(
+    headers: Sequence[Header], *, adapters: Sequence[Header] = (), draft: Sequence[Header] | None = None
+) -> Source:
     """Return what is planned with; raises SplitError for a model that cannot be divided."""
     model = describe(headers)
     notes = " ".join(model.notes)
@@ -167,4 +199,6 @@ def source(headers: Sequence[Header]) -> Source:
             match = _LAYER.match(tensor.name)
             if match and int(match.group(1)) < len(tensors):
                 tensors[int(match.group(1))][match.group(2)] = tensor
-    return Source(model, tensors)
+    if adapters:
+        model = _with_adapters(model, adapters)
+    return Source(model, tensors, source(draft) if draft else None)

@@ -30,11 +30,12 @@ class Need(NamedTuple):
     weights: int
     kv: int
     compute: int
+    other: int = 0  # of the master: a draft model, and what the program keeps besides
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.kv + self.compute
+        return self.weights + self.kv + self.compute + self.other
 
 
 def _check_cache(load: Load, model: Model) -> None:
@@ -73,6 +74,10 @@ def _rotations(load: Load, model: Model) -> tuple[int, int]:
     return rotated_keys, rotated_values
 
 
+def _padded(tokens: int) -> int:
+    return -(-tokens // 256) * 256
+
+
 def _few(layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
     """Leave out layers that only repeat others: the buffers are used again."""
     kept: list[LayerShape] = []
@@ -94,8 +99,14 @@ class Planned:
         if not context:
             raise SplitError("The model does not say its context length; give ctx_size.")
         self.context = context
-        self.cells = -(-context // 256) * 256
-        self.tokens = min(self.cells, load.batch_size, load.ubatch_size)
+        # src/llama-context.cpp: without a unified cache each sequence has one of its own (a stream), of the same size.
+        self.sequences = max(1, load.parallel)
+        self.streams = 1 if load.kv_unified else self.sequences
+        self.cells = _padded(_padded(context) // self.streams)
+        self.tokens = min(_padded(context), load.batch_size, load.ubatch_size)
+        # The graph that is reserved has as many tokens of each sequence.
+        self.tokens = -(-self.tokens // self.sequences) * self.sequences
+        self.outputs = min(self.tokens, load.parallel * load.outputs_per_slot) if load.parallel else self.tokens
         self.flash_attention = load.flash_attn != "off" and model.architecture != "grok"
         self.kv_known = model.cache.known
         self.compute_known = model.architecture in FOLLOWED and not model.shape.predict_layers
@@ -114,18 +125,25 @@ class Planned:
         self.kv_sums = [0, *accumulate(self._kv())]
         self.shapes = self._shapes()
         self._known: dict[tuple[object, ...], int] = {}
+        self.draft = None
+        if of.draft:
+            # common/speculative.cpp: the context is the model's, with a cache of F16 and one output for each slot.
+            small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
+            self.draft = Planned(of.draft, small)
 
     def _own_cells(self, layer: Layer) -> int:
-        return kv_cells(layer, self.context, self.model.cache.window_tokens, self.tokens)
+        window = self.model.cache.window_tokens
+        in_stream = self.sequences // self.streams
+        return kv_cells(layer, self.cells, window * in_stream if window else window, self.tokens)
 
     def _kv(self) -> list[int]:
         _check_cache(self.load, self.model)
         return [
-            (layer.state_bytes or 0)
+            (layer.state_bytes or 0) * self.sequences
             + _cache_bytes(
                 layer,
                 self.load,
-                self._own_cells(layer),
+                self._own_cells(layer) * self.streams,
                 layer.value_width if self.flash_attention or not layer.value_width else self.widest,
             )
             for layer in self.model.layers
@@ -153,7 +171,7 @@ class Planned:
         rotated_keys, rotated_values = _rotations(self.load, self.model)
         return Batch(
             tokens=self.tokens,
-            outputs=self.tokens,
+            outputs=self.outputs,
             flash_attention=self.flash_attention,
             # src/llama-context.cpp: prompt batches go through workers side by side if all layers are on workers.
             copies=PIPELINE_COPIES if devices > 1 and not self.local else 1,
@@ -208,8 +226,18 @@ class Planned:
     def master(self, devices: int) -> Need:
         """Return what the master's own memory holds: the input, its own layers, and the buffers of both."""
         weights = round((self.model.weights.input_bytes or 0) * self.shrink) + self.weight_sums[self.local]
-        compute = input_bytes(self.shapes, self.batch(devices), self.width) + 4 * self.vocabulary
+        compute = input_bytes(self.shapes, self.batch(devices), self.width) + self._logits()
         if self.local:
             weights += self.model.weights.shared_bytes or 0
             compute += self._buffer(_few(self.shapes[: self.local]), devices, first=True)
-        return Need(weights, self.kv_sums[self.local], compute)
+        other = self.load.master_other_bytes + (self.draft.alone() if self.draft else 0)
+        return Need(weights, self.kv_sums[self.local], compute, other)
+
+    def _logits(self) -> int:
+        """Return what llama.cpp calls its output buffer: a number for each token of the vocabulary."""
+        return 4 * self.vocabulary * (self.outputs if self.load.parallel else 1)
+
+    def alone(self) -> int:
+        """Return what the model takes in the memory of the program, without workers."""
+        compute = self._buffer(_few(self.shapes), 1, first=True, last=True, output=True) + self._logits()
+        return (self.model.weights.bytes or 0) + self.kv_sums[-1] + compute

@@ -46,6 +46,22 @@ def _suggest_context(planned: Planned, cluster: Cluster) -> dict[str, Any] | Non
     return {"kind": "context", "ctx_size": size, "message": f"a ctx_size of {size} instead of {planned.context} fits"}
 
 
+def _suggest_parallel(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
+    parallel = planned.load.parallel
+    each = planned.context // max(1, parallel)
+    low, high = 0, parallel - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(planned.of, replace(planned.load, parallel=middle, ctx_size=middle * each), cluster):
+            low = middle
+        else:
+            high = middle - 1
+    if low < 1:
+        return None
+    words = f"{low} slot{'s' if low > 1 else ''} instead of {parallel}, of the same context each"
+    return {"kind": "parallel", "parallel": low, "message": f"{words}, fit{'' if low > 1 else 's'}"}
+
+
 def _suggest_cache(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
     load = planned.load
     if load.flash_attn == "off":
@@ -109,7 +125,14 @@ def _suggest_split(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
 
 def suggestions(planned: Planned, cluster: Cluster) -> list[dict[str, Any]]:
     """Return the smallest change of each kind with which it would fit."""
-    kinds = (_suggest_split, _suggest_context, _suggest_cache, _suggest_workers, _suggest_quantisation)
+    kinds = (
+        _suggest_split,
+        _suggest_context,
+        _suggest_parallel,
+        _suggest_cache,
+        _suggest_workers,
+        _suggest_quantisation,
+    )
     found = (kind(planned, cluster) for kind in kinds)
     return [suggestion for suggestion in found if suggestion]
 
@@ -233,10 +256,20 @@ def _judge(result: dict[str, Any], planned: Planned, cluster: Cluster) -> None:
     result["message"] = _message(result, idle)
 
 
-def plan(headers: Sequence[Header], load: Load, cluster: Cluster) -> dict[str, Any]:
-    """Return how the model is divided and what comes of it; raises SplitError for what cannot be planned."""
+def plan(
+    headers: Sequence[Header],
+    load: Load,
+    cluster: Cluster,
+    *,
+    adapters: Sequence[Header] = (),
+    draft: Sequence[Header] | None = None,
+) -> dict[str, Any]:
+    """Return how the model is divided and what comes of it; raises SplitError for what cannot be planned.
+
+    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the other on the master.
+    """
     check_cluster(cluster)
-    planned = Planned(source(headers), load)
+    planned = Planned(source(headers, adapters=adapters, draft=draft), load)
     rooms = rooms_of(planned, cluster)
     result: dict[str, Any] = {
         "fits": False,
@@ -265,6 +298,6 @@ def plan(headers: Sequence[Header], load: Load, cluster: Cluster) -> dict[str, A
         result["tensor_split"] = [part.end - part.first for part in parts]
     result["workers"] = _workers(planned, cluster, rooms, parts)
     own = planned.master(len(cluster.workers))
-    result["master"] = {"layers": planned.local, **_memory(own, master_room(cluster))}
+    result["master"] = {"layers": planned.local, **_memory(own, master_room(cluster)), "other_bytes": own.other}
     _judge(result, planned, cluster)
     return result

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Collection, Sequence
@@ -166,11 +167,27 @@ def model_bytes(model: Path) -> int:
     return sum((model.parent / name).stat().st_size for name in names)
 
 
+def first_key(path: Path) -> str:
+    """Return a key of the file; raises ValueError with a sentence if it has none: llama-server then asks for none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        message = f"The keys in {path} cannot be read ({reason}): run the playbook serve, which writes them."
+        raise ValueError(message) from None
+    for line in lines:
+        if line and not line.startswith("#"):
+            return line
+    message = f"{path} has no key, and without one the API would answer everybody: write a key into it, a line each."
+    raise ValueError(message)
+
+
 class Server:
     """A llama-server that runs."""
 
     def __init__(self, settings: Settings, workers: Sequence[WorkerStatus], figures: Figures) -> None:
         self.settings, self.figures = settings, figures
+        self.key = first_key(Path(settings.keys_file))
         self.workers = {f"{worker.address}:{worker.port}": worker.endpoint for worker in workers}
         names = ",".join(f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers)))
         command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
@@ -187,11 +204,10 @@ class Server:
 
     def get(self, path: str, limit_s: float) -> int | None:
         """Return the status of an answer, or None if there is none within the limit."""
-        headers = {}
-        for line in Path(self.settings.keys_file).read_text(encoding="utf-8").splitlines():
-            if line and not line.startswith("#"):
-                headers["Authorization"] = f"Bearer {line}"
-                break
+        # A file that has no key any more changes nothing; llama-server goes on with the keys that it had.
+        with suppress(ValueError):
+            self.key = first_key(Path(self.settings.keys_file))
+        headers = {"Authorization": f"Bearer {self.key}"}
         connection = http.client.HTTPConnection(self.settings.own_address, self.settings.port, timeout=limit_s)
         try:
             connection.request("GET", path, headers=headers)
@@ -263,6 +279,7 @@ def how_it_ended(returncode: int) -> str:
 
 def serve(settings: Settings, figures: Figures) -> int:
     """Wait for the workers, run the program and watch it; returns the exit status."""
+    first_key(Path(settings.keys_file))
     say("Looking at the workers.", state="READY=1\n")
     workers = wait_for_workers(settings, figures)
     say(f"Loading {settings.alias} over {len(settings.workers)} workers.")

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What split_plan says of a llama-server, against the buffers that it then allocates: slots, drafts and adapters."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import urllib.request
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Worker as Planned
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
+
+from random_model import vocabulary
+from support import synthetic_models
+from support.harness import Release, Worker, end, free_port, running_worker
+from support.runs import wait_for
+from support.synthetic_models import LAYERS, WIDTH, write_synthetic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.llama
+
+MIB = 1 << 20
+GIB = 1 << 30
+DRAFT = "loading draft model"
+_BUFFER = re.compile(r"(\S+) +(model|KV|RS|LoRA|compute|output) buffer size = +([\d.]+) MiB")
+
+
+@pytest.fixture(scope="module")
+def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    folder = tmp_path_factory.mktemp("workers")
+    with ExitStack() as stack:
+        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
+
+
+def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
+    """Return what llama-server says until it serves."""
+    port = free_port()
+    command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "-lv", "4", "--fit", "off"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*command, "--no-warmup", *options], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+        )
+        try:
+            wait_for(lambda: process.poll() is not None or healthy(port), 120)
+        finally:
+            end(process)
+    said = log.read_text(errors="replace")
+    assert ": model loaded" in said, said[-3000:]
+    return said
+
+
+def healthy(port: int) -> bool:
+    with suppress(OSError):
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200)
+    return False
+
+
+def allocated(log: str) -> dict[str, dict[str, float]]:
+    """Return the MiB of each kind of buffer by device: `CPU`, or the endpoint of a worker."""
+    found: dict[str, dict[str, float]] = {}
+    for name, kind, size in _BUFFER.findall(log):
+        endpoint = re.search(r"\[(.*)\]", name)
+        device = found.setdefault(endpoint[1] if endpoint else name.partition("_")[0], {})
+        # A second reservation, or a larger output, takes the place of the first.
+        device[kind] = float(size) if kind in ("compute", "output") else device.get(kind, 0.0) + float(size)
+    return found
+
+
+def adapter(path: Path) -> Path:
+    """Write a LoRA adapter of rank 16 for two matrices of each layer."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 16.0)
+    for layer in range(LAYERS):
+        for name in ("attn_q", "attn_output"):
+            for part, shape in (("a", (16, WIDTH)), ("b", (WIDTH, 16))):
+                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+CASES: dict[str, tuple[str, Load, list[str]]] = {
+    "slots": ("dense", Load(4096, parallel=4), []),
+    "slots that share a cache": ("dense", Load(4096, parallel=4, kv_unified=True), ["-kvu"]),
+    "slots of no round size": ("tied embeddings", Load(2100, ubatch_size=200, parallel=3), []),
+    "slots without flash attention": ("grouped queries", Load(2048, parallel=2, flash_attn="off"), []),
+    "windows": ("window, five of six", Load(6144, parallel=4), []),
+    "windows that share a cache": ("window, five of six", Load(6144, parallel=4, kv_unified=True), ["-kvu"]),
+    "states": ("recurrent", Load(2048, parallel=4), []),
+    "states and a cache": ("hybrid, every fourth", Load(2048, parallel=4), []),
+    "n-grams": ("dense", Load(2048, parallel=2, outputs_per_slot=49), ["--spec-type", "ngram-simple"]),
+    "embeddings": ("dense", Load(2048, parallel=2, outputs_per_slot=65536), ["--embeddings", "--pooling", "mean"]),
+    "a draft model": ("dense", Load(4096, parallel=4, outputs_per_slot=5), ["--spec-draft-n-max", "4"]),
+    "a draft model with tied embeddings": ("tied embeddings", Load(2048, parallel=2, outputs_per_slot=4), []),
+    "a draft of many tokens": (
+        "dense",
+        Load(2048, parallel=2, outputs_per_slot=17),
+        ["--spec-draft-n-max", "16"],
+    ),
+    "many tokens to choose from": ("dense", Load(2048, parallel=2), []),
+    "an adapter": ("dense", Load(2048, parallel=2), []),
+}
+
+
+def far(mine: int, theirs: float, allowed: float) -> bool:
+    """Whether bytes are not what llama.cpp says in MiB, of which each buffer has two places."""
+    return abs(mine / MIB - theirs) > theirs * allowed + 0.02
+
+
+def later_logits(path: Path, load: Load) -> int:
+    """Return what the output buffer grows by with the first request that wants as much output as may be."""
+    vocabulary = describe(read_model(path)).shape.vocabulary or 0
+    outputs = min(load.ubatch_size, load.parallel * load.outputs_per_slot)
+    return 4 * vocabulary * (outputs - load.parallel)
+
+
+def compared(case: str, result: dict[str, Any], real: dict[str, dict[str, float]], later: int) -> list[str]:
+    """Return what is not as planned; print a line for each worker and the master."""
+    wrong = []
+    for mine in [*result["workers"], {**result["master"], "endpoint": "CPU"}]:
+        theirs = real[mine["endpoint"]]
+        weights, kv, compute = (
+            sum(theirs.get(kind, 0.0) for kind in kinds)
+            for kinds in (("model", "LoRA"), ("KV", "RS"), ("compute", "output"))
+        )
+        of_compute = mine["compute_bytes"] - (later if mine["endpoint"] == "CPU" else 0)
+        line = (
+            f"{case}: {mine['endpoint']}: weights {mine['weights_bytes'] / MIB:.2f} as {weights:.2f}, cache "
+            f"{mine['kv_bytes'] / MIB:.2f} as {kv:.2f}, compute {of_compute / MIB:.2f} as {compute:.2f} MiB"
+        )
+        print(line)
+        if far(mine["weights_bytes"], weights, 0.02) or far(mine["kv_bytes"], kv, 0.02):
+            wrong.append(line)
+        if result["compute_known"] and far(of_compute, compute, 0.1):
+            wrong.append(line)
+        if of_compute / MIB < compute * 0.9 - 0.02:
+            wrong.append(f"{line}; less than it takes")
+    return wrong
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_llama_server_allocates_what_was_planned(
+    release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    kind, load, options = CASES[case]
+    if "many tokens" in case:
+        tokens, scores, types = vocabulary()
+        more = 16000 - len(tokens)
+        large = (tokens + [b"word %d" % index for index in range(more)], scores + [0.0] * more, types + [1] * more)
+        monkeypatch.setattr(synthetic_models, "vocabulary", lambda: large)
+    path = write_synthetic(tmp_path / "m.gguf", kind)
+    given: dict[str, Any] = {}
+    if "draft" in case:
+        given["draft"] = read_model(path)
+        options = [*options, "--spec-type", "draft-simple", "-md", str(path), "--spec-draft-device", "none"]
+    if "adapter" in case:
+        options = [*options, "--lora", str(adapter(tmp_path / "lora.gguf"))]
+        given["adapters"] = [read_header(tmp_path / "lora.gguf")]
+    cluster = Cluster(tuple(Planned(it.endpoint, GIB) for it in workers))
+    result = plan(read_model(path), load, cluster, **given)
+    split = ",".join(f"{share:g}" for share in result["tensor_split"])
+    options += ["--rpc", ",".join(it.endpoint for it in workers), "-ts", split, "-ngl", "999", "--parallel"]
+    options += [str(load.parallel), "-c", str(load.ctx_size), "-ub", str(load.ubatch_size), "-fa", load.flash_attn]
+    log = server_log(release_7, path, tmp_path / "server.log", *options)
+    own, _marker, of_draft = log.partition(DRAFT)
+    wrong = compared(case, result, allocated(own), later_logits(path, load))
+    if "draft" in case:
+        draft = allocated(of_draft)
+        assert list(draft) == ["CPU"], "a draft model is the master's alone"
+        line = f"{case}: {result['master']['other_bytes'] / MIB:.2f} as {sum(draft['CPU'].values()):.2f} MiB"
+        print(line)
+        if far(result["master"]["other_bytes"], sum(draft["CPU"].values()), 0.1):
+            wrong.append(line)
+    assert wrong == []

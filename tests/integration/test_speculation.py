@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Speculative decoding over real workers: the same answers, and what role llama_server says before the start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
+
+from random_model import vocabulary
+from support import synthetic_models
+from support.api_service import KEY, Service, running_service
+from support.harness import Release, Worker, free_port, run_module, running_worker
+from support.synthetic_models import KINDS, Numbers, Tensors, write_synthetic
+from support.templates import loaded, worked_out
+from support.tree import COLLECTION, ROOT, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+ROLE = ROOT / "roles/llama_server"
+VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
+TYPES = VARIABLES["__llama_server_spec_types"]
+TOKENS = 160
+# What repeats itself, with choices in it, as an answer about a text does: random weights would not say anything twice.
+GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
+
+
+def arguments(**given: Any) -> list[str]:
+    """Return what the role gives llama-server for these variables."""
+    return [str(word) for word in worked_out(VARIABLES["__llama_server_spec_arguments"], {**VARIABLES, **given})]
+
+
+@pytest.fixture(scope="module")
+def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    folder = tmp_path_factory.mktemp("workers")
+    with ExitStack() as stack:
+        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
+
+
+def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str, Any]]:
+    """Return the tokens that follow a prompt, and how many of them were drafted."""
+    asked = {"prompt": "the quiet river", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    status, body = service.request("/completion", {**asked, "return_tokens": True, "grammar": grammar})
+    assert status == 200, body
+    return body["tokens"], body["timings"]
+
+
+@pytest.fixture(scope="module")
+def plain(
+    release_7: Release, model: Path, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory
+) -> list[list[int]]:
+    """What the model says without speculation: freely, and what repeats itself."""
+    folder = tmp_path_factory.mktemp("plain")
+    with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as service:
+        service.wait_for("Serving")
+        said = [continued(service), continued(service, GRAMMAR)]
+    assert all(len(tokens) == TOKENS and "draft_n" not in times for tokens, times in said)
+    return [tokens for tokens, _times in said]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "draft-mtp"])
+def test_the_answer_is_the_same_with_speculation(
+    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
+) -> None:
+    given = {"llama_server_draft_model": str(model)} if kind == "draft-simple" else {"llama_server_spec_type": kind}
+    options = arguments(**given, llama_server_spec_draft_n_max=6)
+    endpoints = [worker.endpoint for worker in workers]
+    with running_service(release_7, model, endpoints, tmp_path, options=options) as service:
+        service.wait_for("Serving")
+        (free, times), (repeated, times_repeated) = continued(service), continued(service, GRAMMAR)
+    assert [free, repeated] == plain
+    print(kind, times, times_repeated)
+    assert sum(found.get("draft_n_accepted", 0) for found in (times, times_repeated)) > 0, "nothing was drafted"
+    if kind == "draft-simple":
+        assert times["draft_n_accepted"] > 0.9 * times["draft_n"] > 0, "it drafts what it would say itself"
+        said = "".join(service.lines)
+        assert not re.search(r"RPC\S* (model|KV|compute) buffer", said.partition("loading draft model")[2])
+
+
+original = synthetic_models.add_tokenizer
+
+
+def predicting(layer: int, n: Numbers) -> Tensors:
+    """Return the tensors of a layer of a model whose fifth one predicts a further token."""
+    width = synthetic_models.WIDTH
+    if layer < 4:
+        return synthetic_models.qwen35(layer, n)
+    more = {"nextn.eh_proj": (width, 2 * width), "nextn.enorm": (width,), "nextn.hnorm": (width,)}
+    return {**synthetic_models.qwen35(3, n), **more}
+
+
+def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them(
+    release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, unusual, _tensors, further = KINDS["hybrid, every fourth"]
+    monkeypatch.setitem(KINDS, "mtp", (architecture, unusual, predicting, {**further, "nextn_predict_layers": 1}))
+    path = write_synthetic(tmp_path / "m.gguf", "mtp", layers=5)
+    assert run_module("gguf_info", {"path": str(path)})["shape"]["predict_layers"] == 1
+    endpoints, said = [worker.endpoint for worker in workers], []
+    for number, given in enumerate(({}, {"llama_server_spec_type": "draft-mtp"})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with running_service(release_7, path, endpoints, folder, options=arguments(**given)) as service:
+            service.wait_for("Serving")
+            said.append(continued(service))
+    assert said[0][0] == said[1][0]
+    # Its weights are zeros, so each token is as good as any, and what is drafted is accepted by chance alone.
+    assert said[1][1]["draft_n"] > 0
+
+
+def other_vocabulary(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    tokens, scores, types = vocabulary()
+    if change == "text":
+        tokens = [*tokens[:300], b"another", *tokens[301:]]
+    elif change == "size":
+        more = 200
+        tokens = tokens + [b"word %d" % index for index in range(more)]
+        scores, types = scores + [0.0] * more, types + [1] * more
+    if change == "beginning":
+        monkeypatch.setattr(
+            synthetic_models,
+            "add_tokenizer",
+            lambda writer, *given: (original(writer, *given), writer.add_add_bos_token(False)),
+        )
+    monkeypatch.setattr(synthetic_models, "vocabulary", lambda: (tokens, scores, types))
+
+
+@pytest.mark.parametrize("change", ["none", "text", "size", "beginning"])
+def test_llama_server_takes_the_draft_models_that_the_role_takes(
+    release_7: Release,
+    workers: list[Worker],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+) -> None:
+    one = write_synthetic(tmp_path / "m.gguf", "dense")
+    other_vocabulary(monkeypatch, change)
+    two = write_synthetic(tmp_path / "d.gguf", "grouped queries")
+    options = arguments(llama_server_draft_model=str(two))
+    with running_service(release_7, one, [workers[0].endpoint], tmp_path, options=options) as service:
+        service.wait_for("Serving")
+        said = "".join(service.lines)
+    problem = draft_problem(one, two)
+    assert ("the target and draft vocabs are not compatible" in said) == bool(problem) == (change != "none"), said
+    result = run_module("gguf_info", {"path": str(one), "draft_model": str(two)})
+    assert (result["valid"], result["draft_problem"]) == (True, problem)
+
+
+def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
+    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("# nothing yet\n\n")
+    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+        assert service.process.wait(60) == 2
+    said = "has no key, and without one the API would answer everybody: write a key into it, a line each."
+    assert service.lines == [f"{tmp_path}/keys {said}\n"]
+    (tmp_path / "keys").unlink()
+    (tmp_path / "keys").mkdir()
+    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+        assert service.process.wait(60) == 2
+    assert service.lines == [
+        f"The keys in {tmp_path}/keys cannot be read (Is a directory): run the playbook serve, which writes them.\n"
+    ]
+
+
+def test_a_key_file_that_loses_its_keys_changes_nothing(
+    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
+) -> None:
+    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+        service.wait_for("Serving")
+        service.keys.write_text("# nothing\n")
+        # The service itself asks every ten seconds.
+        with pytest.raises(subprocess.TimeoutExpired):
+            service.process.wait(12)
+        assert service.request("/v1/models", key=KEY)[0] == 200
+        assert service.request("/v1/models", key=None)[0] == 401
+
+
+def test_a_model_without_a_chat_template_chats_by_that_of_chatml(
+    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
+) -> None:
+    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+        service.wait_for("Serving")
+        status, body = service.request("/props")
+        assert status == 200
+        assert "<|im_start|>" in body["chat_template"]
+        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        assert service.request("/v1/chat/completions", asked)[0] == 200
+
+
+# The role's look at the host, whose sentences are collected in one play.
+PLAY = """
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_tasks: case.yml
+      loop: "{{ cases | dict2items }}"
+      loop_control: {loop_var: case}
+"""
+CASE = """
+- block:
+    - ansible.builtin.include_role: {name: ROLE, tasks_from: "{{ case.value.step | default('inspect') }}"}
+      vars:
+        llama_server_model_path: "{{ case.value.model }}"
+        llama_server_draft_model: "{{ case.value.draft | default('') }}"
+        llama_server_spec_type: "{{ case.value.type | default('auto') }}"
+        llama_server_lora: "{{ case.value.lora | default([]) }}"
+        llama_server_embeddings: "{{ case.value.embeddings | default(false) }}"
+  rescue:
+    - ansible.builtin.debug: {msg: "<{{ case.key }}> {{ ansible_failed_result.msg }} </{{ case.key }}>"}
+"""
+
+
+@pytest.fixture(scope="module")
+def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return what the role says of each case, without a master that it could change."""
+    folder = tmp_path_factory.mktemp("role")
+    with pytest.MonkeyPatch.context() as patch:
+        other_vocabulary(patch, "text")
+        other = write_synthetic(folder / "other.gguf", "dense")
+    (folder / "broken.gguf").write_bytes(b"GGUF")
+    (folder / "keys").write_text("# no key\n")
+    cases: dict[str, dict[str, Any]] = {
+        "none": {"model": f"{folder}/none.gguf"},
+        "broken": {"model": f"{folder}/broken.gguf"},
+        "vocabulary": {"model": str(model), "draft": str(other)},
+        "no-draft": {"model": str(model), "draft": f"{folder}/none.gguf"},
+        "adapter": {"model": str(model), "lora": [f"{folder}/none.gguf"]},
+        "mtp": {"model": str(model), "type": "draft-mtp"},
+        "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
+        "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
+        "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "embeddings": True},
+        "home": {"step": "validate", "model": "/srv/m.gguf", "draft": "/run/user/1000/d.gguf"},
+    }
+    variables = {
+        "cases": cases,
+        "ansible_python_interpreter": sys.executable,
+        "llama_server_endpoints": ["192.0.2.1:50052"],
+        "llama_server_prefix": f"{folder}/llama_cpp",
+        "llama_server_port": free_port(),
+        # In the place of the real one.
+        "__llama_server_keys_file": f"{folder}/keys",
+    }
+    (folder / "variables.yml").write_text(yaml.safe_dump(variables))
+    (folder / "case.yml").write_text(CASE.replace("ROLE", f"{COLLECTION}.llama_server"))
+    (folder / "play.yml").write_text(PLAY)
+    done = run("ansible-playbook", "-i", "localhost,", "-c", "local", "-e", "@variables.yml", "play.yml", cwd=folder)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {**{case: found(text, case) for case in cases}, "model": str(model), "folder": str(folder)}
+
+
+def found(text: str, case: str) -> str:
+    match = re.search(rf"<{case}> (.*?) </{case}>", text)
+    assert match, f"nothing is said of {case}: {text[-3000:]}"
+    return match[1].replace("''", "'")
+
+
+@pytest.mark.parametrize(
+    ("case", "sentence"),
+    [
+        ("none", "localhost has no file {folder}/none.gguf: bring the model there with the playbook site, or set"),
+        ("broken", "{folder}/broken.gguf is no whole GGUF model: its header is damaged or cut off."),
+        ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
+        ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
+        ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template_file"),
+        ("no-draft", "{folder}/none.gguf is no whole GGUF model: there is no such file."),
+        ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
+        ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
+        ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),
+        (
+            "home",
+            "llama_server_draft_model is /run/user/1000/d.gguf, and the confined service sees neither home",
+        ),
+        ("embeddings", "llama_server_embeddings serves no text, so there is nothing to draft: leave out"),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_start(said: dict[str, str], case: str, sentence: str) -> None:
+    assert sentence.format(**said) in said[case]

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is said of an API that does not fit: the numbers that role llama_server proposes fit, and the next ones do not.
+
+That sizes are those of llama-server is tested with it: tests/integration/test_server_memory.py.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
+
+from support.synthetic_models import write_synthetic
+from support.templates import loaded, worked_out
+from support.tree import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+ROLE = ROOT / "roles/llama_server"
+VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> list[Header]:
+    return read_model(write_synthetic(tmp_path / "m.gguf", "window, five of six"))
+
+
+def cluster(workers: int = 40, master: int = 200) -> Cluster:
+    """Two workers and a master with so many MiB."""
+    two = tuple(Worker(f"w{number}:50052", workers * MIB) for number in (1, 2))
+    return Cluster(two, master_memory_available_bytes=master * MIB)
+
+
+def planned(model: list[Header], over: Cluster, slots: int, each: int, cache_ram: int = 0) -> dict[str, Any]:
+    load = Load(ctx_size=slots * each, parallel=slots, master_other_bytes=cache_ram * MIB)
+    return plan(model, load, over, draft=model)
+
+
+def advice(result: dict[str, Any], slots: int, each: int, cache_ram: int = 0) -> str:
+    """Return what the role says of a plan that does not fit."""
+    block = next(task["block"] for task in loaded(ROLE / "tasks/divide.yml") if "block" in task)
+    task = next(task for task in block if task["name"] == "The model fits")
+    given = {
+        **VARIABLES,
+        **task["vars"],
+        "__inference_plan": result,
+        "llama_server_parallel": slots,
+        "llama_server_ctx_size": each,
+        "llama_server_cache_ram": cache_ram,
+    }
+    return " ".join(str(worked_out(task["ansible.builtin.assert"]["fail_msg"], given)).split())
+
+
+def number(text: str, before: str) -> int:
+    found = re.search(rf"{before} may be at most (\d+)", text)
+    assert found, text
+    return int(found[1])
+
+
+@pytest.mark.parametrize(("slots", "each"), [(16, 4096), (12, 3000), (40, 300)])
+def test_fewer_tokens_or_fewer_slots_fit_and_no_more_of_them(model: list[Header], slots: int, each: int) -> None:
+    over = cluster()
+    result = planned(model, over, slots, each)
+    said = advice(result, slots, each)
+    assert not result["fits"]
+    assert said.startswith(f"{result['message']} {slots} slots of {each} tokens take a context of {slots * each}.")
+    fewer_slots = number(said, "llama_server_parallel")
+    assert planned(model, over, fewer_slots, each)["fits"]
+    assert not planned(model, over, fewer_slots + 1, each)["fits"]
+    fewer_tokens = number(said, "llama_server_ctx_size")
+    assert planned(model, over, slots, fewer_tokens)["fits"]
+    # The cache of a slot is in blocks of 256 tokens.
+    assert not planned(model, over, slots, fewer_tokens + 256)["fits"]
+
+
+def test_a_master_that_lacks_memory_may_keep_fewer_prompts(model: list[Header]) -> None:
+    over = cluster(workers=400, master=300)
+    result = planned(model, over, 4, 1024, 1024)
+    assert [it["host"] for it in result["shortfall"]] == ["the master"]
+    less = number(advice(result, 4, 1024, 1024), "llama_server_cache_ram")
+    assert planned(model, over, 4, 1024, less)["fits"]
+    assert not planned(model, over, 4, 1024, less + 2)["fits"]
+
+
+def test_a_draft_model_and_what_is_kept_are_the_masters(model: list[Header]) -> None:
+    load = Load(ctx_size=2048, parallel=2, master_other_bytes=MIB)
+    with_draft, without = plan(model, load, cluster(), draft=model), plan(model, load, cluster())
+    assert with_draft["workers"] == without["workers"]
+    assert without["master"]["other_bytes"] == MIB
+    assert with_draft["master"]["other_bytes"] - MIB > 5 * MIB
+    for result in (with_draft, without):
+        parts = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes")
+        assert result["master"]["total_bytes"] == sum(result["master"][part] for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (Load(parallel=-1), "parallel is -1; give a number from 0"),
+        (Load(outputs_per_slot=0), "outputs_per_slot is 0; give a number from 1"),
+        (Load(master_other_bytes=-1), "master_other_bytes is -1; give a number from 0"),
+    ],
+)
+def test_bad_input(model: list[Header], load: Load, said: str) -> None:
+    with pytest.raises(SplitError, match=said):
+        plan(model, load, cluster())
