@@ -145,6 +145,7 @@ def measured(setup: Setup, path: Path, args: argparse.Namespace) -> Rates:
     longest = max(words + tokens for words, tokens in args.loads.values())
     found = {}
     with serving(setup, path, args.slots or max(args.clients), longest + SPARE_TOKENS) as server:
+        serving_load.warm_up(server, LOAD_LIMIT_S)
         for name, (words, tokens) in args.loads.items():
             for clients in args.clients:
                 load = serving_load.Load(clients, words, tokens, limit_s=LOAD_LIMIT_S)

@@ -113,7 +113,7 @@ def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inferenc
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt or balanced."),
+        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt, balanced or serving."),
         (
             {"tune_folder": "no/such/folder"},
             "There can be no result in tune_folder, {parent}/no/such/folder: it is no folder on the controller",

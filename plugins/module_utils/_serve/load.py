@@ -43,6 +43,8 @@ class Load:
     requests: int = 1
     prompts: tuple[str, ...] = ()
     limit_s: float = 600.0
+    # The number of the first request: other numbers are other prompts.
+    first: int = 0
 
 
 @dataclass
@@ -166,7 +168,7 @@ def run(server: Server, load: Load) -> list[Stream]:
     def client(number: int) -> None:
         begin.wait()
         for index in range(load.requests):
-            streams[number].append(server.ask(load, index * load.clients + number, deadline))
+            streams[number].append(server.ask(load, load.first + index * load.clients + number, deadline))
             if streams[number][-1].problem:
                 return
 
@@ -184,6 +186,11 @@ def run(server: Server, load: Load) -> list[Stream]:
             f"{len(problems)} of {load.clients * load.requests} requests failed, the first one: {problems[0]}"
         )
     return done
+
+
+def warm_up(server: Server, limit_s: float) -> None:
+    """Let a server that has just loaded its model answer once; raises LoadError."""
+    run(server, Load(1, n_predict=2, limit_s=limit_s))
 
 
 def _spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
