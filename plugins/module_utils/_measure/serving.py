@@ -165,7 +165,7 @@ def classify(options: Options, ending: Ending, client: Client, protocol: str | N
     if client.is_whole:
         return None
     failure = worker_run.given_up(options, ending) or worker_run.failed(
-        options, ending, protocol, lambda _ending, _protocol: None, "lower ctx_size, parallel or the physical batch"
+        options, ending, protocol, worker_run.argument_rejected, "lower ctx_size, parallel or the physical batch"
     )
     failure = failure or worker_run.model_invalid(options, ending)
     if failure:
