@@ -84,8 +84,7 @@ def serving_arguments(config: ServingConfig, rest: Sequence[str], old: bool) -> 
     """Return options of llama-server beside those that role llama_server has variables for."""
     # The physical batch is one of these.
     words = arguments(replace(config, ubatch_size=Config().ubatch_size), rest, old)
-    words += ["--kv-unified"] if config.kv_unified else []
-    return words + (["--spec-type", config.speculation] if config.speculation != "none" else [])
+    return words + (["--kv-unified"] if config.kv_unified else [])
 
 
 def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,14 +95,18 @@ def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
     # Without a share of its own, the split is planned before each load.
     planned = config.tensor_split == sweep.settings.start.tensor_split and not given.get("tensor_split_given")
     split = [] if planned else [int(x) if x == int(x) else x for x in config.tensor_split]
+    found: dict[str, Any]
     if isinstance(config, ServingConfig):
-        return {
+        found = {
             "llama_server_parallel": config.parallel,
             "llama_server_ubatch_size": config.ubatch_size,
             "llama_server_extra_args": serving_arguments(config, rest, old),
             "llama_server_tensor_split": split,
         }
-    found: dict[str, Any] = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}
+        if config.speculation != getattr(sweep.settings.start, "speculation", None):
+            found["llama_server_spec_type"] = config.speculation
+        return found
+    found = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}
     if sweep.threads is not None:
         found["rpc_server_threads"] = sweep.threads
     return found
@@ -234,13 +237,16 @@ def run_dict(sweep: Sweep, run: Run, given: Mapping[str, Any]) -> dict[str, Any]
     serving = {}
     if isinstance(config, ServingConfig):
         _now, rest = start_of(given)
+        speculation = ["--spec-type", config.speculation] if config.speculation != "none" else []
         serving = {
             "clients": settings.clients,
             "prompts": list(settings.prompts),
             "extra_args": [
-                *serving_arguments(config, rest, bool(given.get("old"))), "--ubatch-size", str(config.ubatch_size)
+                *serving_arguments(config, rest, bool(given.get("old"))),
+                *("--ubatch-size", str(config.ubatch_size)),
+                *speculation,
             ],
-        }  # fmt: skip
+        }
     return {
         **config.as_dict(),
         **serving,

@@ -50,7 +50,7 @@ OPTIONS = {
 # Of llama-server, which no other goal measures.
 KV_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
 # common/speculative.cpp: what needs no model for its drafts.
-SPECULATION = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+SPECULATION = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
 _MODES = ("layer", "tensor")
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 _TRUE, _FALSE = (True, "true", "True", "yes"), (False, "false", "False", "no")
@@ -166,8 +166,7 @@ def _words(name: str, value: object, known: Sequence[str]) -> tuple[str, ...]:
 def _value(where: str, option: str, value: str) -> Any:  # noqa: ANN401 - a number or a word
     if option.endswith("_size"):
         return _number(where, value, 1, 1_000_000)
-    known = CACHE_TYPES if option.startswith("cache") else SPECULATION if option == "speculation" else _MODES
-    if value not in known:
+    if value not in (CACHE_TYPES if option.startswith("cache") else _MODES):
         raise TuningError(f"{where} is {value or 'without a value'}, which cannot be measured over RPC.")
     return value
 
@@ -181,11 +180,10 @@ def options_of(extra_args: Sequence[str], old: bool = False, kind: type[Config] 
     rest: list[str] = []
     words = [str(word) for word in extra_args]
     serving = kind is ServingConfig
-    known = {**OPTIONS, "--spec-type": "speculation"} if serving else OPTIONS
     while words:
         word = words.pop(0)
         name = word.replace("_", "-") if word.startswith("--") else word
-        option = known.get(name)
+        option = OPTIONS.get(name)
         if serving and name in KV_UNIFIED:
             found["kv_unified"] = KV_UNIFIED[name]
         elif option is None:
@@ -210,7 +208,10 @@ def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if isinstance(config, ServingConfig):
         config = replace(config, parallel=_number("llama_server_parallel", given.get("parallel", 4), 1, 256))
         ubatch = _number("llama_server_ubatch_size", given.get("ubatch_size", 0), 0, 65536)
+        # With a draft model, say, it is not what is measured here.
+        now = given.get("spec_type")
         config = replace(config, ubatch_size=ubatch or config.ubatch_size)
+        config = replace(config, speculation=now if now in SPECULATION else "none")
     return replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))), rest
 
 

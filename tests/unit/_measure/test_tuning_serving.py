@@ -113,7 +113,10 @@ def test_speculation_is_tried_on_what_clients_ask() -> None:
     result, records = sweep(
         lambda run: 40.0 if run["speculation"] == "ngram-mod" else 30.0, tune_prompts=["What is a cluster?"]
     )
-    assert won(result)["llama_server_extra_args"] == ["--spec-type", "ngram-mod"]
+    assert won(result)["llama_server_spec_type"] == "ngram-mod"
+    assert won(result)["llama_server_extra_args"] == []
+    (tried,) = [record["run"] for record in records if record["run"]["title"] == "speculation ngram-mod"]
+    assert tried["extra_args"] == ["--ubatch-size", "512", "--spec-type", "ngram-mod"]
     assert {tuple(record["run"]["prompts"]) for record in records} == {("What is a cluster?",)}
     assert "8 clients at a time, 1 prompts" in result["variables"]
 
