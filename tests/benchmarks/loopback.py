@@ -104,13 +104,13 @@ class OptimisedRelease(Release):
         return CACHE / "llama_cpp" / self.version
 
 
-def release() -> Release:
-    """Return the default release, as scripts/bench.sh builds it."""
+def release(*more: str) -> Release:
+    """Return the default release, as scripts/bench.sh builds it, with the usual programs and these."""
     default = RELEASES["7.0.0"]
     found = OptimisedRelease(default.version, default.protocol)
     missing = [
         name
-        for name in ("rpc-server", "llama-completion", "llama-bench", "llama-quantize")
+        for name in ("rpc-server", "llama-completion", "llama-bench", "llama-quantize", *more)
         if not (found.bin / name).exists()
     ]
     if missing:

@@ -72,6 +72,35 @@ def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, An
     assert [command[at : at + len(options)] for at in range(len(command))].count(options) == 1
 
 
+def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
+    tmp_path: Path, host: dict[str, Any], workers: list[Worker]
+) -> None:
+    asked = {
+        "tune_goal": "serving", "tune_clients": 3, "tune_n_prompt": 8, "tune_n_gen": 4, "tune_ubatch_sizes": [],
+        "tune_parallel": [], "llama_server_parallel": 3, "llama_server_ctx_size": 256, "llama_server_cache_ram": 16,
+        "llama_server_extra_args": ["--check-tensors", "--kv-unified"], "llama_server_threads": 1,
+    }  # fmt: skip
+    done = play_here("tune.yml", tmp_path, {**host, **asked})
+    assert done.returncode == 0, done.stdout
+    assert "changed=0" in done.stdout
+    assert all(worker.alive for worker in workers)
+
+    figures = json.loads((tmp_path / "tune/figures.json").read_text())
+    assert yaml.safe_load((tmp_path / "tune/variables.yml").read_text()) == figures["variables"]
+    runs = [run["run"]["title"] for run in figures["runs"]]
+    assert runs[:3] == ["as it is now", "split mode tensor", "unified KV cache off"]
+    assert [run["failure"] for run in figures["runs"]] == [None] * len(runs)
+    (test,) = figures["runs"][0]["tests"]
+    # As the service would be started: with its slots, and its options rather than those of inference.
+    assert (test["clients"], test["generated_tokens"]) == (3, 3 * 4 * 2)
+    assert figures["runs"][0]["run"]["extra_args"] == ["--check-tensors", "--kv-unified", "--ubatch-size", "512"]
+    assert figures["left_out"]["speculation by n-grams"].startswith("it depends on what clients ask")
+    assert set(figures["variables"]) == {
+        f"llama_server_{name}" for name in ("parallel", "ubatch_size", "extra_args", "tensor_split")
+    }
+    assert figures["variables"]["llama_server_parallel"] == 3
+
+
 def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:
     # Each run counts for some seconds, however quick it is; the first one may take as long as all of them.
     many = {"tune_cache_types": ["bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"], "tune_time_limit": 60}
@@ -113,7 +142,7 @@ def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inferenc
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt or balanced."),
+        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt, balanced or serving."),
         (
             {"tune_folder": "no/such/folder"},
             "There can be no result in tune_folder, {parent}/no/such/folder: it is no folder on the controller",

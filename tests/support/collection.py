@@ -20,6 +20,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober impo
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import ENVIRONMENT
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import load
 
 __all__ = [
     "ENVIRONMENT",
@@ -27,6 +28,7 @@ __all__ = [
     "FilterModule",
     "Patch",
     "check_origin",
+    "load",
     "parse_endpoint",
     "parse_endpoints",
     "parse_log",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from .._rpc.worker_status import WorkerStatus
-    from .._run.capabilities import Bench
+    from .._run.capabilities import Bench, Measurable
 
 
 # What ggml_type_from_name knows in all supported builds. (tools/llama-bench/llama-bench.cpp)
@@ -254,7 +254,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_of(bench: Bench, line: Mapping[str, Any] | None) -> dict[str, Any]:
+def build_of(bench: Measurable, line: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return which build ran, from what it says of itself and from a line of its results."""
     commit, number = bench.commit, bench.build_number
     if line and commit is None:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from .tuning_settings import Config, Settings
+from dataclasses import replace
+
+from .tuning_settings import SERVING, SERVING_STAGES, Config, ServingConfig, Settings
 
 FLOATING = ("f16", "bf16")
 
@@ -68,8 +70,80 @@ def thread_counts(settings: Settings) -> list[int]:
     return [count for count in wanted if {count} != set(settings.threads_now)]
 
 
+def _in_turn(settings: Settings) -> int:
+    """Return how many clients a batch has where their batches follow one another through the workers."""
+    return max(1, -(-settings.clients // max(1, len(settings.workers))))
+
+
+def slot_counts(settings: Settings) -> tuple[int, ...]:
+    """Return the numbers of slots to try; with fewer than there are clients some wait, and batches are smaller."""
+    if settings.parallel is not None:
+        return settings.parallel
+    return tuple({settings.clients, max(1, settings.clients // 2)})
+
+
+def most_serving(settings: Settings, name: str) -> int:
+    """Return how many runs a stage of the goal serving takes at most, whatever has won before it."""
+    return {
+        "split_mode": len(split_modes(settings)),
+        "kv_unified": 2 if len(settings.workers) > 1 else 1,
+        "ubatch_size": len(settings.ubatch_sizes),
+        "parallel": len(slot_counts(settings)),
+        "speculation": len(settings.speculation),
+        # What there is and what won, once more.
+        "again": 2,
+    }[name]
+
+
+def serving(settings: Settings, config: Config, name: str) -> list[tuple[str, ServingConfig]]:
+    """Return what a stage of the goal serving tries, from what won so far, each with its title."""
+    if not isinstance(config, ServingConfig):
+        return []
+    if name == "split_mode":
+        found = [
+            (f"split mode {mode}", replace(config, split_mode=mode, tensor_split=())) for mode in split_modes(settings)
+        ]
+        # Split mode tensor needs it, and with CPU workers it is on where it is left to itself.
+        found = [
+            (title, replace(other, flash_attn="auto") if flash_attn_needed(other) else other) for title, other in found
+        ]
+    elif name == "kv_unified":
+        other = replace(config, kv_unified=not config.kv_unified)
+        found = [(f"unified KV cache {'on' if other.kv_unified else 'off'}", other)]
+        if other.kv_unified and len(settings.workers) > 1 and config.split_mode == "layer":
+            # Only so is a step of several clients cut into batches that follow one another through the workers
+            # (src/llama-context.cpp), and then it has to have several.
+            small = _in_turn(settings)
+            found.append((f"unified KV cache on, physical batch of {small}", replace(other, ubatch_size=small)))
+    elif name == "ubatch_size":
+        sizes = sorted(set(settings.ubatch_sizes) - {config.ubatch_size})
+        found = [(f"physical batch of {size}", replace(config, ubatch_size=size)) for size in sizes]
+    elif name == "parallel":
+        counts = sorted(set(slot_counts(settings)) - {config.parallel})
+        found = [(f"{count} slot{'s' if count > 1 else ''}", replace(config, parallel=count)) for count in counts]
+    else:
+        kinds = [kind for kind in settings.speculation if kind != config.speculation] if settings.prompts else []
+        found = [(f"speculation {kind}", replace(config, speculation=kind)) for kind in kinds]
+    return found
+
+
+def _no_serving_stage(settings: Settings) -> dict[str, str]:
+    """Return the stages of the goal serving that have nothing to try, and why."""
+    without = {
+        name: "there is no other to try" for name in SERVING_STAGES if not serving(settings, settings.start, name)
+    }
+    if len(settings.workers) == 1:
+        without["split_mode"] = "there is one worker alone"
+    if not settings.prompts:
+        # Of noise, and of a model that goes on after the end of its answer, n-grams guess too well.
+        without["speculation"] = "it depends on what clients ask: give some of it in tune_prompts"
+    return without
+
+
 def nothing_to_try(settings: Settings) -> dict[str, str]:
     """Return the stages that have nothing to try, and why."""
+    if settings.goal == SERVING:
+        return _no_serving_stage(settings)
     start = settings.start
     one_size = "there is one size alone"
     without = {

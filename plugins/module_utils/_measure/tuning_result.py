@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Iterator, Mapping, Sequence
 
 from .tuning_search import steps
-from .tuning_settings import GOALS, OPTIONS, STAGES, Config, Settings, options_of, settings_of
+from .tuning_settings import GOALS, OPTIONS, SERVING, TITLES, Config, ServingConfig, Settings, settings_of, start_of
 from .tuning_sweep import Measured, Outcome, Rate, Run, Sweep, gain, most, new_sweep, patience_s
 
 
@@ -22,23 +22,27 @@ def _shown(rate: Rate | None) -> str:
     return "not measured" if rate is None else f"{rate.mean:.1f} ± {rate.stddev:.1f}"
 
 
+def rates_of(measured: Measured) -> list[tuple[str, Rate | None]]:
+    """Return what is measured of a configuration, in words; of the goal serving it is the last one alone."""
+    return [
+        ("prompt", measured.prompt),
+        ("generation", measured.generation),
+        ("all clients together", measured.serving),
+    ]
+
+
 def summary(sweep: Sweep) -> str:
     """Return the outcome in a sentence."""
     start, best = sweep.start, sweep.best
-    if start is None or start.prompt is None or start.generation is None:
+    if start is None or not start.is_whole(sweep.settings.goal):
         return sweep.refusal or "Nothing was measured yet."
     changes = changed(sweep)
     if not changes:
-        return (
-            f"Nothing was quicker than what there is by more than the spread (prompt {_shown(start.prompt)}, "
-            f"generation {_shown(start.generation)} tokens per second)."
-        )
+        shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates_of(start) if rate is not None)
+        return f"Nothing was quicker than what there is by more than the spread ({shown} tokens per second)."
     parts = []
-    for name, now, before in (
-        ("prompt", best.prompt, start.prompt),
-        ("generation", best.generation, start.generation),
-    ):
-        if now is not None:
+    for (name, now), (_name, before) in zip(rates_of(best), rates_of(start)):
+        if now is not None and before is not None:
             factor = now.mean / before.mean
             change = f"{abs(factor - 1):.0%} {'more' if factor >= 1 else 'less'}"
             parts.append(f"{name} {before.mean:.1f} → {now.mean:.1f} tokens per second ({change})")
@@ -76,14 +80,33 @@ def arguments(config: Config, rest: Sequence[str], old: bool) -> list[str]:
     return words
 
 
+def serving_arguments(config: ServingConfig, rest: Sequence[str], old: bool) -> list[str]:
+    """Return options of llama-server beside those that role llama_server has variables for."""
+    # The physical batch is one of these.
+    words = arguments(replace(config, ubatch_size=Config().ubatch_size), rest, old)
+    return words + (["--kv-unified"] if config.kv_unified else [])
+
+
 def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the variables with which the roles do what won."""
     config = sweep.best.config
-    _now, rest = options_of(given.get("extra_args", ()), bool(given.get("old")))
-    found: dict[str, Any] = {"inference_extra_args": arguments(config, rest, bool(given.get("old")))}
+    _now, rest = start_of(given)
+    old = bool(given.get("old"))
     # Without a share of its own, the split is planned before each load.
     planned = config.tensor_split == sweep.settings.start.tensor_split and not given.get("tensor_split_given")
-    found["inference_tensor_split"] = [] if planned else [int(x) if x == int(x) else x for x in config.tensor_split]
+    split = [] if planned else [int(x) if x == int(x) else x for x in config.tensor_split]
+    found: dict[str, Any]
+    if isinstance(config, ServingConfig):
+        found = {
+            "llama_server_parallel": config.parallel,
+            "llama_server_ubatch_size": config.ubatch_size,
+            "llama_server_extra_args": serving_arguments(config, rest, old),
+            "llama_server_tensor_split": split,
+        }
+        if config.speculation != getattr(sweep.settings.start, "speculation", None):
+            found["llama_server_spec_type"] = config.speculation
+        return found
+    found = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}
     if sweep.threads is not None:
         found["rpc_server_threads"] = sweep.threads
     return found
@@ -111,9 +134,9 @@ def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
     if outcome.failure or not outcome.measured:
         yield f"{run.title}: {outcome.failure or 'it is what there is'}"
     title = run.title
-    if run.stage in ("ubatch_size", "batch_size"):
+    if run.stage in ("ubatch_size", "batch_size") and (run.ubatch_sizes or run.batch_sizes):
         mode = run.config.split_mode
-        title = STAGES[run.stage] + (f" with split mode {mode}" if mode != settings.start.split_mode else "")
+        title = TITLES[run.stage] + (f" with split mode {mode}" if mode != settings.start.split_mode else "")
     for measured in outcome.measured:
         split = f" ({_shares(measured.config.tensor_split)})" if run.weights else ""
         size = "".join(
@@ -121,27 +144,32 @@ def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
             for name, sizes in (("ubatch_size", run.ubatch_sizes), ("batch_size", run.batch_sizes))
             if sizes
         )
-        rates = [("prompt", measured.prompt), ("generation", measured.generation)]
-        shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates if rate is not None)
+        shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates_of(measured) if rate is not None)
         yield f"{title}{split}{size}: {shown}"
+
+
+def _counts(settings: Settings) -> str:
+    """Return what counts for the goal, and what is measured for it."""
+    if settings.goal == SERVING:
+        asked = f"{len(settings.prompts)} prompts" if settings.prompts else f"prompts of {settings.n_prompt} words"
+        return f"serving; {settings.clients} clients at a time, {asked}, {settings.n_gen} tokens generated for each"
+    prompt, generation = GOALS[settings.goal]
+    what = f"(prompt counts {prompt:g}, generation {generation:g})"
+    return f"{settings.goal} {what}; {settings.n_prompt} tokens read, {settings.n_gen} generated"
 
 
 def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     """Return the file of variables: figures as comments, what won as YAML."""
     settings = sweep.settings
     build, model = about.get("build") or {}, about.get("model") or {}
-    prompt, generation = GOALS[settings.goal]
     lines = [
         _comment(f"Written by playbook llama_cpp.cluster.tune on {about.get('time', '')}; the next sweep replaces it."),
         _comment(summary(sweep)),
         "#",
         _comment(f"Build: {build.get('version') or 'llama.cpp'}, commit {build.get('commit') or 'unknown'}"),
-        _comment(f"Model: {model.get('type') or 'unknown'}, {model.get('path') or ''}"),
+        _comment(f"Model: {', '.join(filter(None, (model.get('type'), model.get('path')))) or 'unknown'}"),
         _comment(f"Workers: {', '.join(settings.workers)}"),
-        _comment(
-            f"Goal: {settings.goal} (prompt counts {prompt:g}, generation {generation:g}); {settings.n_prompt} tokens "
-            f"read, {settings.n_gen} generated, {settings.repetitions} times each"
-        ),
+        _comment(f"Goal: {_counts(settings)}, {settings.repetitions} times each"),
     ]
     drift = drift_percent(sweep)
     if drift is not None:
@@ -151,15 +179,25 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
         )
     lines += ["#", _comment("What was tried, in tokens per second:")]
     lines += [_comment(f"- {tried}") for run, outcome in sweep.runs for tried in _tried(settings, run, outcome)]
-    lines += [_comment(f"- not tried, {STAGES[name]}: {why}") for name, why in sweep.left_out.items()]
+    lines += [_comment(f"- not tried, {TITLES[name]}: {why}") for name, why in sweep.left_out.items()]
     lines += [_comment(f"- {note}") for note in sweep.notes]
     lines.append("---")
     lines += [f"{name}: {_quoted(value)}" for name, value in variables(sweep, given).items()]
     return "\n".join(lines) + "\n"
 
 
+def _served(run: Run, record: Mapping[str, Any], split: tuple[float, ...]) -> Iterator[Measured]:
+    for test in record.get("tests") or ():
+        rate = Rate(*(float(test["tokens_per_second"][name] or 0.0) for name in ("mean", "stddev")))
+        yield Measured(replace(run.config, tensor_split=split), None, None, rate)
+
+
 def _outcome(run: Run, record: Mapping[str, Any]) -> Outcome:
     split = tuple(float(share) for share in record.get("tensor_split") or run.config.tensor_split)
+    failure = record.get("failure") or None
+    wall_s, elapsed_s = float(record.get("wall_time_ms") or 0.0) / 1000, float(record.get("elapsed_s") or 0.0)
+    if isinstance(run.config, ServingConfig):
+        return Outcome(tuple(_served(run, record, split)), failure, wall_s, elapsed_s)
     by_size: dict[tuple[int, int], dict[str, Rate]] = {}
     for test in record.get("tests") or ():
         mean, stddev = (float(test["tokens_per_second"][name] or 0.0) for name in ("mean", "stddev"))
@@ -177,12 +215,7 @@ def _outcome(run: Run, record: Mapping[str, Any]) -> Outcome:
         )
         for (batch, ubatch), rates in by_size.items()
     )
-    return Outcome(
-        measured,
-        record.get("failure") or None,
-        float(record.get("wall_time_ms") or 0.0) / 1000,
-        float(record.get("elapsed_s") or 0.0),
-    )
+    return Outcome(measured, failure, wall_s, elapsed_s)
 
 
 def replay(settings: Settings, records: Sequence[Mapping[str, Any]]) -> tuple[Sweep, Run | None]:
@@ -198,16 +231,30 @@ def replay(settings: Settings, records: Sequence[Mapping[str, Any]]) -> tuple[Sw
     return sweep, run
 
 
-def run_dict(sweep: Sweep, run: Run) -> dict[str, Any]:
-    """Return a run as arguments of llama_bench and what else it takes."""
+def run_dict(sweep: Sweep, run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run as arguments of llama_bench, or of llama_server_bench, and what else it takes."""
     settings, config = sweep.settings, run.config
+    serving = {}
+    if isinstance(config, ServingConfig):
+        _now, rest = start_of(given)
+        speculation = ["--spec-type", config.speculation] if config.speculation != "none" else []
+        serving = {
+            "clients": settings.clients,
+            "prompts": list(settings.prompts),
+            "extra_args": [
+                *serving_arguments(config, rest, bool(given.get("old"))),
+                *("--ubatch-size", str(config.ubatch_size)),
+                *speculation,
+            ],
+        }
     return {
         **config.as_dict(),
+        **serving,
         "stage": run.stage,
         "title": run.title,
         "workers": list(run.workers),
-        "n_prompt": [settings.n_prompt] if run.prompt else [],
-        "n_gen": [settings.n_gen] if run.generation else [],
+        "n_prompt": [settings.n_prompt] if run.prompt or serving else [],
+        "n_gen": [settings.n_gen] if run.generation or serving else [],
         "batch_size": list(run.batch_sizes or (config.batch_size,)),
         "ubatch_size": list(run.ubatch_sizes or (config.ubatch_size,)),
         # Old builds do not know auto.
@@ -229,6 +276,7 @@ def _measured_dict(measured: Measured | None) -> dict[str, Any] | None:
         "options": measured.config.as_dict(),
         "prompt": measured.prompt._asdict() if measured.prompt else None,
         "generation": measured.generation._asdict() if measured.generation else None,
+        "serving": measured.serving._asdict() if measured.serving else None,
     }
 
 
@@ -245,6 +293,7 @@ def figures(
         "goal": {"name": settings.goal, "prompt": prompt, "generation": generation},
         "n_prompt": settings.n_prompt,
         "n_gen": settings.n_gen,
+        "clients": settings.clients if settings.goal == SERVING else None,
         "repetitions": settings.repetitions,
         "time_limit_s": settings.time_limit,
         "estimate_s": sweep.estimate_s,
@@ -253,7 +302,7 @@ def figures(
         "winner": _measured_dict(sweep.best),
         "drift_percent": drift_percent(sweep),
         "summary": summary(sweep),
-        "left_out": {STAGES[name]: why for name, why in sweep.left_out.items()},
+        "left_out": {TITLES[name]: why for name, why in sweep.left_out.items()},
         "notes": sweep.notes,
         "variables": variables(sweep, given),
         "runs": list(records),
@@ -272,7 +321,7 @@ def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time:
     plan = [
         {
             "stage": name,
-            "title": STAGES.get(name, "what there is and what won, once more"),
+            "title": TITLES.get(name, "what there is and what won, once more"),
             "runs": most(sweep, name)[0],
             "tests": most(sweep, name)[1],
         }
@@ -280,12 +329,12 @@ def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time:
     ]
     done = run is None and bool(records)
     return {
-        "next": None if run is None or sweep.refusal else run_dict(sweep, run),
+        "next": None if run is None or sweep.refusal else run_dict(sweep, run, given),
         "refusal": sweep.refusal,
         "stages": plan,
         "runs_at_most": 1 + sum(most(sweep, name)[0] for name in stages),
         "estimate_s": sweep.estimate_s,
-        "left_out": [f"{STAGES[name]}: {why}" for name, why in sweep.left_out.items()],
+        "left_out": [f"{TITLES[name]}: {why}" for name, why in sweep.left_out.items()],
         "notes": sweep.notes,
         "worker_threads": sweep.threads,
         "summary": summary(sweep),

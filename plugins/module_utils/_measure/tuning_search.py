@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable, Generator, Iterable
 
 from . import tuning_choices as choices
-from .tuning_settings import STAGES, Config, TuningError
+from .tuning_settings import SERVING, STAGES, Config, TuningError
 from .tuning_sweep import (
     LEAST_GAIN,
     Measured,
@@ -48,7 +48,9 @@ def steps(sweep: Sweep) -> Steps:
     if sweep.refusal:
         return
     for name in sweep.stages:
-        if name != "worker_threads":
+        if sweep.settings.goal == SERVING:
+            yield from _serving(sweep, name)
+        elif name != "worker_threads":
             yield from _ATTEMPTS[name](sweep)
     yield from _confirm(sweep)
     if "worker_threads" in sweep.stages:
@@ -86,10 +88,20 @@ def _judge(sweep: Sweep, candidates: Iterable[Measured]) -> None:
         return
     first = max(found, key=lambda candidate: gain(goal, candidate, best))
     if beats(goal, first, best):
-        sweep.best = Measured(first.config, first.prompt or best.prompt, first.generation or best.generation)
+        sweep.best = Measured(
+            first.config, first.prompt or best.prompt, first.generation or best.generation, first.serving
+        )
 
 
 # The stages
+
+
+def _serving(sweep: Sweep, name: str) -> Steps:
+    """Measure each candidate of a stage with a server of its own, from what won before the stage."""
+    found: list[Measured] = []
+    for title, config in choices.serving(sweep.settings, sweep.best.config, name):
+        found += yield from _try(sweep, _run(sweep, name, title, config))
+    _judge(sweep, found)
 
 
 def _sizes(sweep: Sweep, name: str, sizes: tuple[int, ...]) -> Steps:

@@ -8,8 +8,10 @@ from typing import Any, Callable, Mapping, Sequence
 
 from .bench import CACHE_TYPES
 
-# How much prompt and generation count, as exponents: what is compared is the product of both gains.
-GOALS = {"generation": (0.0, 1.0), "prompt": (1.0, 0.0), "balanced": (0.5, 0.5)}
+# How much prompt and generation count, as exponents: what is compared is the product of both gains. For serving it is
+# another figure: the tokens of all clients.
+SERVING = "serving"
+GOALS = {"generation": (0.0, 1.0), "prompt": (1.0, 0.0), "balanced": (0.5, 0.5), SERVING: (0.0, 0.0)}
 # The stages by importance: where time is short, the last ones are left out first. They are gone through in this order
 # too, but for the threads, which are tried with all that has won before, so that workers are started anew only then.
 STAGES = {
@@ -21,6 +23,15 @@ STAGES = {
     "cache_type": "cache types",
     "batch_size": "logical batch",
 }
+# Those of the goal serving, in the same way. Each is measured with a server of its own.
+SERVING_STAGES = {
+    "split_mode": "split mode",
+    "kv_unified": "unified KV cache",
+    "ubatch_size": "physical batch",
+    "parallel": "slots",
+    "speculation": "speculation by n-grams",
+}
+TITLES = {**SERVING_STAGES, **STAGES}
 # common/arg.cpp: what is tuned, as options of llama.cpp.
 OPTIONS = {
     "-b": "batch_size",
@@ -36,6 +47,11 @@ OPTIONS = {
     "-sm": "split_mode",
     "--split-mode": "split_mode",
 }
+# Of llama-server, which no other goal measures.
+KV_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
+# common/speculative.cpp: what needs no model for its drafts.
+SPECULATION = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
+_MODES = ("layer", "tensor")
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 _TRUE, _FALSE = (True, "true", "True", "yes"), (False, "false", "False", "no")
 
@@ -63,8 +79,17 @@ class Config:
 
 
 @dataclass(frozen=True)
+class ServingConfig(Config):
+    """Options of llama-server that are tuned; `parallel` is the number of its slots."""
+
+    parallel: int = 4
+    kv_unified: bool = False
+    speculation: str = "none"
+
+
+@dataclass(frozen=True)
 class Settings:
-    """What to try, on what."""
+    """What to try, on what. Of the goal serving: with so many clients at a time, who ask `prompts` if there are any."""
 
     goal: str = "balanced"
     n_prompt: int = 1024
@@ -76,7 +101,7 @@ class Settings:
     ubatch_sizes: tuple[int, ...] = (64, 128, 256, 512, 1024)
     batch_sizes: tuple[int, ...] = (512, 1024, 2048)
     flash_attn: tuple[str, ...] = ("on", "off")
-    split_modes: tuple[str, ...] = ("layer", "tensor")
+    split_modes: tuple[str, ...] = _MODES
     cache_types: tuple[str, ...] = ()
     tensor_split: bool = True
     worker_threads: bool = False
@@ -93,6 +118,16 @@ class Settings:
     # The layers of each worker in the present split.
     layers: tuple[int, ...] = ()
     start: Config = Config()
+    clients: int = 4
+    prompts: tuple[str, ...] = ()
+    # Numbers of slots; None: those that the clients suggest.
+    parallel: tuple[int, ...] | None = None
+    speculation: tuple[str, ...] = ("ngram-simple", "ngram-mod")
+
+    @property
+    def stages(self) -> dict[str, str]:
+        """What is gone through for this goal, and in words."""
+        return SERVING_STAGES if self.goal == SERVING else STAGES
 
 
 def _flag(name: str, value: object) -> bool:
@@ -128,7 +163,15 @@ def _words(name: str, value: object, known: Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def options_of(extra_args: Sequence[str], old: bool = False) -> tuple[Config, list[str]]:
+def _value(where: str, option: str, value: str) -> Any:  # noqa: ANN401 - a number or a word
+    if option.endswith("_size"):
+        return _number(where, value, 1, 1_000_000)
+    if value not in (CACHE_TYPES if option.startswith("cache") else _MODES):
+        raise TuningError(f"{where} is {value or 'without a value'}, which cannot be measured over RPC.")
+    return value
+
+
+def options_of(extra_args: Sequence[str], old: bool = False, kind: type[Config] = Config) -> tuple[Config, list[str]]:
     """Return what options of llama.cpp say of what is tuned, and the others; raises TuningError.
 
     `old` builds (RPC protocol 2) have flash attention off, and a flag without a value that turns it on.
@@ -136,26 +179,56 @@ def options_of(extra_args: Sequence[str], old: bool = False) -> tuple[Config, li
     found: dict[str, Any] = {"flash_attn": "off"} if old else {}
     rest: list[str] = []
     words = [str(word) for word in extra_args]
+    serving = kind is ServingConfig
     while words:
         word = words.pop(0)
-        option = OPTIONS.get(word.replace("_", "-") if word.startswith("--") else word)
-        if option is None:
+        name = word.replace("_", "-") if word.startswith("--") else word
+        option = OPTIONS.get(name)
+        if serving and name in KV_UNIFIED:
+            found["kv_unified"] = KV_UNIFIED[name]
+        elif option is None:
             rest.append(word)
         elif option == "flash_attn":
             has_value = bool(words) and words[0] in _FLASH
             found[option] = _FLASH[words.pop(0)] if has_value else "on"
         else:
-            value = words.pop(0) if words else ""
-            where = f"inference_extra_args, {word}"
-            if option.endswith("_size"):
-                found[option] = _number(where, value, 1, 1_000_000)
-            elif value not in (CACHE_TYPES if option.startswith("cache") else ("layer", "tensor")):
-                raise TuningError(
-                    f"{where} is {value or 'without a value'}, which llama-bench cannot measure over RPC."
-                )
-            else:
-                found[option] = value
-    return Config(**found), rest
+            where = f"{'llama_server' if serving else 'inference'}_extra_args, {word}"
+            found[option] = _value(where, option, words.pop(0) if words else "")
+    return kind(**found), rest
+
+
+def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """Return what runs now, and the options that are not tuned; raises TuningError."""
+    serving = given.get("tune_goal") == SERVING
+    kind = ServingConfig if serving else Config
+    name = "llama_server_extra_args" if serving else "inference_extra_args"
+    config, rest = options_of(
+        _listed(name, given.get("extra_args", ()), "[--check-tensors]"), bool(given.get("old")), kind
+    )
+    if isinstance(config, ServingConfig):
+        config = replace(config, parallel=_number("llama_server_parallel", given.get("parallel", 4), 1, 256))
+        ubatch = _number("llama_server_ubatch_size", given.get("ubatch_size", 0), 0, 65536)
+        # With a draft model, say, it is not what is measured here.
+        now = given.get("spec_type")
+        config = replace(config, ubatch_size=ubatch or config.ubatch_size)
+        config = replace(config, speculation=now if now in SPECULATION else "none")
+    return replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))), rest
+
+
+def _serving_settings(given: Mapping[str, Any], asked: Callable[..., Any]) -> dict[str, Any]:
+    """Return the settings of the goal serving; raises TuningError."""
+    if _flag("tune_worker_threads", given.get("tune_worker_threads", False)):
+        raise TuningError("tune_worker_threads is true, and tune_goal=serving takes the workers as they are: tune them "
+                          "with another goal first.")  # fmt: skip
+    prompts = _listed("tune_prompts", given.get("tune_prompts", ()), "['What is a cluster?']")
+    if not all(isinstance(prompt, str) and prompt for prompt in prompts):
+        raise TuningError("tune_prompts holds something else than texts: give a list of what clients ask.")
+    return {
+        "clients": asked(_number, "clients", 1, 256),
+        "prompts": tuple(prompts),
+        "parallel": None if given.get("tune_parallel") is None else asked(_numbers, "parallel", 1, 256, "[4, 8]"),
+        "speculation": asked(_words, "speculation", SPECULATION[1:]),
+    }
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
@@ -163,15 +236,20 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     default = Settings()
     goal = given.get("tune_goal", default.goal)
     if goal not in GOALS:
-        raise TuningError(f"tune_goal is {goal}: give generation, prompt or balanced.")
+        raise TuningError(f"tune_goal is {goal}: give generation, prompt, balanced or serving.")
+    if goal == SERVING:
+        # Conversations rather than documents; a server for each figure takes longer, so fewer are tried.
+        default = replace(default, goal=goal, n_prompt=128, ubatch_sizes=(64, 128, 512))
 
     def asked(read: Callable[..., Any], name: str, *limits: object) -> Any:  # noqa: ANN401 - what `read` returns
         return read(f"tune_{name}", given.get(f"tune_{name}", getattr(default, name)), *limits)
 
-    known = ("workers", "threads_now", "usable_cores", "fits_alone", "layers")
-    config, _rest = options_of(
-        _listed("inference_extra_args", given.get("extra_args", ()), "[--check-tensors]"), bool(given.get("old"))
-    )
+    known: dict[str, Any] = {
+        name: tuple(given.get(name, ())) for name in ("workers", "threads_now", "usable_cores", "fits_alone", "layers")
+    }
+    if goal == SERVING:
+        known.update(_serving_settings(given, asked))
+    start, _rest = start_of(given)
     settings = Settings(
         goal=goal,
         n_prompt=asked(_number, "n_prompt", 1, 1_000_000),
@@ -183,14 +261,14 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         ubatch_sizes=asked(_numbers, "ubatch_sizes", 1, 65536, "[64, 128]"),
         batch_sizes=asked(_numbers, "batch_sizes", 1, 65536, "[64, 128]"),
         flash_attn=asked(_words, "flash_attn", ("on", "off")),
-        split_modes=asked(_words, "split_modes", default.split_modes),
+        split_modes=asked(_words, "split_modes", _MODES),
         cache_types=asked(_words, "cache_types", CACHE_TYPES),
         tensor_split=asked(_flag, "tensor_split"),
         worker_threads=asked(_flag, "worker_threads"),
         threads=None if given.get("tune_threads") is None else asked(_numbers, "threads", 1, 512, "[4, 8]"),
         threads_problem=str(given.get("threads_problem", "")),
-        start=replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))),
-        **{name: tuple(given.get(name, ())) for name in known},
+        start=start,
+        **known,
     )
     if _flag("tune_apply", given.get("tune_apply", False)) and not settings.worker_threads:
         raise TuningError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from . import tuning_choices as choices
-from .tuning_settings import GOALS, STAGES, Config, Settings, TuningError
+from .tuning_settings import GOALS, SERVING, TITLES, Config, Settings, TuningError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,11 +35,17 @@ class Measured:
     config: Config
     prompt: Rate | None
     generation: Rate | None
+    # The tokens of all clients together.
+    serving: Rate | None = None
+
+    def is_whole(self, goal: str) -> bool:
+        """Whether there are all figures that the first run of a sweep has."""
+        return self.serving is not None if goal == SERVING else None not in (self.prompt, self.generation)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of llama-bench; of `ubatch_sizes` and `batch_sizes` each number is measured.
+    """One run of llama-bench, or of a llama-server; of `ubatch_sizes` and `batch_sizes` each number is measured.
 
     With `weights`, the tensor split is to be planned from these speeds.
     """
@@ -96,6 +102,10 @@ def beats(goal: str, candidate: Measured, other: Measured) -> bool:
 
 
 def comparable(goal: str, candidate: Measured, other: Measured) -> Iterable[tuple[float, Rate, Rate]]:
+    if goal == SERVING:
+        if candidate.serving and other.serving:
+            yield 1.0, candidate.serving, other.serving
+        return
     now, before = candidate.config, other.config
     # Batches are of prompts: a difference of generation would be chance.
     alike = now != before and replace(now, batch_size=0, ubatch_size=0) == replace(before, batch_size=0, ubatch_size=0)
@@ -146,13 +156,15 @@ class Sweep:
 def new_sweep(settings: Settings) -> Sweep:
     """Return a sweep that has measured nothing, with the stages that have something to try, by importance."""
     left_out = choices.nothing_to_try(settings)
-    stages = [name for name in STAGES if name not in left_out]
+    stages = [name for name in settings.stages if name not in left_out]
     return Sweep(settings, Measured(settings.start, None, None), stages, left_out)
 
 
 def _counts(sweep: Sweep, name: str) -> tuple[int, int]:
     """Return how many runs a stage takes at most, and how many tests of each kind are in all of them."""
     settings, best = sweep.settings, sweep.best.config
+    if settings.goal == SERVING:
+        return (choices.most_serving(settings, name),) * 2
     # Some may be tried also after one of them has won and is not to be tried any more.
     configs = (settings.start, best)
     if name in ("ubatch_size", "batch_size"):
@@ -186,7 +198,7 @@ def sizes_of_mode(sweep: Sweep) -> tuple[int, ...]:
 def most(sweep: Sweep, name: str) -> tuple[int, int]:
     """Return how many runs and tests a stage takes if there is time left for more than it must."""
     runs, tests = _counts(sweep, name)
-    if name == "split_mode" and sizes_of_mode(sweep):
+    if sweep.settings.goal != SERVING and name == "split_mode" and sizes_of_mode(sweep):
         modes = len(choices.split_modes(sweep.settings))
         return runs + modes, tests + modes * len(sizes_of_mode(sweep))
     return runs, tests
@@ -203,6 +215,8 @@ def metrics(settings: Settings, name: str) -> tuple[bool, bool]:
 def test_s(sweep: Sweep, name: str) -> float:
     """Return how long one test of a stage takes, warm-up included."""
     settings, start = sweep.settings, sweep.start or sweep.best
+    if start.serving is not None:
+        return settings.repetitions * settings.clients * settings.n_gen / start.serving.mean
     if start.prompt is None or start.generation is None:
         return 0.0
     prompt, generation = metrics(settings, name)
@@ -240,7 +254,7 @@ def keep_to_time(sweep: Sweep) -> None:
     if not sweep.settings.shorten or not kept:
         way = "raise it, take fewer tokens (tune_n_prompt, tune_n_gen) or repetitions"
         if kept:
-            left_out = ", ".join(STAGES[name] for name in gone)
+            left_out = ", ".join(TITLES[name] for name in gone)
             way += f", or set tune_shorten to leave out what does not fit ({left_out})"
         sweep.refusal = (
             f"The sweep would take about {math.ceil(total)} s, by what its first run took, and tune_time_limit is "
@@ -261,7 +275,7 @@ def in_time(sweep: Sweep, name: str) -> bool:
     after = sum(cost_s(sweep, other) for other in later if other == "again" or other in sweep.stages)
     if load_s(sweep) + test_s(sweep, name) + after <= sweep.left_s:
         return True
-    sweep.notes.append(f"The {STAGES[name]} was not tried to its end, since the runs took longer than the first one.")
+    sweep.notes.append(f"The {TITLES[name]} was not tried to its end, since the runs took longer than the first one.")
     return False
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # In this order: `llama-completion` is what `llama-cli` was before b7348, when that became a chat client.
 PROGRAMS = ("llama-completion", "llama-cli")
 BENCH_PROGRAMS = ("llama-bench",)
+SERVER_PROGRAMS = ("llama-server",)
 
 # The RPC protocol of source archives in use, by commit: their builds have no build number to tell it by.
 # (ggml/include/ggml-rpc.h at that commit, RPC_PROTO_*_VERSION)
@@ -126,12 +127,18 @@ class Capabilities(Program):
 
 
 @dataclass(frozen=True)
-class Bench(Program):
+class Measurable(Program):
+    """A program whose figures are kept, with what it was built of."""
+
+    # Names of its patches; None if no manifest tells.
+    patches: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Bench(Measurable):
     """A benchmark program, and what differs among builds."""
 
     split_modes: tuple[str, ...]
-    # Names of the patches that it was built with; None if no manifest tells.
-    patches: tuple[str, ...] | None
     # How this build spells on, off and auto.
     flash_attn: Mapping[str, str]
 
@@ -288,4 +295,23 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
         split_modes=tuple(values.get("--split-mode", [])),
         patches=_patches(manifest),
         flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
+    )
+
+
+def describe_server(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Measurable:
+    """Return what a build of llama-server is, as `describe` does."""
+    version, build_number, commit = _identity(program, version_text)
+    options = _options(help_text)
+    if "--rpc" not in frozenset().union(*options):
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    commit, protocol = _release(commit, manifest)
+    return Measurable(
+        program=program,
+        version=version,
+        build_number=build_number,
+        commit=commit,
+        protocol=protocol,
+        counted_devices=_counted_devices(protocol, build_number),
+        options=options,
+        patches=_patches(manifest),
     )

@@ -21,6 +21,7 @@ from .worker_run import (
     Ending,
     Failure,
     OptionError,
+    argument_rejected,
     check_number,
     check_workers,
     device_counts,
@@ -30,7 +31,6 @@ from .worker_run import (
     model_invalid,
     shares,
     unknown,
-    worker_failure,
     working,
 )
 
@@ -220,10 +220,6 @@ def generated_text(stdout: str) -> str:
 # What upstream prints; with its source files.
 # common/log.cpp: the time and the level of a line
 _LEVEL = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ([IWED]) ", re.MULTILINE)
-# common/arg.cpp
-_BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re.MULTILINE)
-_UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
-_OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # tools/completion/completion.cpp
 _LONG_PROMPT = re.compile(r"prompt is too long \((?P<tokens>\d+) tokens, max (?P<room>\d+)\)")
 _EMPTY_PROMPT = re.compile(r"\binput is empty\b")
@@ -280,20 +276,10 @@ def _message_lost(options: Options, ending: Ending) -> Failure | None:
 
 
 def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
+    rejected = argument_rejected(ending, protocol)
+    if rejected:
+        return rejected
     text = ending.stderr
-    bad = _BAD_ARGUMENT.search(text)
-    if bad and bad[1] in ("--rpc", "--device"):
-        # Some builds skip a worker that they cannot reach; then its device has no name.
-        message = f"llama.cpp did not take all workers: {bad[2]}; look at the workers' logs."
-        return worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
-    if bad:
-        return Failure("option_rejected", None, f"llama.cpp does not take this value of {bad[1]}: {bad[2]}.")
-    unknown = _UNKNOWN_ARGUMENT.search(text)
-    if unknown:
-        return Failure("option_rejected", None, f"llama.cpp has no option {unknown[1]}; take it out of extra_args.")
-    other = _OTHER_ARGUMENT.search(text)
-    if other:
-        return Failure("option_rejected", None, f"llama.cpp rejects the options: {other[1]}.")
     long = _LONG_PROMPT.search(text) or _LONG_BATCH.search(text)
     if long:
         tokens, room = long["tokens"], long["room"]

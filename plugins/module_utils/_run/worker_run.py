@@ -251,6 +251,10 @@ _NO_MEMORY = re.compile(
     r"|std::bad_alloc|Cannot allocate memory"
 )
 _RETRIED = "retrying without pipeline parallelism"
+# common/arg.cpp
+_BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re.MULTILINE)
+_UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
+_OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # src/llama-model.cpp
 _BAD_MODEL = re.compile(r"error loading model: (.*)")
 _NO_MODEL = re.compile(r"failed to load model")
@@ -463,6 +467,25 @@ def failed(
         or _out_of_memory(ending, smaller)
         or _cut_off(asked, ending, protocol)
     )
+
+
+def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
+    """Return the failure of a program that llama.cpp's own parser of arguments has ended."""
+    text = ending.stderr
+    bad = _BAD_ARGUMENT.search(text)
+    if bad and bad[1] in ("--rpc", "--device"):
+        # Some builds skip a worker that they cannot reach; then its device has no name.
+        message = f"llama.cpp did not take all workers: {bad[2]}; look at the workers' logs."
+        return worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
+    if bad:
+        return Failure("option_rejected", None, f"llama.cpp does not take this value of {bad[1]}: {bad[2]}.")
+    unknown = _UNKNOWN_ARGUMENT.search(text)
+    if unknown:
+        return Failure("option_rejected", None, f"llama.cpp has no option {unknown[1]}; take it out of extra_args.")
+    other = _OTHER_ARGUMENT.search(text)
+    if other:
+        return Failure("option_rejected", None, f"llama.cpp rejects the options: {other[1]}.")
+    return None
 
 
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:

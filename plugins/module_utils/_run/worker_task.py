@@ -106,10 +106,15 @@ class WorkerTask:
         return statuses
 
     def ended(
-        self, command: Sequence[str], timeout: int, workers: Sequence[Endpoint], still_s: int | None = None
+        self,
+        command: Sequence[str],
+        timeout: int,
+        workers: Sequence[Endpoint],
+        still_s: int | None = None,
+        watch: Watch | None = None,
     ) -> tuple[Run, Ending]:
         """Run a program over workers, and return how it ended; by itself, or as nothing moved for `still_s`."""
-        watch = Watch(still_s)
+        watch = watch or Watch(still_s)
         try:
             ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log), watch)
         except RunnerError as error:

@@ -357,7 +357,7 @@ def test_every_sweep_ends_with_variables_or_a_sentence(asked: dict[str, Any], se
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt or balanced."),
+        ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt, balanced or serving."),
         ({"tune_n_prompt": 0}, "tune_n_prompt is 0: give a whole number from 1 to 1000000."),
         ({"tune_n_gen": "-3"}, "tune_n_gen is -3: give a whole number from 1 to 1000000."),
         ({"tune_repetitions": 1}, "tune_repetitions is 1: give a whole number from 2 to 100."),
@@ -376,7 +376,7 @@ def test_every_sweep_ends_with_variables_or_a_sentence(asked: dict[str, Any], se
             "tune_threads holds 8, and there is a worker with 4 usable cores",
         ),
         ({"extra_args": ["-ub"]}, "inference_extra_args, -ub is : give a whole number"),
-        ({"extra_args": ["-ctk", "f32"]}, "inference_extra_args, -ctk is f32, which llama-bench cannot measure"),
+        ({"extra_args": ["-ctk", "f32"]}, "inference_extra_args, -ctk is f32, which cannot be measured over RPC."),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )  # fmt: skip

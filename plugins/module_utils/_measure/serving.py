@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: one run of llama-server over RPC workers under a load: its options, its command line, and its figures.
+
+Knows nothing of Ansible.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import statistics
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .._run import worker_run
+from .._run.watch import Watch
+from .._run.worker_run import Asked, Ending, Failure, OptionError
+from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._rpc.worker_status import WorkerStatus
+    from .._run.capabilities import Program
+
+ADDRESS = "127.0.0.1"
+MAX_TOKENS = 1_000_000
+LOOK_EVERY_S = 0.2
+_BOUNDS = {
+    "clients": (1, 256),
+    "n_prompt": (1, MAX_TOKENS),
+    "n_gen": (1, MAX_TOKENS),
+    "repetitions": (1, 1000),
+    "parallel": (1, 256),
+    "ctx_size": (64, 100_000_000),
+    "cache_ram": (0, 100_000_000),
+    "threads": (1, 512),
+    "timeout": (1, 30 * 24 * 3600),
+}
+
+
+@dataclass(frozen=True)
+class Options(Asked):
+    """What to run; `ctx_size` is of each slot, `n_prompt` the words of a prompt that is made up."""
+
+    clients: int
+    n_prompt: int
+    n_gen: int
+    prompts: tuple[str, ...]
+    repetitions: int
+    parallel: int
+    ctx_size: int
+    cache_ram: int
+    extra_args: tuple[str, ...]
+
+
+def check_options(options: Options) -> None:
+    """Raise OptionError for the first value that no build can run."""
+    worker_run.check_workers(options)
+    for name, (low, high) in _BOUNDS.items():
+        value = getattr(options, name)
+        if value is not None:
+            worker_run.check_number(name, value, low, high)
+    if any("\0" in word for word in (options.model, *options.extra_args)):
+        raise OptionError("model or extra_args holds a NUL character, which no program can be given; take it out.")
+
+
+def time_limit(options: Options, model_bytes: int) -> int:
+    """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
+
+    The latter is 120 s, the model at 10 MB/s, and for each repetition and client a prompt at 10 tokens a second and 2 s
+    for each generated token.
+    """
+    if options.timeout is not None:
+        return options.timeout
+    once = options.n_prompt / worker_run.PROMPT_TOKENS_PER_S + options.n_gen * worker_run.S_PER_TOKEN
+    load = model_bytes / worker_run.LOAD_BYTES_PER_S
+    return math.ceil(worker_run.BASE_S + load + once * options.clients * options.repetitions)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as sock:
+        sock.bind((ADDRESS, 0))
+        return int(sock.getsockname()[1])
+
+
+def build_command(server: Program, options: Options, statuses: Sequence[WorkerStatus], port: int) -> list[str]:
+    """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
+    names = server.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
+    split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
+    return [
+        server.program,
+        *("--model", options.model),
+        *("--host", ADDRESS, "--port", str(port)),
+        *("--parallel", str(options.parallel)),
+        *("--ctx-size", str(options.parallel * options.ctx_size)),
+        # Devices have names only after --rpc.
+        *("--rpc", ",".join(options.endpoints)),
+        # All or none: upstream then refuses to go on without a worker, and leaves devices of the master out.
+        *(("--device", ",".join(names)) if names else ()),
+        *("--n-gpu-layers", str(options.n_gpu_layers)),
+        *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
+        *(("--threads", str(options.threads)) if options.threads is not None else ()),
+        *(("--fit", "off") if server.has("--fit") else ()),
+        *(("--cache-ram", str(options.cache_ram)) if server.has("--cache-ram") else ()),
+        *(("--no-ui",) if server.has("--no-ui") else ()),
+        *options.extra_args,
+    ]
+
+
+class Client(Watch):
+    """Asks a llama-server as soon as it serves, by a thread of its own, and ends it then."""
+
+    def __init__(self, server: Server, options: Options, limit_s: float) -> None:
+        super().__init__()
+        self.server, self.options = server, options
+        # What each repetition brought, and why there are no more.
+        self.repetitions: list[list[Stream]] = []
+        self.problem = ""
+        self._deadline = time.monotonic() + limit_s
+        self._asking: threading.Thread | None = None
+
+    def begin(self, process: Any) -> None:  # noqa: ANN401 (a Popen, of whatever pipes)
+        """Watch the child of this process, and ask it."""
+        super().begin(process)
+        self._asking = threading.Thread(target=self._ask, args=(process,), daemon=True)
+        self._asking.start()
+
+    def end(self) -> None:
+        """Neither watch nor ask any longer."""
+        super().end()
+        if self._asking:
+            self._asking.join()
+
+    def _ask(self, process: Any) -> None:  # noqa: ANN401
+        try:
+            while not self.server.serves():
+                if process.poll() is not None:
+                    return
+                time.sleep(LOOK_EVERY_S)
+            warm_up(self.server, self._left_s())
+            for number in range(self.options.repetitions):
+                load = Load(self.options.clients, self.options.n_prompt, self.options.n_gen)
+                load = replace(load, prompts=self.options.prompts, limit_s=self._left_s())
+                self.repetitions.append(run(self.server, replace(load, first=number * load.clients)))
+        except LoadError as error:
+            self.problem = str(error)
+        finally:
+            process.terminate()
+
+    def _left_s(self) -> float:
+        return max(1.0, self._deadline - time.monotonic())
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was measured."""
+        return len(self.repetitions) == self.options.repetitions
+
+
+def classify(options: Options, ending: Ending, client: Client, protocol: str | None) -> Failure | None:
+    """Return why the run failed, or None if all was measured, whatever the program ended with when it was told to."""
+    if client.is_whole:
+        return None
+    failure = worker_run.given_up(options, ending) or worker_run.failed(
+        options, ending, protocol, worker_run.argument_rejected, "lower ctx_size, parallel or the physical batch"
+    )
+    failure = failure or worker_run.model_invalid(options, ending)
+    if failure:
+        return failure
+    if client.problem:
+        return Failure("unknown", None, f"llama-server did not answer its clients: {client.problem.rstrip('.')}.")
+    return worker_run.unknown(ending)
+
+
+def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dict[str, Any]:
+    """Return what all repetitions gave: the rates of each, and the times of all requests together."""
+    together = figures([stream for streams in repetitions for stream in streams])
+    rates = [figures(streams)["tokens_per_second"] for streams in repetitions]
+    times = ("first_token_ms", "between_tokens_ms")
+    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
+    return {
+        "kind": "serving",
+        "clients": options.clients,
+        "tokens_per_second": {
+            "mean": round(statistics.mean(rates), 3),
+            "stddev": round(statistics.stdev(rates), 3) if len(rates) > 1 else None,
+            "min": min(rates),
+            "max": max(rates),
+            "samples": rates,
+        },
+        **{name: together[name] for name in (*times, *counts)},
+    }

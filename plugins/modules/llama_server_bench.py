@@ -1,0 +1,305 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: how fast a llama-server over RPC workers answers several clients."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: llama_server_bench
+short_description: Measure how fast a llama-server over RPC workers answers several clients
+version_added: 0.2.0
+description:
+  - Runs on the master, the host that has the model file. Starts a C(llama-server) of its own over the workers, on a
+    port of loopback and with a key that nobody is told, asks it as so many clients at a time would, and ends it.
+  - Returns the tokens of all clients a second, the time to the first token and the time between two.
+  - Workers serve one master at a time, so a service that holds them is paused before
+    (P(llama_cpp.cluster.tune#playbook) does so).
+  - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+extends_documentation_fragment:
+  - llama_cpp.cluster.worker_run
+  - llama_cpp.cluster.reads_only
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+options:
+  model:
+    description:
+      - Path of the GGUF file on the master. Of a split model, the first part.
+    type: path
+    required: true
+  clients:
+    description:
+      - How many clients ask at the same time.
+    type: int
+    default: 4
+  n_prompt:
+    description:
+      - How many words a prompt has, where O(prompts) are not given.
+      - The words are in no order, and no answer ends early.
+    type: int
+    default: 128
+  n_gen:
+    description:
+      - How many tokens of an answer are generated, with O(prompts) at most.
+    type: int
+    default: 32
+  prompts:
+    description:
+      - What the clients ask, in turn, each as the first message of a chat.
+    type: list
+    elements: str
+    default: []
+  repetitions:
+    description:
+      - How often each client asks. With V(1) there is no spread.
+    type: int
+    default: 3
+  parallel:
+    description:
+      - Slots of the server. Clients for whom there is none wait.
+    type: int
+    default: 4
+  ctx_size:
+    description:
+      - Context of each slot in tokens.
+    type: int
+    default: 4096
+  cache_ram:
+    description:
+      - Memory in MiB for prompts that slots had before.
+    type: int
+    default: 1024
+  extra_args:
+    description:
+      - Further options of C(llama-server).
+    type: list
+    elements: str
+    default: []
+  timeout:
+    description:
+      - Limit of the run in seconds. The program is ended when it is reached.
+      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each repetition and
+        client one second for each 10 words read and 2 s for each token generated.
+    type: int
+attributes:
+  check_mode:
+    description: In check mode everything is verified, the workers too, and nothing is run.
+seealso:
+  - module: llama_cpp.cluster.llama_bench
+  - module: llama_cpp.cluster.llama_server_info
+"""
+
+EXAMPLES = r"""
+- name: How fast eight clients get their answers
+  llama_cpp.cluster.llama_server_bench:
+    model: /srv/models/model.gguf
+    workers: [10.0.0.11, 10.0.0.12]
+    clients: 8
+    parallel: 8
+    extra_args: [--split-mode, tensor]
+  register: served
+
+- name: Tokens of all clients a second
+  ansible.builtin.debug:
+    msg: "{{ served.tests[0].tokens_per_second.mean }}, the first after {{ served.tests[0].first_token_ms.median }} ms"
+"""
+
+RETURN = r"""
+tests:
+  description: The figures, in one entry; none after a failure.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    kind:
+      description: V(serving).
+      type: str
+    clients:
+      description: How many clients asked at the same time.
+      type: int
+    tokens_per_second:
+      description: Generated tokens of all clients together, from the first request to the last token, prompts included.
+      type: dict
+      contains:
+        mean:
+          description: The mean over the repetitions.
+          type: float
+        stddev:
+          description: Standard deviation of the sample; V(null) for one repetition.
+          type: float
+        min:
+          description: The slowest.
+          type: float
+        max:
+          description: The fastest.
+          type: float
+        samples:
+          description: Each repetition.
+          type: list
+          elements: float
+    first_token_ms:
+      description: From a request to its first token, as C(median) and C(p95) of all requests.
+      type: dict
+    between_tokens_ms:
+      description: From one token of an answer to the next, as C(median) and C(p95).
+      type: dict
+    prompt_tokens:
+      description: Tokens read, of all requests.
+      type: int
+    cached_tokens:
+      description: Those of them that were in a cache.
+      type: int
+    generated_tokens:
+      description: Tokens generated, of all requests.
+      type: int
+    drafted_tokens:
+      description: Tokens that speculation has guessed.
+      type: int
+    accepted_tokens:
+      description: Those of them that the model would have chosen.
+      type: int
+build:
+  description: The llama.cpp build that was used, as M(llama_cpp.cluster.llama_bench) says it.
+  returned: always
+  type: dict
+model:
+  description: The model that was measured; V(null) if nothing was.
+  returned: always
+  type: dict
+  contains:
+    path:
+      description: Where it is.
+      type: str
+    sha256:
+      description: Digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
+      type: str
+workers:
+  description: The workers as V(host:port), in order.
+  returned: always
+  type: list
+  elements: str
+wall_time_ms:
+  description: From the start of the program to its end, loading included; V(null) if nothing was run.
+  returned: always
+  type: float
+command:
+  description: The command line, in check mode the one that would be run; V(null) if it did not come to that.
+  returned: always
+  type: list
+  elements: str
+failure:
+  description: Why the task failed, as M(llama_cpp.cluster.distributed_inference) says it; V(null) after success.
+  returned: always
+  type: dict
+log_tail:
+  description: The last lines of the program's log.
+  returned: when the program was run and failed
+  type: list
+  elements: str
+msg:
+  description: What happened and what to do about it.
+  returned: on failure
+  type: str
+"""
+
+import os
+import secrets
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import serving as serving_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import build_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Server
+
+
+class Task(WorkerTask):
+    """One call of the module."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        names = ("build", "model", "wall_time_ms", "command", "failure")
+        super().__init__(module, {"changed": False, "tests": [], "workers": [], **dict.fromkeys(names)})
+
+    def options(self) -> serving_of.Options:
+        """Return what to run, or fail with the first value that cannot be."""
+        given = self.module.params
+        chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(serving_of.Options)}
+        with self.refusing():
+            chosen.update(
+                model=str(Path(given["model"]).absolute()),
+                workers=tuple(parse_endpoints(given["workers"])),
+                **{name: tuple(given[name]) for name in ("tensor_split", "prompts", "extra_args")},
+            )
+            options = serving_of.Options(**chosen)
+            serving_of.check_options(options)
+        self.result["workers"] = options.endpoints
+        return options
+
+    def main(self) -> None:
+        """Check, verify, run, judge."""
+        options = self.options()
+        with self.refusing():
+            program = capabilities_of.describe_server(*self.asked(*capabilities_of.SERVER_PROGRAMS))
+            model_bytes = check_model(options.model)
+        self.result["build"] = build_of(program, None)
+        timeout = serving_of.time_limit(options, model_bytes)
+        statuses = self.verify(options.workers, program.protocol) if self.module.params["verify"] else []
+        port = serving_of.free_port()
+        self.result["command"] = serving_of.build_command(program, options, statuses, port)
+        if self.module.check_mode:
+            self.module.exit_json(**self.result)
+        self.measure(options, program, port, timeout)
+        self.module.exit_json(**self.result)
+
+    def measure(
+        self, options: serving_of.Options, program: capabilities_of.Measurable, port: int, timeout: int
+    ) -> None:
+        """Serve, ask, and put the figures into the result; fail if there are none."""
+        key = secrets.token_hex(16)
+        # No argument, which every account of the host could read.
+        os.environ["LLAMA_API_KEY"] = key
+        client = serving_of.Client(Server(serving_of.ADDRESS, port, key), options, timeout)
+        ended, ending = self.ended(self.result["command"], timeout, options.workers, watch=client)
+        self.result["wall_time_ms"] = ended.wall_time_ms
+        failure = serving_of.classify(options, ending, client, program.protocol)
+        self.keep_log_tail(ending, failure)
+        if failure:
+            self.fail(failure)
+        record = known(Path(options.model))
+        self.result.update(
+            tests=[serving_of.figures_of(options, client.repetitions)],
+            model={"path": options.model, "sha256": record.sha256 if record else None},
+        )
+
+
+def main() -> None:
+    """Declare the options and run."""
+    module = AnsibleModule(
+        argument_spec={
+            **WORKER_RUN,
+            "model": {"type": "path", "required": True},
+            "clients": {"type": "int", "default": 4},
+            "n_prompt": {"type": "int", "default": 128},
+            "n_gen": {"type": "int", "default": 32},
+            "prompts": {"type": "list", "elements": "str", "default": []},
+            "repetitions": {"type": "int", "default": 3},
+            "parallel": {"type": "int", "default": 4},
+            "ctx_size": {"type": "int", "default": 4096},
+            "cache_ram": {"type": "int", "default": 1024},
+            "extra_args": {"type": "list", "elements": "str", "default": []},
+            "timeout": {"type": "int"},
+        },
+        supports_check_mode=True,
+    )
+    Task(module).main()
+
+
+if __name__ == "__main__":
+    main()

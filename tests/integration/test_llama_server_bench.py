@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""An API under load as the module measures it, over real workers: its figures, and how it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.harness import HANG_S, Release, Worker, run_module
+from support.runs import failure as failure_of
+from support.runs import generating, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    StartWorker = Callable[..., Worker]
+
+pytestmark = pytest.mark.llama
+
+# Quick: the figures themselves are of no interest here.
+SMALL = {"clients": 3, "n_prompt": 8, "n_gen": 6, "repetitions": 2, "parallel": 2, "ctx_size": 256, "cache_ram": 16}
+
+
+def bench(release: Release, model: Path, *workers: str, check: bool = False, **args: Any) -> Any:
+    given = {"bin_dir": str(release.bin), "model": str(model), "workers": workers, "threads": 1}
+    return run_module("llama_server_bench", {**given, **SMALL, **args}, check=check)
+
+
+def failure(result: dict[str, Any]) -> tuple[str, str | None]:
+    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    return failure_of({"text": None, "perf": None, "offload": None, "devices": None, **result})
+
+
+def servers_of(model: Path) -> str:
+    """Return the llama-servers of this model that run."""
+    return subprocess.run(
+        ["pgrep", "-f", f"llama-server --model {model} "], capture_output=True, text=True, check=False, timeout=10
+    ).stdout
+
+
+@pytest.fixture
+def two(release_7: Release, start_worker: StartWorker) -> list[str]:
+    return [start_worker(release_7).endpoint for _number in range(2)]
+
+
+@pytest.mark.parametrize("mode", ["layer", "tensor"])
+def test_all_clients_get_answers_of_the_length_that_was_asked_for(
+    release_7: Release, model: Path, two: list[str], mode: str
+) -> None:
+    result = bench(release_7, model, *two, extra_args=["--split-mode", mode], tensor_split=[1, 1])
+    assert result["failure"] is None, result["msg"]
+    (test,) = result["tests"]
+    assert (test["kind"], test["clients"], test["generated_tokens"]) == ("serving", 3, 2 * 3 * 6)
+    # The beginning of a text, and its words.
+    assert test["prompt_tokens"] == 2 * 3 * 9
+    assert test["cached_tokens"] == 0
+    rates = test["tokens_per_second"]
+    assert len(rates["samples"]) == 2
+    assert 0 < rates["min"] <= rates["mean"] <= rates["max"]
+    assert 0 < test["first_token_ms"]["median"] <= test["first_token_ms"]["p95"] < result["wall_time_ms"]
+    assert 0 < test["between_tokens_ms"]["median"] <= test["between_tokens_ms"]["p95"]
+    assert result["build"]["commit"][:9] == "0c1e57098"
+    assert result["model"] == {"path": str(model), "sha256": None}
+    assert result["workers"] == two
+    # Two slots of 256 tokens.
+    command = result["command"]
+    assert command[command.index("--ctx-size") + 1] == "512"
+    assert not servers_of(model)
+
+
+def test_prompts_that_are_given_are_asked_and_may_be_guessed_from(
+    release_7: Release, model: Path, two: list[str]
+) -> None:
+    again = "the river and the stone and the river and the stone and the river and the stone and"
+    spec = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2"]
+    result = bench(release_7, model, *two, prompts=[again], extra_args=spec, n_gen=48)
+    assert result["failure"] is None, result["msg"]
+    (test,) = result["tests"]
+    # A chat has more around it.
+    assert test["prompt_tokens"] > 2 * 3 * len(again.split())
+    assert 0 <= test["accepted_tokens"] <= test["drafted_tokens"]
+
+
+def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list[str]) -> None:
+    result = bench(release_7, model, *two, check=True)
+    assert (result["failure"], result["tests"], result["wall_time_ms"]) == (None, [], None)
+    assert result["command"][0] == str(release_7.bin / "llama-server")
+
+
+def test_what_cannot_be_measured_is_one_sentence(
+    release_7: Release, release_2: Release, model: Path, two: list[str]
+) -> None:
+    assert "clients is 0; give a number from 1" in bench(release_7, model, *two, clients=0)["msg"]
+    assert failure(bench(release_2, model, *two)) == ("binary_missing", None)
+    result = bench(release_7, model, *two, extra_args=["--no-such-option"])
+    assert failure(result)[0] == "option_rejected"
+    assert "--no-such-option" in result["msg"]
+    # No client gets what does not fit into a slot.
+    result = bench(release_7, model, *two, n_prompt=600)
+    assert failure(result) == ("unknown", None)
+    assert "llama-server did not answer its clients: 3 of 3 requests failed, the first one: " in result["msg"]
+    assert not servers_of(model)
+
+
+def test_a_worker_that_is_lost_is_named_and_ends_it(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    stays, dies = start_worker(release_7), start_worker(release_7)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(bench, release_7, model, stays.endpoint, dies.endpoint, n_gen=100_000, ctx_size=200_000)
+        wait_for(lambda: generating(dies))
+        dies.kill()
+        began = time.monotonic()
+        result = run.result(HANG_S)
+    assert time.monotonic() - began < HANG_S / 3
+    assert failure(result) == ("worker_lost", dies.endpoint)
+    assert result["log_tail"]
+    assert not servers_of(model)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A server under load: its command line, its time limit and its figures; test_llama_server_bench.py runs a real one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.serving import (
+    Options,
+    build_command,
+    check_options,
+    figures_of,
+    time_limit,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Measurable
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import OptionError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Stream
+
+KNOWN = ("--rpc", "--device", "--fit", "--cache-ram", "--no-ui")
+
+
+def options(**more: Any) -> Options:
+    given: dict[str, Any] = {
+        "model": "/srv/m.gguf", "workers": tuple(parse_endpoints(["10.0.0.11", "10.0.0.12:1"])), "n_gpu_layers": 999,
+        "tensor_split": (3.0, 1.0), "threads": 2, "timeout": None, "clients": 8, "n_prompt": 100, "n_gen": 20,
+        "prompts": (), "repetitions": 3, "parallel": 4, "ctx_size": 2048, "cache_ram": 512, "extra_args": ("--jinja",),
+    }  # fmt: skip
+    return Options(**{**given, **more})
+
+
+def program(*names: str) -> Measurable:
+    known = tuple(frozenset([name]) for name in names)
+    return Measurable("/b/llama-server", None, 1, "0c1e570", "7.0.0", True, known, None)
+
+
+def test_the_context_is_that_of_all_slots() -> None:
+    command = build_command(program(*KNOWN), options(), [], 4711)
+    assert command == [
+        "/b/llama-server", "--model", "/srv/m.gguf", "--host", "127.0.0.1", "--port", "4711", "--parallel", "4",
+        "--ctx-size", "8192", "--rpc", "10.0.0.11:50052,10.0.0.12:1", "--n-gpu-layers", "999", "--tensor-split", "3,1",
+        "--threads", "2", "--fit", "off", "--cache-ram", "512", "--no-ui", "--jinja",
+    ]  # fmt: skip
+
+
+def test_what_a_build_does_not_have_is_left_out() -> None:
+    command = build_command(program("--rpc"), options(threads=None, tensor_split=()), [], 4711)
+    assert not {"--device", "--fit", "--cache-ram", "--no-ui", "--threads", "--tensor-split"} & set(command)
+
+
+def test_the_time_limit_is_one_that_slow_hosts_stay_under() -> None:
+    # The model, and three times eight answers: ten seconds to read and forty to generate each.
+    assert time_limit(options(), 100_000_000) == 120 + 10 + 3 * 8 * 50
+    assert time_limit(options(timeout=9), 100_000_000) == 9
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"clients": 0}, "clients is 0; give a number from 1 to 256."),
+        ({"ctx_size": 1}, "ctx_size is 1; give a number from 64"),
+        ({"extra_args": ("a\0",)}, "model or extra_args holds a NUL character"),
+        ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
+    ],
+)
+def test_what_no_build_can_run_is_said(more: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        check_options(options(**more))
+    assert str(raised.value).startswith(sentence)
+
+
+def test_figures_have_the_spread_of_the_repetitions_and_the_times_of_all_requests() -> None:
+    repetitions = [
+        [Stream(asked_s=0.0, arrivals_s=[1.0, 2.0], prompt_tokens=9, tokens=2)],
+        [Stream(asked_s=10.0, arrivals_s=[13.0, 14.0], prompt_tokens=9, tokens=2)],
+    ]
+    found = figures_of(options(), repetitions)
+    rates = found["tokens_per_second"]
+    assert (rates["mean"], rates["min"], rates["max"], rates["samples"]) == (0.75, 0.5, 1.0, [1.0, 0.5])
+    assert rates["stddev"] == 0.354
+    assert found["first_token_ms"]["median"] == 2000.0
+    assert (found["prompt_tokens"], found["generated_tokens"], found["clients"]) == (18, 4, 8)
+    assert figures_of(options(), repetitions[:1])["tokens_per_second"]["stddev"] is None
