@@ -273,10 +273,7 @@ def found(text: str, case: str) -> str:
         ("broken", "{folder}/broken.gguf is no whole GGUF model: its header is damaged or cut off."),
         ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
         ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
-        (
-            "adapter",
-            "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template_file",
-        ),
+        ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template"),
         ("no-draft", "{folder}/none.gguf is no whole GGUF model: there is no such file."),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
