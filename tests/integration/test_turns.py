@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -124,10 +124,10 @@ def serving(release: Release, model: Path, workers: list[str], log: Path, *optio
 
             def answers() -> bool:
                 assert process.poll() is None, log.read_text()[-2000:]
-                with suppress(OSError):
-                    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+                with closing(connection), suppress(OSError):
                     connection.request("GET", "/health")
-                    return connection.getresponse().status == 200
+                    return connection.getresponse().status == http.client.OK
                 return False
 
             until(answers)
