@@ -23,6 +23,8 @@ MARK = "LLAMA_CPP_CLUSTER_UNIT"
 # States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED = "01"
 _LISTEN = "0A"
+# One packet or two are lost now and then.
+_IN_VAIN = 3
 
 
 @dataclass
@@ -54,6 +56,7 @@ class _Socket:
     port: int
     peer: str
     state: str
+    sent_again: int
     inode: int
 
 
@@ -87,6 +90,11 @@ def peers(root: Path = Path("/")) -> set[str]:
     return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED}
 
 
+def unheard_peers(root: Path = Path("/")) -> set[str]:
+    """Return those of them to which the kernel sends the same again, as nothing says that it has arrived."""
+    return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED and sock.sent_again >= _IN_VAIN}
+
+
 def _sockets(root: Path) -> Iterator[_Socket]:
     for name in ("tcp", "tcp6"):
         try:
@@ -96,7 +104,8 @@ def _sockets(root: Path) -> Iterator[_Socket]:
         for line in lines:
             columns = line.split()
             address, port = _address(columns[1])
-            yield _Socket(address, port, "{}:{}".format(*_address(columns[2])), columns[3], int(columns[9]))
+            peer = "{}:{}".format(*_address(columns[2]))
+            yield _Socket(address, port, peer, columns[3], int(columns[6], 16), int(columns[9]))
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Collection, Sequence
 
 from _rpc.endpoint import parse_endpoints
-from _rpc.listeners import peers
+from _rpc.keepalive import GONE_AFTER_S
+from _rpc.listeners import peers, unheard_peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
 
@@ -195,6 +196,8 @@ class Server:
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         libc = ctypes.CDLL(None)
         self.answered = 0.0
+        # Since when the kernel sends the same to a worker again, by its address.
+        self.unheard: dict[str, float] = {}
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -250,6 +253,10 @@ class Server:
             if lost:
                 say(f"The connection to {', '.join(lost)} has ended, so llama-server is ended.")
                 return
+            if silent := self.silent_workers():
+                say(f"The host of {', '.join(silent)} took nothing for {GONE_AFTER_S} s, so llama-server is ended.")
+                self.process.kill()  # it waits for that worker, whatever it is told
+                return
             if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
                 say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
                 return
@@ -258,6 +265,16 @@ class Server:
                 self.process.wait(LOOK_EVERY_S)
             except subprocess.TimeoutExpired:
                 continue
+
+    def silent_workers(self) -> list[str]:
+        """Return the workers whose hosts take nothing; of itself the kernel would try for 15 minutes."""
+        now = time.monotonic()
+        self.unheard = {address: self.unheard.get(address, now) for address in unheard_peers()}
+        return [
+            str(worker)
+            for address, worker in self.workers.items()
+            if now - self.unheard.get(address, now) > GONE_AFTER_S
+        ]
 
     def end(self) -> None:
         """End the program, at last by force."""

@@ -11,7 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import (
+    look_at_ports,
+    peers,
+    unheard_peers,
+)
 
 
 def test_a_listener_and_its_clients_are_seen_without_a_connection() -> None:
@@ -108,3 +112,15 @@ def test_what_may_not_be_read_is_not_known(proc: Path) -> None:
     (proc / "proc/4711/fd/3").unlink()
     (found,) = look_at_ports([50052], proc)
     assert (found.listeners[0].address, found.listeners[0].pid, found.listeners[0].unit) == ("10.0.0.11", None, None)
+
+
+def test_a_peer_that_takes_nothing_is_told_from_one_that_does(tmp_path: Path) -> None:
+    net = tmp_path / "proc/self/net"
+    net.mkdir(parents=True)
+    heard, lost_a_packet, unheard = (
+        line(f"{V4}:C001", f"{V4}:{port}", "01", 5).replace("00000000   990", f"{again:08X}   990")
+        for port, again in (("C383", 0), ("C384", 2), ("C385", 11))
+    )
+    (net / "tcp").write_text(HEADER + heard + lost_a_packet + unheard)
+    assert peers(tmp_path) == {"10.0.0.11:50051", "10.0.0.11:50052", "10.0.0.11:50053"}
+    assert unheard_peers(tmp_path) == {"10.0.0.11:50053"}
