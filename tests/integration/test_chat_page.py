@@ -46,8 +46,9 @@ def chat_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
     (folder / "play.json").write_text(json.dumps(PLAY))
     program = Path(sys.executable).with_name("ansible-playbook")
+    python = ("-e", f"ansible_python_interpreter={sys.executable}")
     subprocess.run(
-        [program, "-i", "localhost,", "-c", "local", "-e", f"where={folder}/path", folder / "play.json"],
+        [program, "-i", "localhost,", "-c", "local", "-e", f"where={folder}/path", *python, folder / "play.json"],
         cwd=ROOT,
         check=True,
         timeout=1800,
