@@ -14,7 +14,7 @@ description:
     port of loopback and with a key that nobody is told, asks it as so many clients at a time would, and ends it.
   - Returns the tokens of all clients a second, the time to the first token and the time between two.
   - Workers serve one master at a time, so a service that holds them is paused before
-    (P(llama_cpp.cluster.tune#playbook) does so).
+    (the playbook C(tune) does so).
   - Standard input of the program is closed and its time is limited, so the task always ends.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
