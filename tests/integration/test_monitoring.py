@@ -247,7 +247,7 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         assert service.text()
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")
-        (config,) = re.findall(r"```yaml\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)
+        (config,) = re.findall(r"```\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)
         for written, here in {
             "/etc/prometheus/llama_server.key": str(tmp_path / "key"),
             "master.example.com:8080": f"127.0.0.1:{service.port}",
