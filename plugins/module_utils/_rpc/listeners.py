@@ -54,6 +54,7 @@ class _Socket:
     port: int
     peer: str
     state: str
+    in_vain: int
     inode: int
 
 
@@ -82,9 +83,9 @@ def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
     return {sock.address for sock in _sockets(root) if sock.port == port and sock.state == _LISTEN}
 
 
-def peers(root: Path = Path("/")) -> set[str]:
-    """Return `address:port` of the other end of each established connection."""
-    return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED}
+def peers(root: Path = Path("/")) -> dict[str, int]:
+    """Return the other end of each established connection, and how often the same was sent there again in vain."""
+    return {sock.peer: sock.in_vain for sock in _sockets(root) if sock.state == _ESTABLISHED}
 
 
 def _sockets(root: Path) -> Iterator[_Socket]:
@@ -96,7 +97,8 @@ def _sockets(root: Path) -> Iterator[_Socket]:
         for line in lines:
             columns = line.split()
             address, port = _address(columns[1])
-            yield _Socket(address, port, "{}:{}".format(*_address(columns[2])), columns[3], int(columns[9]))
+            peer = "{}:{}".format(*_address(columns[2]))
+            yield _Socket(address, port, peer, columns[3], int(columns[6], 16), int(columns[9]))
 
 
 def _address(text: str) -> tuple[str, int]:
