@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import look_at_ports
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import look_at_ports, peers
 
 
 def test_a_listener_and_its_clients_are_seen_without_a_connection() -> None:
@@ -54,8 +54,8 @@ ANY6 = "0" * 32
 MAPPED = "0000000000000000FFFF00000A00000A" if LITTLE else "00000000000000000000FFFF0A00000A"
 
 
-def line(local: str, remote: str, state: str, inode: int) -> str:
-    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000   990        0 {inode} 1 0\n"
+def line(local: str, remote: str, state: str, inode: int, in_vain: int = 0) -> str:
+    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 {in_vain:08X}   990        0 {inode} 1 0\n"
 
 
 @pytest.fixture
@@ -102,6 +102,13 @@ def test_the_process_its_unit_and_its_mark_are_named(proc: Path) -> None:
         None,
     )
     assert session.clients == ["10.0.0.10:41324"]
+
+
+def test_whom_the_host_is_connected_to_and_what_is_sent_in_vain(proc: Path) -> None:
+    with (proc / "proc/self/net/tcp").open("a") as table:
+        table.write(line(f"{V4}:A16C", f"{V4}:C384", "01", 444, in_vain=12))
+        table.write(line(f"{V4}:A16D", f"{V4}:C385", "06", 555))
+    assert peers(proc) == {"10.0.0.11:50052": 12, "10.0.0.10:41324": 0}
 
 
 def test_what_may_not_be_read_is_not_known(proc: Path) -> None:
