@@ -23,8 +23,6 @@ MARK = "LLAMA_CPP_CLUSTER_UNIT"
 # States of /proc/net/tcp (include/net/tcp_states.h).
 _ESTABLISHED = "01"
 _LISTEN = "0A"
-# One packet or two are lost now and then.
-_IN_VAIN = 3
 
 
 @dataclass
@@ -56,7 +54,7 @@ class _Socket:
     port: int
     peer: str
     state: str
-    sent_again: int
+    in_vain: int
     inode: int
 
 
@@ -85,14 +83,9 @@ def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
     return {sock.address for sock in _sockets(root) if sock.port == port and sock.state == _LISTEN}
 
 
-def peers(root: Path = Path("/")) -> set[str]:
-    """Return `address:port` of the other end of each established connection."""
-    return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED}
-
-
-def unheard_peers(root: Path = Path("/")) -> set[str]:
-    """Return those of them to which the kernel sends the same again, as nothing says that it has arrived."""
-    return {sock.peer for sock in _sockets(root) if sock.state == _ESTABLISHED and sock.sent_again >= _IN_VAIN}
+def peers(root: Path = Path("/")) -> dict[str, int]:
+    """Return the other end of each established connection, and how often the same was sent there again in vain."""
+    return {sock.peer: sock.in_vain for sock in _sockets(root) if sock.state == _ESTABLISHED}
 
 
 def _sockets(root: Path) -> Iterator[_Socket]:

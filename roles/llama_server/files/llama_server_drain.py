@@ -100,10 +100,12 @@ def main() -> int:
             return 0
     except NotPermittedError:
         print("The socket of llama-server cannot be reached here: new requests are taken until it is stopped.")
-    said = False
+    said, idle_looks = False, 0
     while time.monotonic() < deadline:
         count = under_way(connection, key)
-        if count == 0:
+        # A request that came as the door closed is counted a moment later.
+        idle_looks = idle_looks + 1 if count == 0 else 0
+        if idle_looks == 2:
             return 0
         if count and not said:
             print(f"Requests under way: {count}. They have {args.limit:.0f} s to end; new ones wait.", flush=True)

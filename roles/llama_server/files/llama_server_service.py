@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, Collection, Sequence
 
 from _rpc.endpoint import parse_endpoints
-from _rpc.keepalive import GONE_AFTER_S
-from _rpc.listeners import peers, unheard_peers
+from _rpc.listeners import peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
 
@@ -38,6 +37,8 @@ LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
 STOP_LIMIT_S = 10
+# A host that takes nothing for so long is given up, as in a run: the kernel goes on sending for a quarter of an hour.
+GONE_AFTER_S, IN_VAIN = 30, 3
 # The figures are written anew at least so often, by which who reads them sees that this program is there.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -196,7 +197,7 @@ class Server:
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         libc = ctypes.CDLL(None)
         self.answered = 0.0
-        # Since when the kernel sends the same to a worker again, by its address.
+        # Since when what is sent to a worker's address is sent again in vain.
         self.unheard: dict[str, float] = {}
         self.process = subprocess.Popen(
             command,
@@ -220,6 +221,21 @@ class Server:
         finally:
             connection.close()
 
+    def lost(self, *, loaded: bool) -> str:
+        """Say which workers are lost; before the model is loaded, connections come and go."""
+        now, seen = time.monotonic(), peers()
+        self.unheard = {
+            address: self.unheard.get(address, now) for address in self.workers if seen.get(address, 0) >= IN_VAIN
+        }
+        silent = [str(self.workers[address]) for address, since in self.unheard.items() if now - since > GONE_AFTER_S]
+        if silent:
+            return f"The host of {', '.join(silent)} has taken nothing for {GONE_AFTER_S} s, so llama-server is ended."
+        # While nobody asks it for anything, llama-server does not notice that a worker is gone.
+        ended = [str(worker) for address, worker in self.workers.items() if address not in seen]
+        if ended and loaded:
+            return f"The connection to {', '.join(ended)} has ended, so llama-server is ended."
+        return ""
+
     def wait_until_it_serves(self) -> bool:
         """Return whether the model is loaded and the API answers; False if the program ends or takes too long."""
         limit_s = LOAD_BASE_S + model_bytes(Path(self.settings.model)) / LOAD_BYTES_PER_S
@@ -229,6 +245,10 @@ class Server:
                 return True
             if time.monotonic() > deadline:
                 say(f"llama-server has not loaded the model within {limit_s:.0f} s and is ended.")
+                return False
+            lost = self.lost(loaded=False)
+            if lost:
+                self.give_up(lost)
                 return False
             self.figures.keep()
             time.sleep(0.1)
@@ -248,14 +268,9 @@ class Server:
         # An answer may take minutes, in which a worker may be lost.
         threading.Thread(target=self.keep_asking, daemon=True).start()
         while self.process.poll() is None:
-            # While nobody asks it for anything, llama-server does not notice that a worker is gone.
-            lost = [str(worker) for address, worker in self.workers.items() if address not in peers()]
+            lost = self.lost(loaded=True)
             if lost:
-                say(f"The connection to {', '.join(lost)} has ended, so llama-server is ended.")
-                return
-            if silent := self.silent_workers():
-                say(f"The host of {', '.join(silent)} took nothing for {GONE_AFTER_S} s, so llama-server is ended.")
-                self.process.kill()  # it waits for that worker, whatever it is told
+                self.give_up(lost)
                 return
             if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
                 say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
@@ -266,15 +281,10 @@ class Server:
             except subprocess.TimeoutExpired:
                 continue
 
-    def silent_workers(self) -> list[str]:
-        """Return the workers whose hosts take nothing; of itself the kernel would try for 15 minutes."""
-        now = time.monotonic()
-        self.unheard = {address: self.unheard.get(address, now) for address in unheard_peers()}
-        return [
-            str(worker)
-            for address, worker in self.workers.items()
-            if now - self.unheard.get(address, now) > GONE_AFTER_S
-        ]
+    def give_up(self, sentence: str) -> None:
+        """End the program at once: it would wait for the worker, and its clients with it."""
+        say(sentence)
+        self.process.kill()
 
     def end(self) -> None:
         """End the program, at last by force."""

@@ -11,11 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import (
-    look_at_ports,
-    peers,
-    unheard_peers,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.listeners import look_at_ports, peers
 
 
 def test_a_listener_and_its_clients_are_seen_without_a_connection() -> None:
@@ -58,8 +54,8 @@ ANY6 = "0" * 32
 MAPPED = "0000000000000000FFFF00000A00000A" if LITTLE else "00000000000000000000FFFF0A00000A"
 
 
-def line(local: str, remote: str, state: str, inode: int) -> str:
-    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 00000000   990        0 {inode} 1 0\n"
+def line(local: str, remote: str, state: str, inode: int, in_vain: int = 0) -> str:
+    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 {in_vain:08X}   990        0 {inode} 1 0\n"
 
 
 @pytest.fixture
@@ -108,19 +104,14 @@ def test_the_process_its_unit_and_its_mark_are_named(proc: Path) -> None:
     assert session.clients == ["10.0.0.10:41324"]
 
 
+def test_whom_the_host_is_connected_to_and_what_is_sent_in_vain(proc: Path) -> None:
+    with (proc / "proc/self/net/tcp").open("a") as table:
+        table.write(line(f"{V4}:A16C", f"{V4}:C384", "01", 444, in_vain=12))
+        table.write(line(f"{V4}:A16D", f"{V4}:C385", "06", 555))
+    assert peers(proc) == {"10.0.0.11:50052": 12, "10.0.0.10:41324": 0}
+
+
 def test_what_may_not_be_read_is_not_known(proc: Path) -> None:
     (proc / "proc/4711/fd/3").unlink()
     (found,) = look_at_ports([50052], proc)
     assert (found.listeners[0].address, found.listeners[0].pid, found.listeners[0].unit) == ("10.0.0.11", None, None)
-
-
-def test_a_peer_that_takes_nothing_is_told_from_one_that_does(tmp_path: Path) -> None:
-    net = tmp_path / "proc/self/net"
-    net.mkdir(parents=True)
-    heard, lost_a_packet, unheard = (
-        line(f"{V4}:C001", f"{V4}:{port}", "01", 5).replace("00000000   990", f"{again:08X}   990")
-        for port, again in (("C383", 0), ("C384", 2), ("C385", 11))
-    )
-    (net / "tcp").write_text(HEADER + heard + lost_a_packet + unheard)
-    assert peers(tmp_path) == {"10.0.0.11:50051", "10.0.0.11:50052", "10.0.0.11:50053"}
-    assert unheard_peers(tmp_path) == {"10.0.0.11:50053"}
