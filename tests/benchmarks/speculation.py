@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.loopback import CORES, Case, Rates, in_rounds, keep, model, obstacle, ratio, ratios, release, workers
 from benchmarks.measure import BenchError, NotRunError, asked, run_to_end, shown, table
 from benchmarks.throughput import measured, planned
+from support.collection import load
 from support.harness import end, free_port
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def served(path: Path, options: Sequence[str]) -> Iterator[int]:
         )
         try:
             deadline = time.monotonic() + START_LIMIT_S
-            while not answers(port):
+            while not load.Server("127.0.0.1", port).serves():
                 if process.poll() is not None or time.monotonic() > deadline:
                     log.seek(0)
                     raise BenchError(f"llama-server did not start: {log.read().decode(errors='replace')[-600:]}")
@@ -75,17 +76,6 @@ def served(path: Path, options: Sequence[str]) -> Iterator[int]:
             yield port
         finally:
             end(process)
-
-
-def answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == http.client.OK
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def generated(port: int, tokens: int) -> dict[str, Any]:

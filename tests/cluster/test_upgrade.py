@@ -4,13 +4,12 @@ tests/upgrade."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from support.lab.hosts import ADDRESS, CACHE, PORT, WORKERS, ask, at_once, play, ssh
+from support.lab.hosts import ADDRESS, PORT, WORKERS, as_artifacts, ask, at_once, play, ssh
 
 HOSTS = ("master", *WORKERS)
 
@@ -23,19 +22,8 @@ def in_use() -> dict[str, str]:
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """The very same programs as artifacts are other releases of the same commit, and nothing has to be compiled."""
-    hosts = {}
-    for host, release in in_use().items():
-        record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
-        hosts[host] = {
-            "llama_cpp_build_strategy": "artifact",
-            "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
-            "llama_cpp_artifact_sha256": record["sha256"],
-            "llama_cpp_commit": record["manifest"]["source"]["commit"],
-        }
-    path = tmp_path / "artifacts.json"
-    path.write_text(json.dumps({"all": {"hosts": hosts}}))
-    return path
+    """The very same programs as artifacts, which are other releases."""
+    return as_artifacts(in_use(), tmp_path)
 
 
 def all_ready() -> None:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
 from serve.api import API_UNIT, client_that_keeps_asking, key, playbook, serves, text_of, words
-from support.lab.hosts import CACHE, WORKERS, at_once, ssh
+from support.lab.hosts import WORKERS, as_artifacts, at_once, ssh
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,19 +43,8 @@ def runs() -> str:
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """The very same programs as artifacts are other releases of the same commit, and nothing has to be compiled."""
-    hosts = {}
-    for host, release in in_use().items():
-        record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
-        hosts[host] = {
-            "llama_cpp_build_strategy": "artifact",
-            "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
-            "llama_cpp_artifact_sha256": record["sha256"],
-            "llama_cpp_commit": record["manifest"]["source"]["commit"],
-        }
-    path = tmp_path / "artifacts.json"
-    path.write_text(json.dumps({"all": {"hosts": hosts}}))
-    return path
+    """The very same programs as artifacts, which are other releases."""
+    return as_artifacts(in_use(), tmp_path)
 
 
 def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None:

@@ -13,7 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .._release.elf import read_program
 
@@ -238,28 +238,41 @@ def _options(help_text: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))
 
 
+def _as_a_program(
+    program: str,
+    identity: tuple[str | None, int | None, str | None],
+    options: tuple[frozenset[str], ...],
+    manifest: Mapping[str, object],
+) -> dict[str, Any]:
+    """Return what is known of any program that works over RPC, by the fields of Program; BinaryError if it does not."""
+    if "--rpc" not in frozenset().union(*options):
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    version, build_number, commit = identity
+    commit, protocol = _release(commit, manifest)
+    return {
+        "program": program,
+        "version": version,
+        "build_number": build_number,
+        "commit": commit,
+        "protocol": protocol,
+        "counted_devices": _counted_devices(protocol, build_number),
+        "options": options,
+    }
+
+
 def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
     """Return what a build is and can do, from what it says of itself. Raises BinaryError if it is not of use."""
-    version, build_number, commit = _identity(program, version_text)
     options = _options(help_text)
     known = frozenset().union(*options)
-    if "--rpc" not in known:
-        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
-    arguments = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
+    found = _as_a_program(program, _identity(program, version_text), options, manifest)
+    arguments: dict[str, Any] = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
     if not arguments["no_conversation"]:
         raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
-    commit, protocol = _release(commit, manifest)
     trace = _TRACE_LEVEL.search(help_text)
     return Capabilities(
-        program=program,
-        version=version,
-        build_number=build_number,
-        commit=commit,
-        protocol=protocol,
-        counted_devices=_counted_devices(protocol, build_number),
+        **found,
         no_colors=("--log-colors", "off") if _COLORS_WITH_VALUE.search(help_text) else (),
         verbosity=("-lv", trace.group(1)) if trace else (),
-        options=options,
         **arguments,
     )
 
@@ -273,10 +286,7 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
     known = frozenset().union(*options)
     if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
         raise BinaryError(f"{program} does not answer --help as llama-bench does; set bin_dir to a llama.cpp release.")
-    if "--rpc" not in known:
-        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
-    version, build_number, commit = _identity(program, version_text) if "--version" in known else (None, None, None)
-    commit, protocol = _release(commit, manifest)
+    identity = _identity(program, version_text) if "--version" in known else (None, None, None)
     values = {
         option: found[1].split("|")
         for option in _BENCH_VALUES
@@ -285,13 +295,7 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
     }
     words = values.get("--flash-attn", [])
     return Bench(
-        program=program,
-        version=version,
-        build_number=build_number,
-        commit=commit,
-        protocol=protocol,
-        counted_devices=_counted_devices(protocol, build_number),
-        options=options,
+        **_as_a_program(program, identity, options, manifest),
         split_modes=tuple(values.get("--split-mode", [])),
         patches=_patches(manifest),
         flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
@@ -300,18 +304,5 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
 
 def describe_server(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Measurable:
     """Return what a build of llama-server is, as `describe` does."""
-    version, build_number, commit = _identity(program, version_text)
-    options = _options(help_text)
-    if "--rpc" not in frozenset().union(*options):
-        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
-    commit, protocol = _release(commit, manifest)
-    return Measurable(
-        program=program,
-        version=version,
-        build_number=build_number,
-        commit=commit,
-        protocol=protocol,
-        counted_devices=_counted_devices(protocol, build_number),
-        options=options,
-        patches=_patches(manifest),
-    )
+    found = _as_a_program(program, _identity(program, version_text), _options(help_text), manifest)
+    return Measurable(**found, patches=_patches(manifest))

@@ -214,3 +214,22 @@ def module(host: str, name: str, **arguments: Any) -> dict[str, Any]:
     _host, separator, result = done.stdout.partition(" => ")
     assert separator, done.stdout + done.stderr
     return dict(json.loads(result))
+
+
+def as_artifacts(releases: dict[str, str], folder: Path) -> Path:
+    """Return an inventory that gives each host the artifact of this release: the same programs, as another release.
+
+    So there is something to upgrade to, and nothing has to be compiled.
+    """
+    hosts = {}
+    for host, release in releases.items():
+        record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
+        hosts[host] = {
+            "llama_cpp_build_strategy": "artifact",
+            "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
+            "llama_cpp_artifact_sha256": record["sha256"],
+            "llama_cpp_commit": record["manifest"]["source"]["commit"],
+        }
+    path = folder / "artifacts.json"
+    path.write_text(json.dumps({"all": {"hosts": hosts}}))
+    return path

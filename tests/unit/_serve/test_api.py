@@ -49,7 +49,7 @@ def api(answers: dict[str, tuple[int, Any]], *, closed: bool = True) -> Iterator
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield Api("127.0.0.1", server.server_address[1], KEY, 5)

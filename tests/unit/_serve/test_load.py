@@ -64,7 +64,7 @@ def server(
             pass
 
     found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=found.serve_forever)
+    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:
         yield Server("127.0.0.1", found.server_address[1], KEY), asked
