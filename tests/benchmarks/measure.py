@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache/llama_cpp_cluster")
 MODELS = CACHE / "benchmarks" / "models"
-INVENTORIES = ("inventories/lab/hosts.yml", "inventories/lab/more_workers.yml")
+INVENTORIES = (ROOT / "inventories/lab/hosts.yml", ROOT / "inventories/lab/more_workers.yml")
 SSH_LIMIT_S = 60
 MODEL_LIMIT_S = 600
 LAB_LIMIT_S = 900  # the first one makes the hosts' system as well
@@ -217,7 +217,8 @@ class Hosts:
 
     def play(
         self, playbook: Path, variables: dict[str, Any], *, forks: int, limit_s: int, log: Path,
-        checkout: Path = ROOT, more_inventories: Sequence[Path] = (), more_environment: Mapping[str, str] | None = None,
+        checkout: Path = ROOT, inventories: Sequence[Path] = INVENTORIES,
+        more_environment: Mapping[str, str] | None = None,
     ) -> Run:  # fmt: skip
         """Run a playbook over new connections; its output goes to `log`, and how far a long command is, is shown.
 
@@ -225,8 +226,6 @@ class Hosts:
         """
         self.disconnect()
         said = self.scratch / "results"
-        paths = [*(ROOT / path for path in INVENTORIES), *more_inventories]
-        inventories = [word for path in paths for word in ("-i", str(path))]
         environment = {
             **os.environ,
             "ANSIBLE_CALLBACKS_ENABLED": "task_results",
@@ -241,7 +240,8 @@ class Hosts:
             "TASK_RESULTS": str(said),
             **(more_environment or {}),
         }
-        command = [str(Path(sys.executable).with_name("ansible-playbook")), *inventories, "--forks", str(forks)]
+        command = [str(Path(sys.executable).with_name("ansible-playbook")), "--forks", str(forks)]
+        command += [word for path in inventories for word in ("-i", str(path))]
         command += ["--extra-vars", json.dumps(variables), str(playbook)]
         began = time.monotonic()
         with log.open("w") as out, subprocess.Popen(

@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.measure import (
     CACHE,
+    INVENTORIES,
     ROOT,
     BenchError,
     Hosts,
@@ -69,7 +70,7 @@ def site(hosts: Hosts, size: int, inventory: Path, **more: Any) -> Run:
         "inference_report_path": str(hosts.scratch / "report.json"),
     }
     checkout = more.get("checkout", ROOT)
-    given = {"forks": FORKS, "limit_s": AGAIN_LIMIT_S, "more_inventories": [inventory], **more}
+    given = {"forks": FORKS, "limit_s": AGAIN_LIMIT_S, "inventories": [*INVENTORIES, inventory], **more}
     return hosts.play(checkout / "playbooks/site.yml", variables, **given)
 
 

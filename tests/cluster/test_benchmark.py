@@ -42,6 +42,7 @@ def test_the_documented_playbook_says_how_quick_the_cluster_is(tmp_path: Path) -
     assert all(float(mean) > 0 for _name, mean, _spread in shown)
 
 
+@pytest.mark.long
 def test_playbook_benchmark_shows_what_each_worker_was_planned_and_holds(tmp_path: Path) -> None:
     given = {
         "benchmark_folder": str(tmp_path / "benchmark"),

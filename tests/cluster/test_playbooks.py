@@ -180,6 +180,7 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
     assert footprint() == before
 
 
+@pytest.mark.long
 def test_check_and_diff_in_batches_find_nothing_to_change_in_few_looks(
     before: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_workers_are_seeded_side_by_side() -> None:
         assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.result().stdout) for worker in WORKERS)
 
 
+@pytest.mark.long
 def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None:
     forget_tensors()
     run = play("seed", "-e", "seed_from=controller")
@@ -362,6 +364,7 @@ def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(report.read_text())["prompt"] == TYPED
 
 
+@pytest.mark.long
 def test_a_look_at_a_reset_changes_nothing_and_names_who_is_down(hosts: Inventory, before: dict[str, str]) -> None:
     run = play("reset", "--check", *hosts(worker2={"ansible_host": NOBODY}), check=False)
     assert run.returncode != 0

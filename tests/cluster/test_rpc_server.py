@@ -502,6 +502,7 @@ def test_what_the_cache_may_hold_can_change_while_a_worker_serves(restored: Role
     assert at_once(pid, WORKERS) == served
 
 
+@pytest.mark.long
 def test_removal_leaves_nothing_and_a_clean_host_is_checked_without_a_trace(restored: Role) -> None:
     worker = "worker2"
 

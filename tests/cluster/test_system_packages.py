@@ -85,6 +85,7 @@ def test_what_something_else_needs_by_now_stays_and_is_named(role: Role) -> None
         ssh(HOST, "apt-get", "-qqy", "purge", WANTED, BROUGHT)
 
 
+@pytest.mark.long
 def test_what_a_killed_run_has_installed_is_not_forgotten(role: Role) -> None:
     packages = {"Debian": [WANTED]}
     before = installed()

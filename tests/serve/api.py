@@ -72,6 +72,11 @@ def property_of(name: str) -> str:
     return ssh("master", "systemctl", "show", f"--property={name}", "--value", API_UNIT).stdout.strip()
 
 
+def journal() -> str:
+    """Return what the service said last."""
+    return ssh("master", "journalctl", "--no-pager", f"--unit={API_UNIT}", "--lines=100").stdout
+
+
 def serves(bearer: str, limit_s: float) -> float:
     """Wait until a token comes; return how many seconds that took."""
     began = time.monotonic()
@@ -93,7 +98,8 @@ def outcome(bearer: str) -> str:
         answer = connection.getresponse()
         answer.read()
     except (OSError, http.client.HTTPException) as error:
-        return f"cut off: {type(error).__name__}"
+        # The time is that of a line of the journal.
+        return f"cut off: {type(error).__name__} at {time.strftime('%H:%M:%S')}"
     finally:
         connection.close()
     return str(answer.status)

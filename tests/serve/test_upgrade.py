@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, client_that_keeps_asking, key, playbook, serves, text_of, words
+from serve.api import API_UNIT, client_that_keeps_asking, journal, key, playbook, serves, text_of, words
 from support.lab.hosts import WORKERS, as_artifacts, at_once, ssh
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None
             done = playbook("upgrade", "-i", str(artifacts), *COMPARED)
             serves(bearer, 60)
         print(f"The client saw: {dict(seen)}.")
-        assert set(seen) <= UNHARMED
+        assert set(seen) <= UNHARMED, journal()
         assert seen["200"] >= 2
         assert all(f"{host} has llama.cpp" in words(done) for host in HOSTS)
         assert runs() == in_use()["master"] != before["master"]
@@ -78,7 +78,7 @@ def test_an_api_that_answers_otherwise_takes_all_hosts_back_and_serves(bearer: s
     assert done.returncode != 0
     assert f"Through the API of {API_UNIT} the prompt is continued with" in words(done), words(done)[-3000:]
     assert all(f"{host} is back at llama.cpp" in words(done) for host in HOSTS)
-    assert set(seen) <= UNHARMED
+    assert set(seen) <= UNHARMED, journal()
     assert in_use() == before
     assert runs() == before["master"]
     assert text_of(bearer) == text

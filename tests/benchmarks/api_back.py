@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""How soon an API is back after the loss of a worker: from `kill -9` of the worker to the next answer's first token.
+
+Role llama_server serves a model of 1.4 GB over two workers, on test hosts. A client reads a stream while the worker's
+process is killed; then it asks again until a token comes. systemd restarts the worker, and the model is loaded
+from the workers' caches. Needs root.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import (
+    CACHE,
+    ROOT,
+    BenchError,
+    Hosts,
+    asked_of_hosts,
+    lab,
+    machine,
+    parser_of,
+    random_model,
+    reported,
+    run_to_end,
+    say,
+    shown,
+    spread,
+    table,
+)
+from support.api_client import Client
+
+# The outsider has no part in it: the preparation looks at all hosts of the inventory.
+MASTER, WORKERS, OUTSIDER = "master", ("worker1", "worker2"), "outsider"
+API_PORT = 8080
+WORKER_UNIT = "llama-rpc-server@50052.service"
+# Layers and width: 1.4 GB, as in load.py.
+SIZE = (7, 4096)
+FORKS = 5
+SITE_LIMIT_S = 3600
+# More than come before the worker is killed, and no more than a slot holds.
+TOKENS = 800
+BACK_LIMIT_S = 120
+MOST_BACK_S = 20
+# A worker that was killed often is not started again at once.
+PAUSE_S = 5
+FOLDER = CACHE / "benchmarks" / "api_back"
+SHARED = (
+    "The hosts are containers on this one machine: they share its cores, memory and disk, and their network is a "
+    "bridge. The programs are compiled with -O1."
+)
+
+
+def first_token(client: Client, limit_s: float) -> float:
+    """Ask until a token comes; return how many seconds that took."""
+    began = time.monotonic()
+    while not client.answers():
+        if time.monotonic() - began > limit_s:
+            raise BenchError(f"The API did not answer within {limit_s:.0f} s.")
+        time.sleep(0.1)
+    return time.monotonic() - began
+
+
+def loss(hosts: Hosts, client: Client, worker: str) -> dict[str, float]:
+    """Kill the worker while a client reads a stream; return when the client knew of it, and when the API was back."""
+    with client.stream(TOKENS) as answer:
+        hosts.ssh(worker, f"sudo systemctl kill --signal=SIGKILL {WORKER_UNIT}")
+        killed = time.monotonic()
+        try:
+            answer.read()
+            raise BenchError("The stream ended before the worker was killed: nothing was measured.")
+        except (http.client.HTTPException, OSError):
+            noticed = time.monotonic() - killed
+    first_token(client, BACK_LIMIT_S)
+    back = time.monotonic() - killed
+    say(f"  {worker} killed: the client knew after {noticed:.1f} s, the next first token came after {back:.1f} s")
+    return {"noticed_s": noticed, "back_s": back}
+
+
+def made(hosts: Hosts) -> Client:
+    """Make the cluster with its API; return who has a key."""
+    say("the hosts become a cluster with an API")
+    inventories = [ROOT / "inventories/lab" / name for name in ("hosts.yml", "serving.yml")]
+    variables = {"gguf_model_controller_path": str(random_model(*SIZE)), "gguf_model_path": "/srv/models/model.gguf"}
+    for playbook in ("extensions/molecule/cluster/prepare.yml", "playbooks/site.yml"):
+        log = FOLDER / Path(playbook).with_suffix(".log").name
+        hosts.play(ROOT / playbook, variables, forks=FORKS, limit_s=SITE_LIMIT_S, log=log, inventories=inventories)
+    key = hosts.ssh(MASTER, f"sudo head -n1 /etc/llama_server/{API_PORT}.keys")
+    return Client(f"10.87.{hosts.number}.10", API_PORT, key)
+
+
+def as_text(report: dict[str, Any]) -> str:
+    facts = report["machine"]
+    head = (
+        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"Linux {facts['kernel']}, load before {facts['load_before'][0]}, {facts['date']}\n{report['shared']}"
+    )
+    rows = [[f"seconds until {what}", shown(report[key])] for what, key in WHAT.items()]
+    met = f"Met: back within {MOST_BACK_S} s."
+    return "\n\n".join(
+        [head, table(["of a model of 1.4 GB", "median (range)"], rows), "\n".join(report["missed"]) or met]
+    )
+
+
+WHAT = {"the client's stream fails": "noticed_s", "the next answer's first token": "back_s"}
+
+
+def main() -> int:
+    args = asked_of_hosts(parser_of(__doc__), "workers", [len(WORKERS)], len(WORKERS), FOLDER / "api_back.json")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    about = {"machine": machine(), "shared": SHARED, "repetitions": args.repetitions}
+    with lab(108, [MASTER, *WORKERS, OUTSIDER]) as hosts:
+        client = made(hosts)
+        first_token(client, BACK_LIMIT_S)
+        found = []
+        for turn in range(args.repetitions):
+            found.append(loss(hosts, client, WORKERS[turn % len(WORKERS)]))
+            time.sleep(PAUSE_S)
+    figures = {key: spread([one[key] for one in found]) for key in WHAT.values()}
+    missed = []
+    if figures["back_s"]["median"] > MOST_BACK_S:
+        missed = [f"The API was back after {figures['back_s']['median']} s, over {MOST_BACK_S} s."]
+    report = {**about, **figures, "missed": missed}
+    return reported(report, as_text(report), args.output)
+
+
+if __name__ == "__main__":
+    run_to_end(main)
