@@ -63,16 +63,21 @@ def first_token(client: Client, limit_s: float) -> float:
     return time.monotonic() - began
 
 
+def failed_at(answer: http.client.HTTPResponse) -> float:
+    """Read a stream until it fails; return when that was."""
+    try:
+        answer.read()
+    except (http.client.HTTPException, OSError):
+        return time.monotonic()
+    raise BenchError("The stream ended before the worker was killed: nothing was measured.")
+
+
 def loss(hosts: Hosts, client: Client, worker: str) -> dict[str, float]:
     """Kill the worker while a client reads a stream; return when the client knew of it, and when the API was back."""
     with client.stream(TOKENS) as answer:
         hosts.ssh(worker, f"sudo systemctl kill --signal=SIGKILL {WORKER_UNIT}")
         killed = time.monotonic()
-        try:
-            answer.read()
-            raise BenchError("The stream ended before the worker was killed: nothing was measured.")
-        except (http.client.HTTPException, OSError):
-            noticed = time.monotonic() - killed
+        noticed = failed_at(answer) - killed
     first_token(client, BACK_LIMIT_S)
     back = time.monotonic() - killed
     say(f"  {worker} killed: the client knew after {noticed:.1f} s, the next first token came after {back:.1f} s")
