@@ -19,6 +19,7 @@ from serve.api import (
     API_UNIT,
     KEYS,
     answers,
+    journal,
     key,
     playbook,
     property_of,
@@ -117,6 +118,15 @@ def test_a_killed_worker_ends_the_request_at_once_and_the_api_is_back(bearer: st
     assert noticed < 10
     assert back < 20, "that of the benchmarks is larger, and measured there"
     assert text_of(bearer) == before
+
+
+def test_a_restart_lets_a_request_end(bearer: str) -> None:
+    with stream(bearer, 60) as answer:
+        ssh("master", "systemctl", "--no-block", "restart", API_UNIT)
+        said = answer.read().decode()
+    assert said.rstrip().endswith("data: [DONE]"), journal()
+    assert "Requests under way: 1." in journal()
+    serves(bearer, 90)
 
 
 def test_while_a_worker_is_missing_it_waits_and_says_for_which(bearer: str) -> None:
@@ -325,10 +335,6 @@ def test_a_file_of_keys_without_a_key_is_refused(bearer: str) -> None:
     finally:
         ssh("master", "mv", f"{KEYS}.kept", KEYS)
         serves(bearer, 90)
-
-
-def journal() -> str:
-    return ssh("master", "journalctl", "-u", API_UNIT, "-n", "30", "-o", "cat").stdout
 
 
 def test_the_api_is_back_after_its_master_restarts(bearer: str) -> None:

@@ -16,6 +16,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Iterator
 
@@ -23,9 +24,13 @@ from _rpc.keepalive import NotPermittedError, sockets
 
 LOOK_EVERY_S = 0.5
 SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
-# struct sock_filter: code, jt, jf, k (linux/filter.h). A packet begins with the port that it comes from.
-LOAD_HALF_WORD, JUMP_IF_EQUAL, RETURN = 0x28, 0x15, 0x06
+# struct sock_filter: code, jt, jf, k; and where a filter finds the mark of a packet (linux/filter.h).
+LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
+MARK_OF_PACKET = 0xFFFFF000 + 20
 WHOLE_PACKET = 0xFFFFFFFF
+# By this the filter knows what this program sends. It cannot know it by a port: the unit lets nobody bind to another
+# one than that of the API.
+OWN_MARK = 0x6C6C616D
 _BUSY = re.compile(rb"^llamacpp:requests_(?:processing|deferred) (\d+)", re.MULTILINE)
 
 
@@ -40,11 +45,34 @@ def family_of(pid: int) -> Iterator[int]:
         yield from family_of(int(child))
 
 
-def close_the_door(pid: int, port: int, own_port: int) -> bool:
-    """Drop what opens a connection to this port, but for that of this program; returns whether somebody listens."""
+class OwnConnection(http.client.HTTPConnection):
+    """A connection that the filter lets through, also when it is opened again."""
+
+    def connect(self) -> None:
+        """Open it."""
+        self.sock = socket.socket()
+        self.sock.settimeout(self.timeout)
+        # Where this is not permitted there is no filter.
+        with suppress(PermissionError):
+            mark(self.sock)
+        self.sock.connect((self.host, self.port))
+
+
+def mark(sock: socket.socket) -> None:
+    """Have the kernel mark what this socket sends; raises PermissionError."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, OWN_MARK)
+
+
+def close_the_door(pid: int, port: int) -> bool:
+    """Drop what opens a connection to this port, but for those of this program; returns whether somebody listens.
+
+    Raises NotPermittedError and PermissionError.
+    """
+    with socket.socket() as own:
+        mark(own)
     program = [
-        (LOAD_HALF_WORD, 0, 0, 0),
-        (JUMP_IF_EQUAL, 0, 1, own_port),
+        (LOAD_WORD, 0, 0, MARK_OF_PACKET),
+        (JUMP_IF_EQUAL, 0, 1, OWN_MARK),
         (RETURN, 0, 0, WHOLE_PACKET),
         (RETURN, 0, 0, 0),
     ]
@@ -67,13 +95,17 @@ def under_way(connection: http.client.HTTPConnection, key: str) -> int | None:
     except (OSError, http.client.HTTPException):
         connection.close()
         return None
-    # While it loads it serves nobody.
-    return sum(map(int, _BUSY.findall(text))) if answer.status == http.client.OK else 0
+    if answer.status == http.client.SERVICE_UNAVAILABLE:  # While it loads it serves nobody.
+        return 0
+    return sum(map(int, _BUSY.findall(text))) if answer.status == http.client.OK else None
 
 
 def first_key(path: Path) -> str:
-    """Return a key of the file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    """Return a key of the file, or nothing."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 
@@ -88,19 +120,14 @@ def main() -> int:
     args = parser.parse_args()
     address = "127.0.0.1" if args.address == "0.0.0.0" else args.address  # noqa: S104 - not bound here
     deadline = time.monotonic() + args.limit
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        own_port = sock.getsockname()[1]
-    connection = http.client.HTTPConnection(
-        address, args.port, timeout=max(1.0, args.limit), source_address=(address, own_port)
-    )
+    connection = OwnConnection(address, args.port, timeout=max(1.0, args.limit))
+    key = first_key(args.keys)
     try:
-        key = first_key(args.keys)
-        if not close_the_door(args.pid, args.port, own_port):
+        if not close_the_door(args.pid, args.port):
             return 0
-    except NotPermittedError:
+    except (NotPermittedError, PermissionError):
         print("The socket of llama-server cannot be reached here: new requests are taken until it is stopped.")
-    said, idle_looks = False, 0
+    said, idle_looks, count = False, 0, None
     while time.monotonic() < deadline:
         count = under_way(connection, key)
         # A request that came as the door closed is counted a moment later.
@@ -111,7 +138,10 @@ def main() -> int:
             print(f"Requests under way: {count}. They have {args.limit:.0f} s to end; new ones wait.", flush=True)
             said = True
         time.sleep(LOOK_EVERY_S)
-    print(f"Not all requests ended within {args.limit:.0f} s: those that are left are cut off.")
+    if count is None:
+        print(f"Requests under way could not be counted: any that are left after {args.limit:.0f} s are cut off.")
+    else:
+        print(f"Not all requests ended within {args.limit:.0f} s: those that are left are cut off.")
     return 0
 
 
