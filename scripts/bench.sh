@@ -10,7 +10,7 @@ export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 [ "$#" != 0 ] || set -- module_overhead throughput upstream tensor_trace serving speculation verification hashing load api_back rollout site_again
 
 # What the benchmarks on loopback run; with it there, this takes a second.
-case "$*" in rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac
+case "$*" in api_back | rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac
 outcome=0
 for name; do
     [ -e "tests/benchmarks/$name.py" ] || { echo "error: there is no benchmark $name in tests/benchmarks." >&2; exit 1; }
