@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import sys
@@ -208,7 +209,8 @@ def workers(
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
     """Return how much more the ones are than the others, measured in the same round each."""
-    return spread([one / other for one, other in zip(ones, others)], 4)
+    # In a short run nothing may have been seen of what is counted by looks.
+    return spread([one / other if other else math.inf for one, other in zip(ones, others)], 4)
 
 
 def ratio(rounds: list[dict[str, Rates]], case: str, reference: str, test: str) -> dict[str, Any]:
