@@ -21,6 +21,7 @@ from benchmarks.measure import (
     asked_of_hosts,
     lab,
     machine,
+    machine_line,
     parser_of,
     random_model,
     reported,
@@ -47,6 +48,7 @@ MOST_BACK_S = 20
 # A worker that was killed often is not started again at once.
 PAUSE_S = 5
 FOLDER = CACHE / "benchmarks" / "api_back"
+WHAT = {"the client's stream fails": "noticed_s", "the next answer's first token": "back_s"}
 SHARED = (
     "The hosts are containers on this one machine: they share its cores, memory and disk, and their network is a "
     "bridge. The programs are compiled with -O1."
@@ -84,7 +86,7 @@ def loss(hosts: Hosts, client: Client, worker: str) -> dict[str, float]:
     return {"noticed_s": noticed, "back_s": back}
 
 
-def made(hosts: Hosts) -> Client:
+def cluster_with_api(hosts: Hosts) -> Client:
     """Make the cluster with its API; return who has a key."""
     say("the hosts become a cluster with an API")
     inventories = [ROOT / "inventories/lab" / name for name in ("hosts.yml", "serving.yml")]
@@ -97,11 +99,7 @@ def made(hosts: Hosts) -> Client:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    facts = report["machine"]
-    head = (
-        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, "
-        f"Linux {facts['kernel']}, load before {facts['load_before'][0]}, {facts['date']}\n{report['shared']}"
-    )
+    head = f"{machine_line(report['machine'])}\n{report['shared']}"
     rows = [[f"seconds until {what}", shown(report[key])] for what, key in WHAT.items()]
     met = f"Met: back within {MOST_BACK_S} s."
     return "\n\n".join(
@@ -109,15 +107,12 @@ def as_text(report: dict[str, Any]) -> str:
     )
 
 
-WHAT = {"the client's stream fails": "noticed_s", "the next answer's first token": "back_s"}
-
-
 def main() -> int:
-    args = asked_of_hosts(parser_of(__doc__), "workers", [len(WORKERS)], len(WORKERS), FOLDER / "api_back.json")
+    args = asked_of_hosts(parser_of(__doc__), FOLDER / "api_back.json")
     FOLDER.mkdir(parents=True, exist_ok=True)
     about = {"machine": machine(), "shared": SHARED, "repetitions": args.repetitions}
     with lab(108, [MASTER, *WORKERS, OUTSIDER]) as hosts:
-        client = made(hosts)
+        client = cluster_with_api(hosts)
         first_token(client, BACK_LIMIT_S)
         found = []
         for turn in range(args.repetitions):

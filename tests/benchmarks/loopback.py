@@ -209,7 +209,7 @@ def workers(
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
     """Return how much more the ones are than the others, measured in the same round each."""
-    # In a short run nothing may have been seen of what is counted by looks.
+    # In a short run, a share that looks count may be zero.
     return spread([one / other if other else math.inf for one, other in zip(ones, others)], 4)
 
 

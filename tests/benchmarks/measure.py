@@ -85,16 +85,20 @@ def asked(about: str | None, smoke: str, rounds: int = 5, smoke_rounds: int = 1)
 
 
 def asked_of_hosts(
-    parser: argparse.ArgumentParser, what: str, sizes: list[int], most: int, output: Path
+    parser: argparse.ArgumentParser, output: Path, what: str = "", sizes: Sequence[int] = (), most: int = 0
 ) -> argparse.Namespace:
-    """Return what a benchmark over test hosts is asked for: over how many of these, and how often."""
-    parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help=f"numbers of {what}, up to {most}")
+    """Return what a benchmark over test hosts is asked for: how often, and over how many if there is a choice."""
+    if sizes:
+        parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help=f"numbers of {what}, up to {most}")
     parser.add_argument("--repetitions", type=int, default=5, help="of what is timed (default: %(default)s)")
     parser.add_argument("--output", type=Path, default=output, help="the JSON report (default: %(default)s)")
     args = parser.parse_args()
-    args.sizes = sorted(set(args.sizes))
-    if not 1 <= args.sizes[0] <= args.sizes[-1] <= most or args.repetitions < 1:
-        parser.error(f"there are 1 to {most} {what}, and at least one repetition.")
+    if args.repetitions < 1:
+        parser.error("--repetitions must be 1 or more.")
+    if sizes:
+        args.sizes = sorted(set(args.sizes))
+        if not 1 <= args.sizes[0] <= args.sizes[-1] <= most:
+            parser.error(f"there are 1 to {most} {what}.")
     if os.geteuid() != 0:
         raise NotRunError(f"{parser.prog}; it makes containers, which needs root: sudo make bench")
     return args
@@ -168,6 +172,15 @@ def machine() -> dict[str, Any]:
         "load_before": [round(load, 1) for load in os.getloadavg()],
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def machine_line(facts: dict[str, Any]) -> str:
+    """Return these facts as a line above the tables."""
+    return (
+        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, "
+        f"Linux {facts['kernel']}, ansible-core {facts['ansible_core']}, load before {facts['load_before'][0]}, "
+        f"{facts['date']}"
+    )
 
 
 # --- test hosts -----------------------------------------------------------------------------------------------------

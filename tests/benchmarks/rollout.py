@@ -19,6 +19,7 @@ from benchmarks.measure import (
     asked_of_hosts,
     lab,
     machine,
+    machine_line,
     parser_of,
     reported,
     run_to_end,
@@ -150,12 +151,7 @@ def faults(builds: list[dict[str, Any]], cost: dict[str, Any]) -> list[str]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    facts, cost = report["machine"], report["delivery"]
-    machine_line = (
-        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, "
-        f"Linux {facts['kernel']}, ansible-core {facts['ansible_core']}, load before {facts['load_before'][0]}, "
-        f"{facts['date']}"
-    )
+    cost = report["delivery"]
     built = [
         [
             len(one["hosts"]),
@@ -179,7 +175,7 @@ def as_text(report: dict[str, Any]) -> str:
     ]
     builds_head = "hosts, comes first, builds, compiled on, has a compiler, compiling s, run s, artifact: sha256 bytes"
     parts = [
-        f"{machine_line}\n{report['shared']}",
+        f"{machine_line(report['machine'])}\n{report['shared']}",
         "Bare hosts, no artifact\n" + table(builds_head.split(", "), built),
         f"Seconds of a whole run, {FORKS} forks, new connections; median (min to max) of {report['repetitions']}\n"
         + table(["hosts", "artifact in the cache", "nothing to do", "their difference, per host"], delivered),
@@ -193,7 +189,7 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    args = asked_of_hosts(parser_of(__doc__), "hosts", [1, 2, 4], len(WORKERS), FOLDER / "rollout.json")
+    args = asked_of_hosts(parser_of(__doc__), FOLDER / "rollout.json", "hosts", [1, 2, 4], len(WORKERS))
     about = {"machine": machine(), "shared": SHARED, "sizes": args.sizes, "repetitions": args.repetitions}
     FOLDER.mkdir(parents=True, exist_ok=True)
     builds = []

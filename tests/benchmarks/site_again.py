@@ -26,6 +26,7 @@ from benchmarks.measure import (
     asked_of_hosts,
     lab,
     machine,
+    machine_line,
     parser_of,
     random_model,
     reported,
@@ -152,12 +153,7 @@ def faults(cost: dict[str, Any]) -> list[str]:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    facts = report["machine"]
-    where = (
-        f"{facts['cpu']}, {facts['cores_used']} of {facts['cores']} cores, {facts['memory_gib']} GiB, Linux "
-        f"{facts['kernel']}, ansible-core {facts['ansible_core']}, load before {facts['load_before'][0]}, "
-        f"{facts['date']}\n{SHARED}"
-    )
+    where = f"{machine_line(report['machine'])}\n{SHARED}"
     heads = ["workers", "checkout", "seconds", "inference", "without it", "tasks: worker (skipped)", "master (skipped)"]
     heads += ["programs over SSH: worker", "master"]
     rows = [
@@ -239,7 +235,7 @@ def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[s
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, with a .venv/collections of its own")
-    args = asked_of_hosts(parser, "workers", [2, 4, 8], len(WORKERS), FOLDER / "site_again.json")
+    args = asked_of_hosts(parser, FOLDER / "site_again.json", "workers", [2, 4, 8], len(WORKERS))
     # A commit may come while this runs.
     own = named(ROOT)
     checkouts = {named(args.against): args.against.resolve()} if args.against else {}
