@@ -345,6 +345,7 @@ def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
     return {**json.loads((folder / "said.json").read_text()), "before": before, "after": after}
 
 
+@pytest.mark.long
 @by_emulation_only
 @pytest.mark.parametrize(
     ("case", "reason"), [pytest.param(case, reason, id=name) for name, (case, reason) in REFUSALS.items()]
@@ -357,6 +358,7 @@ def test_an_artifact_that_a_host_cannot_run_is_refused(
     assert len(refused[case].splitlines()) == 1
 
 
+@pytest.mark.long
 @by_emulation_only
 def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, Any]) -> None:
     assert refused["after"] == refused["before"]
@@ -365,6 +367,7 @@ def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, An
 # --- What comes back --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, show: Show) -> None:
     host = "arm-worker1"
     began = time.monotonic()

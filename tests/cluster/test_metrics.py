@@ -58,6 +58,7 @@ def test_a_look_changes_nothing(role: Role) -> None:
     assert set(at_once(traces, WORKERS).values()) == {""}
 
 
+@pytest.mark.long
 def test_figures_are_written_again_and_again_by_a_confined_service(role: Role) -> None:
     role(BOTH, rpc_server_metrics_folder=FOLDER, rpc_server_metrics_interval=5)
     assert recap(role(BOTH, rpc_server_metrics_folder=FOLDER, rpc_server_metrics_interval=5)) == 0

@@ -256,6 +256,7 @@ def table(printed: str) -> str:
     return printed.partition("what is to mend]")[2].partition("TASK")[0]
 
 
+@pytest.mark.long
 def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Path, before: dict[str, str]) -> None:
     code, printed, status = verify(tmp_path)
     assert (code, status["all_well"], status["problems"]) == (0, True, [])

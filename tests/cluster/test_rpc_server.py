@@ -375,6 +375,7 @@ def usable_cpus(worker: str) -> set[int]:
     return cpus(re.search(r"Cpus_allowed_list:(.*)", ssh(worker, "cat", "/proc/1/status").stdout).group(1))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("worker", WORKERS[1:])
 def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -> None:
     core = str(min(usable_cpus(worker)))

@@ -53,6 +53,7 @@ def unchanged(done: CompletedProcess[str]) -> bool:
     return "changed=0" in done.stdout.partition("PLAY RECAP")[2]
 
 
+@pytest.mark.long
 def test_what_was_brought_is_on_record_and_goes_again(role: Role) -> None:
     before = installed()
     packages = {"Debian": [WANTED, "bash"], "RedHat": []}

@@ -46,6 +46,7 @@ def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had
     all_ready()
 
 
+@pytest.mark.long
 def test_a_new_release_that_answers_the_same_is_kept_until_it_is_rolled_back(artifacts: Path) -> None:
     before = in_use()
     # How quick a run is depends on what else the machine does. Its text does not.
