@@ -175,6 +175,19 @@ def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
+def test_where_the_kernel_lets_nobody_close_the_door_requests_still_have_their_time(service: Service) -> None:
+    with service.stream(200) as answer:
+        draining = service.drain(60, "setpriv", "--bounding-set=-net_admin,-net_raw")
+        said = answer.read().decode()
+    assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
+    printed = draining.communicate(timeout=60)[0].splitlines()
+    assert printed[0] == "The socket of llama-server cannot be reached here: new requests are taken until it is stopped."
+    assert printed[1].startswith("Requests under way: 1. ")
+    assert draining.returncode == 0
+    assert connects(service.port, 1)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
 def test_a_request_that_does_not_end_is_cut_off_in_the_end(service: Service) -> None:
     with service.stream(900) as answer:
         began = time.monotonic()

@@ -94,11 +94,32 @@ def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
     # As the service would be started: with its slots, and its options rather than those of inference.
     assert (test["clients"], test["generated_tokens"]) == (3, 3 * 4 * 2)
     assert figures["runs"][0]["run"]["extra_args"] == ["--check-tensors", "--kv-unified", "--ubatch-size", "512"]
-    assert figures["left_out"]["speculation by n-grams"].startswith("it depends on what clients ask")
+    assert figures["left_out"]["speculation"].startswith("it depends on what clients ask")
     assert set(figures["variables"]) == {
         f"llama_server_{name}" for name in ("parallel", "ubatch_size", "extra_args", "tensor_split")
     }
     assert figures["variables"]["llama_server_parallel"] == 3
+
+
+def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
+    tmp_path: Path, host: dict[str, Any], model: Path
+) -> None:
+    """The model drafts for itself here, and nobody says how quickly."""
+    asked = {
+        "tune_goal": "serving", "tune_clients": 1, "tune_n_gen": 4, "tune_ubatch_sizes": [], "tune_parallel": [],
+        "tune_split_modes": [], "tune_speculation": ["draft-simple"], "tune_prompts": ["What is a cluster?"],
+        "llama_server_parallel": 1, "llama_server_ctx_size": 256, "llama_server_cache_ram": 16,
+        "llama_server_extra_args": [], "llama_server_threads": 1, "llama_server_draft_model": str(model),
+    }  # fmt: skip
+    done = play_here("tune.yml", tmp_path, {**host, **asked})
+    assert done.returncode == 0, done.stdout
+    runs = json.loads((tmp_path / "tune/figures.json").read_text())["runs"]
+    assert [run["failure"] for run in runs] == [None] * len(runs)
+    # As the service has it: it drafts, so it is asked whether it had better not.
+    first, (other,) = runs[0], [run for run in runs if run["run"]["title"] == "speculation none"]
+    assert first["run"]["extra_args"][-4:] == ["--spec-draft-model", str(model), "--spec-draft-device", "none"]
+    assert first["tests"][0]["drafted_tokens"] > 0
+    assert other["tests"][0]["drafted_tokens"] == 0
 
 
 def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:

@@ -74,11 +74,11 @@ class Service:
         """Return what the model says first."""
         return self.client.text()
 
-    def drain(self, limit_s: float) -> subprocess.Popen[str]:
-        """Start what the unit runs before it stops the service."""
+    def drain(self, limit_s: float, *by: str) -> subprocess.Popen[str]:
+        """Start what the unit runs before it stops the service, `by` another program if wanted."""
         command = [sys.executable, FILES / "llama_server_drain.py", str(self.process.pid), "127.0.0.1", str(self.port)]
         return subprocess.Popen(
-            [*command, self.keys, str(limit_s)],
+            [*by, *command, self.keys, str(limit_s)],
             env={**os.environ, **ENVIRONMENT},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

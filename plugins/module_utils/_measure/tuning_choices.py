@@ -82,6 +82,11 @@ def slot_counts(settings: Settings) -> tuple[int, ...]:
     return tuple({settings.clients, max(1, settings.clients // 2)})
 
 
+def speculation(settings: Settings) -> tuple[str, ...]:
+    """Return the kinds of speculation to measure, none among them where there is one."""
+    return ("none", *settings.speculation) if settings.prompts and settings.speculation else ()
+
+
 def most_serving(settings: Settings, name: str) -> int:
     """Return how many runs a stage of the goal serving takes at most, whatever has won before it."""
     return {
@@ -89,7 +94,7 @@ def most_serving(settings: Settings, name: str) -> int:
         "kv_unified": 2 if len(settings.workers) > 1 else 1,
         "ubatch_size": len(settings.ubatch_sizes),
         "parallel": len(slot_counts(settings)),
-        "speculation": len(settings.speculation),
+        "speculation": len(speculation(settings)),
         # What there is and what won, once more.
         "again": 2,
     }[name]
@@ -122,7 +127,7 @@ def serving(settings: Settings, config: Config, name: str) -> list[tuple[str, Se
         counts = sorted(set(slot_counts(settings)) - {config.parallel})
         found = [(f"{count} slot{'s' if count > 1 else ''}", replace(config, parallel=count)) for count in counts]
     else:
-        kinds = [kind for kind in settings.speculation if kind != config.speculation] if settings.prompts else []
+        kinds = [kind for kind in speculation(settings) if kind != config.speculation]
         found = [(f"speculation {kind}", replace(config, speculation=kind)) for kind in kinds]
     return found
 
@@ -135,7 +140,7 @@ def _no_serving_stage(settings: Settings) -> dict[str, str]:
     if len(settings.workers) == 1:
         without["split_mode"] = "there is one worker alone"
     if not settings.prompts:
-        # Of noise, and of a model that goes on after the end of its answer, n-grams guess too well.
+        # Noise, and an answer that goes on after its end, are guessed too badly or too well.
         without["speculation"] = "it depends on what clients ask: give some of it in tune_prompts"
     return without
 

@@ -105,6 +105,9 @@ def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
         }
         if config.speculation != getattr(sweep.settings.start, "speculation", None):
             found["llama_server_spec_type"] = config.speculation
+            if config.speculation.startswith("ngram") and "draft-simple" in given.get("speculation", {}):
+                # The service takes either.
+                found["llama_server_draft_model"] = ""
         return found
     found = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}
     if sweep.threads is not None:
@@ -237,7 +240,7 @@ def run_dict(sweep: Sweep, run: Run, given: Mapping[str, Any]) -> dict[str, Any]
     serving = {}
     if isinstance(config, ServingConfig):
         _now, rest = start_of(given)
-        speculation = ["--spec-type", config.speculation] if config.speculation != "none" else []
+        speculation = given["speculation"][config.speculation]["arguments"] if config.speculation != "none" else []
         serving = {
             "clients": settings.clients,
             "prompts": list(settings.prompts),

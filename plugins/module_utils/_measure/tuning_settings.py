@@ -29,7 +29,7 @@ SERVING_STAGES = {
     "kv_unified": "unified KV cache",
     "ubatch_size": "physical batch",
     "parallel": "slots",
-    "speculation": "speculation by n-grams",
+    "speculation": "speculation",
 }
 TITLES = {**SERVING_STAGES, **STAGES}
 # common/arg.cpp: what is tuned, as options of llama.cpp.
@@ -49,8 +49,13 @@ OPTIONS = {
 }
 # Of llama-server, which no other goal measures.
 KV_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-# common/speculative.cpp: what needs no model for its drafts.
-SPECULATION = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod")
+# common/speculative.cpp: drafts by n-grams, by a model of their own, by layers of the model itself.
+SPECULATION = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "draft-simple", "draft-mtp")
+_UNLESS_ASKED = ("ngram-simple", "ngram-mod", "draft-simple", "draft-mtp")
+_SPECULATION_NEEDS = {
+    "draft-simple": "a draft model: give its GGUF file in llama_server_draft_model",
+    "draft-mtp": "a model with layers that predict further tokens, which this one has not",
+}
 _MODES = ("layer", "tensor")
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 _TRUE, _FALSE = (True, "true", "True", "yes"), (False, "false", "False", "no")
@@ -122,7 +127,7 @@ class Settings:
     prompts: tuple[str, ...] = ()
     # Numbers of slots; None: those that the clients suggest.
     parallel: tuple[int, ...] | None = None
-    speculation: tuple[str, ...] = ("ngram-simple", "ngram-mod")
+    speculation: tuple[str, ...] = ()
 
     @property
     def stages(self) -> dict[str, str]:
@@ -208,11 +213,20 @@ def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     if isinstance(config, ServingConfig):
         config = replace(config, parallel=_number("llama_server_parallel", given.get("parallel", 4), 1, 256))
         ubatch = _number("llama_server_ubatch_size", given.get("ubatch_size", 0), 0, 65536)
-        # With a draft model, say, it is not what is measured here.
-        now = given.get("spec_type")
-        config = replace(config, ubatch_size=ubatch or config.ubatch_size)
-        config = replace(config, speculation=now if now in SPECULATION else "none")
+        config = replace(config, ubatch_size=ubatch or config.ubatch_size, speculation=given.get("spec_type", "none"))
     return replace(config, tensor_split=tuple(float(share) for share in given.get("tensor_split", ()))), rest
+
+
+def _speculation(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds to try; before it is known what the service could do, all of them. Raises TuningError."""
+    possible = given.get("speculation", dict.fromkeys(SPECULATION))
+    if given.get("tune_speculation") is None:
+        return tuple(kind for kind in _UNLESS_ASKED if kind in possible)
+    asked = _words("tune_speculation", given["tune_speculation"], SPECULATION)
+    for kind in asked:
+        if kind not in possible:
+            raise TuningError(f"tune_speculation holds {kind}, which takes {_SPECULATION_NEEDS[kind]}.")
+    return asked
 
 
 def _serving_settings(given: Mapping[str, Any], asked: Callable[..., Any]) -> dict[str, Any]:
@@ -227,7 +241,7 @@ def _serving_settings(given: Mapping[str, Any], asked: Callable[..., Any]) -> di
         "clients": asked(_number, "clients", 1, 256),
         "prompts": tuple(prompts),
         "parallel": None if given.get("tune_parallel") is None else asked(_numbers, "parallel", 1, 256, "[4, 8]"),
-        "speculation": asked(_words, "speculation", SPECULATION[1:]),
+        "speculation": _speculation(given),
     }
 
 

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 WORKERS = ["10.0.0.11:50052", "10.0.0.12:50052"]
-KNOWN = {"workers": WORKERS, "tensor_split": [16, 17], "tune_goal": "serving", "tune_clients": 8, "parallel": 8}
+SPECULATION = {kind: {"arguments": ["--spec-type", kind]} for kind in ("ngram-simple", "ngram-map-k", "ngram-mod")}
+KNOWN = {
+    "workers": WORKERS, "tensor_split": [16, 17], "tune_goal": "serving", "tune_clients": 8, "parallel": 8,
+    "speculation": SPECULATION,
+}  # fmt: skip
 
 
 def sweep(
@@ -78,9 +82,7 @@ def test_the_mode_that_lets_all_workers_compute_is_found() -> None:
     )
     assert records[0]["run"]["extra_args"] == ["--ubatch-size", "512"]
     assert [record["run"]["stage"] for record in records[-2:]] == ["again", "again"]
-    assert (
-        "speculation by n-grams: it depends on what clients ask: give some of it in tune_prompts" in result["left_out"]
-    )
+    assert "speculation: it depends on what clients ask: give some of it in tune_prompts" in result["left_out"]
 
 
 def test_without_that_mode_a_unified_cache_comes_with_batches_that_follow_one_another() -> None:
@@ -121,6 +123,35 @@ def test_speculation_is_tried_on_what_clients_ask() -> None:
     assert "8 clients at a time, 1 prompts" in result["variables"]
 
 
+DRAFT = {"draft-simple": {"arguments": ["--spec-type", "draft-simple", "--spec-draft-model", "/srv/small.gguf"]}}
+ASKED = {"speculation": {**SPECULATION, **DRAFT}, "tune_prompts": ["What is a cluster?"], "tune_split_modes": []}
+
+
+@pytest.mark.parametrize(
+    ("quickest", "found"),
+    [
+        ("draft-simple", {"llama_server_spec_type": "draft-simple"}),
+        # The role takes either a draft model or n-grams.
+        ("ngram-simple", {"llama_server_spec_type": "ngram-simple", "llama_server_draft_model": ""}),
+        ("none", {}),
+    ],
+)
+def test_a_draft_model_of_the_service_is_measured_too(quickest: str, found: dict[str, str]) -> None:
+    result, records = sweep(lambda run: 40.0 if run["speculation"] == quickest else 30.0, **ASKED)
+    tried = {record["run"]["speculation"]: record["run"]["extra_args"] for record in records}
+    assert set(tried) == {"none", "ngram-simple", "ngram-mod", "draft-simple"}
+    assert tried["draft-simple"][2:] == DRAFT["draft-simple"]["arguments"]
+    assert {name: value for name, value in won(result).items() if "spec" in name or "draft" in name} == found
+
+
+def test_a_service_that_drafts_for_nothing_is_told_to_leave_it_off() -> None:
+    result, records = sweep(
+        lambda run: 40.0 if run["speculation"] == "none" else 30.0, **ASKED, spec_type="draft-simple"
+    )
+    assert records[0]["run"]["speculation"] == "draft-simple"
+    assert won(result)["llama_server_spec_type"] == "none"
+
+
 def test_a_sweep_keeps_to_its_time() -> None:
     result, records = sweep(as_measured, tune_time_limit=100)
     assert len(records) == 1
@@ -138,7 +169,11 @@ def test_a_sweep_keeps_to_its_time() -> None:
         ({"tune_prompts": "What?"}, "tune_prompts is What?: give a list, such as ['What is a cluster?']"),
         ({"tune_prompts": [3]}, "tune_prompts holds something else than texts: give a list of what clients ask."),
         ({"tune_parallel": ["two"]}, "tune_parallel is two: give a whole number from 1 to 256."),
-        ({"tune_speculation": ["draft-mtp"]}, "tune_speculation holds draft-mtp: give some of ngram-simple, "),
+        ({"tune_speculation": ["guess"]}, "tune_speculation holds guess: give some of ngram-simple, "),
+        (
+            {"tune_speculation": ["draft-simple"]},
+            "tune_speculation holds draft-simple, which takes a draft model: give its GGUF file in llama_server_draft_",
+        ),
         ({"tune_worker_threads": True}, "tune_worker_threads is true, and tune_goal=serving takes the workers as they"),
         ({"extra_args": ["-sm", "row"]}, "llama_server_extra_args, -sm is row, which cannot be measured over RPC."),
     ],
