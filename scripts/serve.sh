@@ -16,9 +16,15 @@ export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
+on_hosts() {
+    ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/serving.yml "$@"
+}
 scripts/lab.sh up
-ansible-playbook -i inventories/lab/hosts.yml extensions/molecule/cluster/prepare.yml
+on_hosts extensions/molecule/cluster/prepare.yml
+on_hosts playbooks/site.yml --check --diff
+python tests/lab/listing.py compare
 pytest -v --durations 10 "$@" tests/serve
-ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/serving.yml playbooks/reset.yml \
-    -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
+# With all that there may be of it.
+on_hosts playbooks/serve.yml -e llama_server_ui=true
+on_hosts playbooks/reset.yml -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
 python tests/lab/listing.py compare
