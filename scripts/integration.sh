@@ -15,4 +15,5 @@ ansible-playbook tests/support/releases.yml
 processes=$(nproc)
 [ "$processes" -gt 1 ] || processes=2
 [ "$processes" -lt 8 ] || processes=8
-exec pytest -q --durations 20 -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py
+# Tests that look at one play's output are of one group, so that it is played once.
+exec pytest -q --durations 20 --dist loadgroup -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py

@@ -52,6 +52,7 @@ def names(worker: str, figure: str) -> bool:
     return figure in figures(worker)
 
 
+@pytest.mark.long
 def test_a_look_changes_nothing(role: Role) -> None:
     looked = role(BOTH, "--check", rpc_server_metrics_folder=FOLDER)
     assert recap(looked) >= 2, "it says what it would do"

@@ -133,7 +133,14 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("variables", "options", "sentences"), BAD.values(), ids=BAD.keys())
+# Of the role that looks at models there is a tier that needs no hosts.
+ELSEWHERE = ("a-model-that-is-a-folder", "another-digest")
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "sentences"),
+    [pytest.param(*case, id=name, marks=pytest.mark.long if name in ELSEWHERE else ()) for name, case in BAD.items()],
+)
 def test_bad_input_is_named_and_changes_nothing(
     hosts: Inventory, before: dict[str, str], variables: dict[str, Any], options: list[str], sentences: list[str]
 ) -> None:
@@ -277,6 +284,7 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
     assert footprint() == before, "the worker did not survive being looked at"
 
 
+@pytest.mark.long
 def test_the_status_is_written_though_no_master_can_be_asked(hosts: Inventory, tmp_path: Path) -> None:
     code, _printed, status = verify(tmp_path, *hosts(master={"ansible_host": NOBODY}))
     assert (code != 0, status["all_well"]) == (True, False)
@@ -322,6 +330,7 @@ def is_seeding(worker: str) -> bool:
     return ssh(worker, "test", "-e", "/run/seeding", check=False).returncode == 0
 
 
+@pytest.mark.long
 def test_workers_are_seeded_side_by_side() -> None:
     forget_tensors()
     with ThreadPoolExecutor(1) as pool, seeding_waits():
@@ -358,6 +367,7 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None
     assert footprint() == before
 
 
+@pytest.mark.long
 def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMPT", TYPED)
     report = tmp_path / "report.json"

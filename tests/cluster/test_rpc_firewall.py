@@ -172,6 +172,7 @@ def test_permanent_and_runtime_agree(host: str) -> None:
     assert settings(host) == settings(host, "--permanent")
 
 
+@pytest.mark.long
 def test_second_run_changes_nothing(converge: Converge) -> None:
     for options in ([], ["--check"]):
         assert converge(":".join(WORKERS), *options).count("changed=0") == len(WORKERS)

@@ -194,6 +194,7 @@ def test_it_goes_on_by_itself_after_it_was_stopped() -> None:
         assert "Finished" not in journal, "each of them would be two lines of the journal"
 
 
+@pytest.mark.long
 def test_a_second_run_changes_nothing(role: Role) -> None:
     before = at_once(traces, WORKERS)
     assert recap(role(BOTH)) == 0
@@ -353,6 +354,7 @@ def test_bad_input_is_explained_and_changes_nothing(refusals: dict[str, str], ca
     assert re.search(said, refusals[case]), refusals[case]
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_is_an_error_with_its_last_words(restored: Role) -> None:
     done = restored(
         "worker1", rpc_server_port=OTHER_PORT, rpc_server_device="GPU7", rpc_server_ready_timeout=4, check=False

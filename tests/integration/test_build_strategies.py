@@ -220,6 +220,7 @@ def compiled(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.long
 def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     """Each host is given another artifact."""
     files = compiled(fleet.folder)
@@ -367,6 +368,7 @@ def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fle
     assert fleet.builds() == []
 
 
+@pytest.mark.long
 def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -> None:
     """Each host is refused for another reason."""
     arm = masquerade(fleet.folder / "arm", "glibc 2.41", NEOVERSE_N1, "aarch64")

@@ -48,6 +48,7 @@ def said(fleet: Fleet, host: str) -> str:
     return subprocess.run([server], capture_output=True, text=True, check=True, timeout=10).stderr.splitlines()[0]
 
 
+@pytest.mark.long
 def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path) -> None:
     """Each host but the first has patches that are refused, for another reason each."""
     fleet = Fleet(tmp_path, archive(tmp_path / "source.tar.gz"))

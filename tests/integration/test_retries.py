@@ -41,6 +41,7 @@ def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:
     assert f"Attempts: 2, at last without {lost.endpoint}" in done.stdout
 
 
+@pytest.mark.long
 def test_no_worker_is_left_out_unless_that_is_asked(play: Play) -> None:
     lost = play.workers[1]
     reaped(lost)

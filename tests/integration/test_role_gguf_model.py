@@ -184,6 +184,7 @@ def test_a_file_of_a_hub_is_fetched_with_a_token_that_is_never_shown(site: Site,
     assert not [path for path in (site.folder / "async").rglob("*") if path.is_file() and TOKEN in path.read_text()]
 
 
+@pytest.mark.long
 def test_one_host_can_have_several_models_of_different_sources(site: Site, model: Path) -> None:
     with hub_of(model) as hub:
         fetched = {**hub_variables(hub), "gguf_model_path": str(site.path)}
@@ -203,7 +204,9 @@ def test_one_host_can_have_several_models_of_different_sources(site: Site, model
     assert run.holds("would be converted and quantised to Q4_0")
 
 
-@pytest.mark.parametrize("source", ["controller", "url", "hub"])
+@pytest.mark.parametrize(
+    "source", [pytest.param("controller", marks=pytest.mark.long), "url", pytest.param("hub", marks=pytest.mark.long)]
+)
 def test_all_parts_of_a_split_model_come_together(site: Site, parts: list[Path], source: str) -> None:
     site.path = site.models / PARTS[0]
     with running_hub({path.name: path.read_bytes() for path in parts}) as hub:
@@ -286,6 +289,7 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     return site.models, site.run("-i", str(site.folder / "hosts.json"), "--forks", "4", "--limit", "!node")
 
 
+@pytest.mark.xdist_group("test_bad_input_is_a_sentence")
 @pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_variables, words) in BAD.items()], ids=BAD)
 def test_bad_input_is_a_sentence(bad_input: tuple[Path, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case, bad_input[1].text)).holds(words)

@@ -130,6 +130,7 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path, archive(tmp_path / "source.tar.gz"))
 
 
+@pytest.mark.long
 def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(site: Site) -> None:
     site.ok(llama_cpp_roles=["worker", "master"])
     assert site.programs == [*MASTER, "rpc-server"]
@@ -172,6 +173,7 @@ def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
     assert lost.holds("node is neither in the group llama_workers nor in llama_masters")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
 def test_the_server_has_one_name_whatever_the_source_calls_it(site: Site, name: str) -> None:
     site.ok(llama_cpp_cmake_options={"FAKE_SERVER": name})
@@ -179,6 +181,7 @@ def test_the_server_has_one_name_whatever_the_source_calls_it(site: Site, name: 
     assert site.manifest["targets"] == [name]
 
 
+@pytest.mark.long
 def test_shared_libraries_are_found_by_the_programs(site: Site) -> None:
     site.ok(llama_cpp_cmake_options={"BUILD_SHARED_LIBS": True})
     assert [path.name for path in (site.current / "lib").iterdir()] == ["libfake.so"]
@@ -379,6 +382,7 @@ def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
     return site, site.run("-i", str(folder / "hosts.json"), "--forks", "4", "--limit", "!node")
 
 
+@pytest.mark.xdist_group("test_a_bad_value_is_refused")
 @pytest.mark.parametrize(("case", "words"), [(case, bad[1]) for case, bad in REFUSED.items()], ids=REFUSED)
 def test_a_bad_value_is_refused(bad_values: tuple[Site, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case.replace(" ", "_"), bad_values[1].text)).holds(words)
@@ -477,6 +481,7 @@ def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(
         assert site.tree() == before
 
 
+@pytest.mark.long
 def test_numbers_and_flags_may_be_text_as_the_command_line_gives_them(site: Site) -> None:
     typed = {"llama_cpp_manage_packages": "false", "llama_cpp_build_jobs": "0", "llama_cpp_keep_releases": "1"}
     site.ok(llama_cpp_native=True)
@@ -553,6 +558,7 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
         subprocess.run(["umount", "--lazy", str(site.cache)], check=True, timeout=10)
 
 
+@pytest.mark.long
 def test_hosts_of_one_controller_share_its_cache(tmp_path: Path) -> None:
     source = archive(tmp_path / "source.tar.gz")
     source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"

@@ -40,6 +40,7 @@ def host(release_7: Release, model: Path, workers: list[Worker]) -> dict[str, An
     }
 
 
+@pytest.mark.long
 def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, Any], workers: list[Worker]) -> None:
     short = {"tune_ubatch_sizes": [32], "tune_batch_sizes": [], "tune_flash_attn": ["off"], "tune_tensor_split": False}
     done = play_here("tune.yml", tmp_path, {**host, **short})
@@ -101,6 +102,7 @@ def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
     assert figures["variables"]["llama_server_parallel"] == 3
 
 
+@pytest.mark.long
 def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
     tmp_path: Path, host: dict[str, Any], model: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
     assert other["tests"][0]["drafted_tokens"] == 0
 
 
+@pytest.mark.long
 def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:
     # Each run counts for some seconds, however quick it is; the first one may take as long as all of them.
     many = {"tune_cache_types": ["bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"], "tune_time_limit": 60}
@@ -143,6 +146,7 @@ def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host:
     assert not (tmp_path / "tune").exists()
 
 
+@pytest.mark.long
 def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inference(
     tmp_path: Path, host: dict[str, Any], workers: list[Worker]
 ) -> None:

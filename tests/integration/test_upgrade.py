@@ -47,6 +47,7 @@ def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -
     stage.everywhere(OLD)
 
 
+@pytest.mark.long
 def test_a_run_that_ends_in_time_is_waited_for(stage: Stage) -> None:
     client = stage.cue("cue-busy-once")
     status, said = stage.play(*UPGRADE, "-e", "upgrade_drain_timeout=30")
@@ -75,6 +76,7 @@ def test_a_mistake_in_the_variables_of_some_hosts_is_found_before_anything_is_do
     stage.everywhere(OLD)
 
 
+@pytest.mark.long
 def test_a_killed_run_is_ended_by_the_next_one_once_it_does_nothing_more(stage: Stage) -> None:
     """What it has begun on a worker would give that one the new release after all have gone back."""
     stage.cue(f"worker1/cue-linger-{NEW}-id")

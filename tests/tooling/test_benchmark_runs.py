@@ -110,6 +110,7 @@ def test_what_split_mode_tensor_sends_and_where_its_time_goes(tmp_path: Path) ->
     assert "partial results asked of a worker" in said
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("release_7")
 def test_how_long_verification_takes(tmp_path: Path) -> None:
     said, found = smoke("verification", tmp_path)
