@@ -14,6 +14,7 @@ description:
   - Says in one sentence for each violation why hosts of the inventory make no cluster, or nothing if they do.
   - A cluster has a master and 1 to 15 workers, no host and no endpoint twice, sound addresses and ports, and the same
     llama.cpp everywhere.
+  - Where hosts have C(llama_group), each group is a cluster, with one master of its own.
   - It only compares variables. No host is asked.
 positional: _input, hostvars
 options:
@@ -78,7 +79,9 @@ _value:
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ansible.errors import AnsibleError, AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible.parsing.dataloader import DataLoader
+from ansible.utils.vars import load_extra_vars
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group, rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 from jinja2 import UndefinedError
 
@@ -103,17 +106,52 @@ def cluster_problems(
     problems += twins.values()
     if endpoints is not None:
         problems += cluster.endpoint_problems(("", endpoint) for endpoint in endpoints)
+        problems += cluster.size_problems(list(dict.fromkeys(endpoint.lower() for endpoint in endpoints)))
     else:
-        found: list[tuple[str, str]] = []
-        for host in workers:
-            try:
-                found += [(host, endpoint) for endpoint in rpc_endpoints([host], hostvars) if host not in twins]
-            except AnsibleFilterError as error:
-                problems.append(f"{str(error).strip().rstrip('.')}.")
-        problems += cluster.endpoint_problems(found)
+        found, wrong = _workers([host for host in workers if host not in twins], hostvars)
+        problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
+        if not problems:
+            problems += _group_problems(masters, found, hostvars, master_group, worker_group)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
     return problems
+
+
+def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the workers of these hosts with their groups, and what is wrong with the others."""
+    found: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for host in hosts:
+        try:
+            found += rpc_endpoints([host], hostvars, details=True)
+        except AnsibleFilterError as error:
+            wrong.append(f"{str(error).strip().rstrip('.')}.")
+    return found, wrong
+
+
+def _group_problems(
+    masters: Sequence[str],
+    workers: Sequence[Mapping[str, Any]],
+    hostvars: Mapping[str, Any],
+    master_group: str,
+    worker_group: str,
+) -> list[str]:
+    """Return what is wrong with groups; without llama_group all hosts are one, which may have several masters."""
+    by_group: dict[str, list[str]] = {}
+    for worker in workers:
+        by_group.setdefault(worker["group"], []).append(worker["endpoint"])
+    of_masters: dict[str, list[str]] = {}
+    try:
+        for master in masters:
+            of_masters.setdefault(own_group(Host(master, hostvars.get(master) or {})), []).append(master)
+    except AnsibleFilterError as error:
+        return [f"{str(error).strip().rstrip('.')}."]
+    if {*by_group, *of_masters} == {""}:
+        return cluster.size_problems(by_group.get("", []))
+    # It would be that of every host.
+    if "llama_group" in load_extra_vars(DataLoader()):
+        return ["llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."]
+    return cluster.member_problems(of_masters, by_group, master_group, worker_group)
 
 
 def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

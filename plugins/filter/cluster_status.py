@@ -19,7 +19,7 @@ options:
   _input:
     description:
       - What each worker says of itself, by the name of its host.
-      - Its C(endpoints), C(out) (why it could not be asked, or empty), C(servers) of
+      - Its C(endpoints), the group of each as C(groups), C(out) (why it could not be asked, or empty), C(servers) of
         M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as C(firewall)
         (V(null) if it is left alone), the C(manifest) of its llama.cpp release, and as C(upgrade) the C(unfinished) one
         of M(llama_cpp.cluster.release_journal).
@@ -28,7 +28,7 @@ options:
   seen:
     description:
       - What each master sees, by the name of its host.
-      - The C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own llama.cpp, and as
+      - Its C(group), the C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own llama.cpp, and as
         C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
       - Of a master that could not be asked, no C(workers), and why as C(out).
     type: dict

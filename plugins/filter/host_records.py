@@ -29,8 +29,8 @@ options:
     description: The name of a variable that is a dictionary, whose keys are added as they are.
     type: str
   endpoints:
-    description: Whether the endpoints of the host's workers are added as C(endpoints), see
-      P(llama_cpp.cluster.rpc_endpoints#filter).
+    description: Whether the endpoints of the host's workers are added as C(endpoints), and the group of each as
+      C(groups), see P(llama_cpp.cluster.rpc_endpoints#filter).
     type: bool
     default: false
 """
@@ -67,11 +67,19 @@ def host_records(
     for host in hosts:
         known = hostvars[host]
         records[host] = {
-            **({"endpoints": rpc_endpoints([host], hostvars)} if endpoints else {}),
+            **(_endpoints(host, hostvars) if endpoints else {}),
             **{key: known.get(variable) for key, variable in variables.items()},
             **(known[merge] if merge is not None and merge in known else {}),
         }
     return records
+
+
+def _endpoints(host: str, hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
+    workers = rpc_endpoints([host], hostvars, details=True)
+    return {
+        "endpoints": [worker["endpoint"] for worker in workers],
+        "groups": [worker["group"] for worker in workers],
+    }
 
 
 class FilterModule:

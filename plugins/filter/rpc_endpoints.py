@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +45,15 @@ options:
     description: The variables of the hosts by name, Ansible's C(hostvars).
     type: dict
     required: true
+  group:
+    description:
+      - Only the workers of this group, which C(llama_group) of their host names. Hosts without it make the group without a
+        name, an empty string.
+      - Without it the workers of all groups.
+    type: str
+    version_added: 0.2.0
   details:
-    description: Whether each worker is a dictionary, with its C(host), C(endpoint), C(address) and C(port).
+    description: Whether each worker is a dictionary, with its C(host), C(endpoint), C(address), C(port) and C(group).
     type: bool
     default: false
 notes:
@@ -70,10 +78,11 @@ _value:
   elements: raw
 """
 
+_GROUP = re.compile(r"[A-Za-z0-9_-]*\Z")
 _WILDCARDS = ("0.0.0.0", "*", "::", "[::]")  # noqa: S104 - recognised, not bound
 
 
-def rpc_endpoints(hosts: object, hostvars: object, details: bool = False) -> list[Any]:
+def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group: str | None = None) -> list[Any]:
     """Return `host:port` of each worker on these inventory hosts, or with `details` what it consists of."""
     if isinstance(hosts, str) or not isinstance(hosts, Iterable):
         raise AnsibleFilterError("rpc_endpoints needs a list of inventory hosts, such as groups['llama_workers']")
@@ -84,7 +93,9 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False) -> lis
     for name in hosts:
         if name not in hostvars:
             raise AnsibleFilterError(f"host {name} is not in the inventory: add it or take it off the list of workers")
-        for endpoint, variable in _endpoints(_Host(name, hostvars[name])):
+        host = Host(name, hostvars[name])
+        of_group = own_group(host)
+        for endpoint, variable in _endpoints(host):
             if endpoint.lower() in owners:
                 raise AnsibleFilterError(
                     f"host {name}, {variable}: endpoint {endpoint} is already a worker of host "
@@ -92,13 +103,13 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False) -> lis
                 )
             owners[endpoint.lower()] = name
             address, _colon, port = endpoint.rpartition(":")
-            found.append(
-                {"host": name, "endpoint": endpoint, "address": address, "port": int(port)} if details else endpoint
-            )
+            worker = {"host": name, "endpoint": endpoint, "address": address, "port": int(port), "group": of_group}
+            if group in (None, of_group):
+                found.append(worker if details else endpoint)
     return found
 
 
-class _Host:
+class Host:
     """The variables of one host; every error names the host and the variable."""
 
     def __init__(self, name: str, variables: Mapping[str, Any]) -> None:
@@ -120,7 +131,18 @@ class _Host:
         return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
 
 
-def _endpoints(host: _Host) -> Iterator[tuple[str, str]]:
+def own_group(host: Host) -> str:
+    """Return the group of master and workers that a host is of, the one without a name for an empty string; raises
+    AnsibleFilterError."""
+    value = host.get("llama_group")
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not _GROUP.match(value):
+        raise host.error("llama_group", f"{value!r} is no name of a group: give one, of letters, digits, _ and -")
+    return value
+
+
+def _endpoints(host: Host) -> Iterator[tuple[str, str]]:
     """Give each endpoint of a host, and the variable that is to blame for it."""
     address, source = _address(host)
     instances = host.get("rpc_server_instances") or []
@@ -139,7 +161,7 @@ def _endpoints(host: _Host) -> Iterator[tuple[str, str]]:
         yield _endpoint(host, chosen, instance["port"], variable, variable), variable
 
 
-def _address(host: _Host) -> tuple[object, str]:
+def _address(host: Host) -> tuple[object, str]:
     """Return the address under which other hosts reach the workers of this host, and where it is from."""
     for variable in ("rpc_server_address", "rpc_server_bind_address", "ansible_host"):
         value = host.get(variable)
@@ -148,7 +170,7 @@ def _address(host: _Host) -> tuple[object, str]:
     return host.name, "inventory name"
 
 
-def _endpoint(host: _Host, address: object, port: object, address_from: str, port_from: str) -> str:
+def _endpoint(host: Host, address: object, port: object, address_from: str, port_from: str) -> str:
     if isinstance(port, bool) or not str(port).isdecimal() or not 1 <= int(str(port)) <= 65535:
         raise host.error(port_from, f"port {port!r} is not a number from 1 to 65535")
     text = str(address)

@@ -59,11 +59,21 @@ def play_here(
     playbook: str, folder: Path, host: Mapping[str, Any], *options: str, prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a playbook over this machine, as master and as the host of the workers, from a folder of its own."""
+    return play_over(
+        playbook,
+        folder,
+        {"llama_masters": {"hosts": {"here": dict(host)}}, "llama_workers": {"hosts": {"here": {}}}},
+        *options,
+        prefix=prefix,
+    )
+
+
+def play_over(
+    playbook: str, folder: Path, groups: Mapping[str, Any], *options: str, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    """Run a playbook over the hosts of these groups, which are all this machine, from a folder of its own."""
     connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    inventory = {
-        "llama_masters": {"hosts": {"here": {**connection, **host}}},
-        "llama_workers": {"hosts": {"here": {}}},
-    }
+    inventory = {"all": {"children": dict(groups), "vars": connection}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
     program = Path(sys.executable).with_name("ansible-playbook")
     done = subprocess.run(

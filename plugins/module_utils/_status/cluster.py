@@ -23,6 +23,37 @@ def group_problems(masters: Sequence[str], workers: Sequence[str], master_group:
     return found
 
 
+def member_problems(
+    masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]], master_group: str, worker_group: str
+) -> list[str]:
+    """Return what is wrong with the groups of masters and workers, of which there are several; given are the hosts by
+    the group that `llama_group` names, and the endpoints (host:port) by theirs."""
+    found = []
+    for group in dict.fromkeys([*masters, *workers]):
+        own, endpoints = masters.get(group, ()), workers.get(group, ())
+        if not group:
+            found.append(f"{', '.join([*own, *endpoints])} has no llama_group, and other hosts have one: give it to all.")
+            continue
+        if not own:
+            found.append(f"Group {group} has no master: set llama_group: {group} for a host of {master_group}.")
+        if len(own) > 1:
+            found.append(f"Group {group} has the masters {', '.join(own)}, and a group has one: give each its own.")
+        if not endpoints:
+            found.append(f"Group {group} has no workers: set llama_group: {group} for hosts of {worker_group}.")
+        found += size_problems(endpoints, f"Group {group} has")
+    return found
+
+
+def size_problems(endpoints: Sequence[str], begin: str = "There are") -> list[str]:
+    """Say whether there are more workers (host:port) than llama.cpp takes."""
+    if len(endpoints) <= MAX_WORKERS:
+        return []
+    return [
+        f"{begin} {len(endpoints)} workers and llama.cpp takes at most {MAX_WORKERS} in one run: "
+        f"leave out {', '.join(endpoints[MAX_WORKERS:])}."
+    ]
+
+
 def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Say which hosts are another host under a second name; `places` are (host, where Ansible connects to)."""
     found: dict[str, str] = {}
@@ -38,7 +69,7 @@ def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
-    """Say which workers llama.cpp cannot tell apart, and whether they are too many; given are (host, host:port)."""
+    """Say which workers llama.cpp cannot tell apart; given are (host, host:port)."""
     found: list[str] = []
     owners: dict[str, str] = {}
     for host, endpoint in endpoints:
@@ -48,11 +79,6 @@ def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
         else:
             whose = "" if host == other else f", of {other} and of {host}"
             found.append(f"{endpoint} is named twice as a worker{whose}: give each an address or a port of its own.")
-    if len(owners) > MAX_WORKERS:
-        found.append(
-            f"There are {len(owners)} workers and llama.cpp takes at most {MAX_WORKERS} in one run: "
-            f"leave out {', '.join(list(owners)[MAX_WORKERS:])}."
-        )
     return found
 
 
@@ -82,22 +108,27 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Join what workers say of themselves with what masters see of them.
 
-    A look has `endpoints` (host:port), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
+    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
     `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the release, or None) and `upgrade`
     (what release_journal knows of one that has not ended, or None); a host without `servers` was not asked. What a
-    master has seen has `workers` (rpc_worker_info), `manifest`, `upgrade` and `services` (llama_server_info), or `out`.
+    master has seen has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services` (llama_server_info), or
+    `out`.
     """
-    own = next(((name, master["manifest"]) for name, master in seen.items() if master.get("manifest")), None)
+    # The first master of each group.
+    owns: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    for name, master in seen.items():
+        if master.get("manifest"):
+            owns.setdefault(master.get("group", ""), (name, master["manifest"]))
     rows = []
     for host, look in looks.items():
-        for endpoint in look["endpoints"]:
+        for endpoint, group in zip(look["endpoints"], look.get("groups") or [""] * len(look["endpoints"])):
             views = {
                 name: view
                 for name, master in seen.items()
                 for view in master["workers"]
                 if view["endpoint"].lower() == endpoint.lower()
             }
-            rows.append(_row(host, look, endpoint, views, own))
+            rows.append({"group": group, **_row(host, look, endpoint, views, owns.get(group))})
     problems = [
         f"{name} could not be asked. {master['out']}"
         if master.get("out")
@@ -113,7 +144,11 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             "run the playbook upgrade, which ends it.",
         )
     problems += [problem for row in rows for problem in row["problems"]]
-    services = [{"host": name, **service} for name, master in seen.items() for service in master.get("services") or []]
+    services = [
+        {"group": master.get("group", ""), "host": name, **service}
+        for name, master in seen.items()
+        for service in master.get("services") or []
+    ]
     problems += [
         " ".join([f"{service['host']}: {service['message']}", *_rivals(service, services)])
         for service in services
@@ -158,9 +193,10 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     repacked = ("repacked",) if any(worker.get("repack") for worker in workers) else ()
     cached = ("cache",) if any(worker.get("cache") for worker in workers) else ()
     keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
-    header = ("worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "well")
+    grouped = _grouped(workers)
+    header = (*grouped, "worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "well")
     rows = [
-        [*(worker.get(key) for key in keys),
+        [*(worker[key] for key in (*grouped, *keys)),
          *(_repacked(worker.get("repack")) for _column in repacked),
          *(_cached(worker.get("cache")) for _column in cached),
          # The port of a client is another one each time.
@@ -174,8 +210,15 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
 def render_services(services: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the API services of a verification."""
     keys = ("host", "address", "port", "alias", "state", "restarts")
-    rows = [[*(service[key] for key in keys), "yes" if service["well"] else "no"] for service in services]
-    return "APIs\n" + render_table(("master", *keys[1:], "well"), rows, left=len(keys) + 1)
+    grouped = _grouped(services)
+    rows = [[*(service[key] for key in (*grouped, *keys)), "yes" if service["well"] else "no"] for service in services]
+    header = (*grouped, "master", *keys[1:], "well")
+    return "APIs\n" + render_table(header, rows, left=len(header))
+
+
+def _grouped(entries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the column of groups, where there is more than the one without a name."""
+    return ("group",) if any(entry.get("group") for entry in entries) else ()
 
 
 def _repacked(repack: Mapping[str, Any] | None) -> str | None:

@@ -40,6 +40,11 @@ SOUND = {
          "w2": {"ansible_host": "gw", "ansible_port": 2202, "rpc_server_address": "10.0.0.2"}},
         {},
     ),
+    "two-groups": (
+        {**{f"w{i}": {"ansible_host": f"10.0.0.{i}", "llama_group": "a"} for i in range(1, 16)},
+         "v": {"llama_group": "b"}, "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
+        {"masters": ["m", "n"], "workers": [*(f"w{i}" for i in range(1, 16)), "v"]},
+    ),
     "releases-alike": (hosts(2), {"releases": {"m": NEW, "w1": NEW, "w2": SAME}}),
     "patched-otherwise": (hosts(1), {"releases": {"m": NEW, "w1": {**NEW, "id": "f", "patches": [{"name": "mine"}]}}}),
     "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}),
@@ -48,7 +53,8 @@ SOUND = {
 
 @pytest.mark.parametrize(("hostvars", "given"), SOUND.values(), ids=SOUND.keys())
 def test_a_sound_cluster_has_no_problem(hostvars: dict[str, Any], given: dict[str, Any]) -> None:
-    assert cluster_problems(list(hostvars), hostvars, **{"masters": ["m"], **given}) == []
+    given = {"masters": ["m"], "workers": list(hostvars), **given}
+    assert cluster_problems(given.pop("workers"), hostvars, **given) == []
 
 
 WRONG = {
@@ -94,6 +100,43 @@ WRONG = {
         {"releases": {"m": NEW, "w1": {"unknown": "no route to host."}, "w2": OLD}},
         ["Which llama.cpp w1 has is not known (no route to host): install it there", "w2 has llama.cpp 0.3.16"],
     ),
+    "group-without-a-master": (
+        {"w1": {"llama_group": "a"}, "w2": {"llama_group": "b"}, "m": {"llama_group": "a"}},
+        {"workers": ["w1", "w2"]},
+        ["Group b has no master: set llama_group: b for a host of llama_masters."],
+    ),
+    "master-without-a-group": (
+        {"w1": {"llama_group": "a"}, "m": {}},
+        {"workers": ["w1"]},
+        ["m has no llama_group, and other hosts have one: give it to all.", "Group a has no master"],
+    ),
+    "group-without-workers": (
+        {"w1": {"llama_group": "a"}, "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
+        {"workers": ["w1"], "masters": ["m", "n"]},
+        ["Group b has no workers: set llama_group: b for hosts of llama_workers."],
+    ),
+    "two-masters-in-a-group": (
+        {"w1": {"llama_group": "a"}, "m": {"llama_group": "a"}, "n": {"llama_group": "a"}},
+        {"workers": ["w1"], "masters": ["m", "n"]},
+        ["Group a has the masters m, n, and a group has one: give each its own."],
+    ),
+    "master-in-two-groups": (
+        {"w1": {"llama_group": "a"}, "m": {"llama_group": ["a", "b"]}},
+        {"workers": ["w1"]},
+        ["host m, llama_group: ['a', 'b'] is no name of a group: give one, of letters, digits, _ and -."],
+    ),
+    "sixteen-workers-in-a-group": (
+        {**{f"w{i}": {"ansible_host": f"10.0.0.{i}", "llama_group": "a"} for i in range(1, 17)},
+         "m": {"llama_group": "a"}},
+        {"workers": [f"w{i}" for i in range(1, 17)]},
+        ["Group a has 16 workers and llama.cpp takes at most 15 in one run: leave out 10.0.0.16:50052."],
+    ),
+    "one-port-for-two-groups": (
+        {"w1": {"rpc_server_address": "10.0.0.1", "llama_group": "a"},
+         "w2": {"rpc_server_address": "10.0.0.1", "llama_group": "b"}},
+        {},
+        ["10.0.0.1:50052 is named twice as a worker, of w1 and of w2"],
+    ),
     "all-at-once": (
         {"w1": {"ansible_host": "a", "rpc_server_port": 0}, "w2": {"ansible_host": "a"}},
         {"masters": []},
@@ -104,7 +147,8 @@ WRONG = {
 
 @pytest.mark.parametrize(("hostvars", "given", "said"), WRONG.values(), ids=WRONG.keys())
 def test_each_violation_is_one_sentence(hostvars: dict[str, Any], given: dict[str, Any], said: list[str]) -> None:
-    found = cluster_problems(list(hostvars), hostvars, **{"masters": ["m"], **given})
+    given = {"masters": ["m"], "workers": list(hostvars), **given}
+    found = cluster_problems(given.pop("workers"), hostvars, **given)
     assert len(found) == len(said), found
     for sentence, part in zip(found, said):
         assert part in sentence

@@ -12,8 +12,10 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
+from ansible_collections.llama_cpp.cluster.plugins.filter.group_members import FilterModule as GroupFilter
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import FilterModule
 
+group_members = GroupFilter().filters()["group_members"]
 rpc_endpoints = FilterModule().filters()["rpc_endpoints"]
 
 GOOD = {
@@ -50,6 +52,29 @@ GOOD = {
 @pytest.mark.parametrize(("variables", "endpoints"), GOOD.values(), ids=GOOD.keys())
 def test_the_endpoints_of_a_host(variables: dict[str, Any], endpoints: list[str]) -> None:
     assert rpc_endpoints(["w"], {"w": variables}) == endpoints
+
+
+GROUPS = {"a1": {"llama_group": "a"}, "b1": {"llama_group": "b"}, "one": {}, "empty": {"llama_group": ""}}
+
+
+@pytest.mark.parametrize(("group", "hosts"), [("a", ["a1"]), ("b", ["b1"]), ("", ["one", "empty"]), ("none", [])])
+def test_workers_of_one_group_alone(group: str, hosts: list[str]) -> None:
+    assert rpc_endpoints(list(GROUPS), GROUPS, group=group) == [f"{host}:50052" for host in hosts]
+    for host in hosts:
+        assert group_members(list(GROUPS), GROUPS, host) == hosts
+
+
+def test_without_a_group_all_workers_are_meant() -> None:
+    found = rpc_endpoints(list(GROUPS), GROUPS, details=True)
+    assert [(worker["host"], worker["group"]) for worker in found] == [
+        ("a1", "a"), ("b1", "b"), ("one", ""), ("empty", "")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["with a blank", ["a"], 3])
+def test_a_group_that_has_no_name_is_an_error(name: Any) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"host w, llama_group: .* is no name of a group"):
+        rpc_endpoints(["w"], {"w": {"llama_group": name}}, group="a")
 
 
 def test_hosts_keep_their_order() -> None:

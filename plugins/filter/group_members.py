@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: the hosts that belong to one group of a master and its workers."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: group_members
+short_description: The hosts of the same group of a master and its workers
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs. Hosts without it
+    make the one group without a name.
+positional: _input, hostvars, host
+options:
+  _input:
+    description: Names of inventory hosts.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  host:
+    description: The name of the host whose group is meant.
+    type: str
+    required: true
+seealso:
+  - plugin: llama_cpp.cluster.rpc_endpoints
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: The hosts with the workers of this master are shown
+  ansible.builtin.debug:
+    msg: "{{ groups['llama_workers'] | llama_cpp.cluster.group_members(hostvars, inventory_hostname) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: Those of the hosts that are of that group, in the same order.
+  type: list
+  elements: str
+"""
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group
+
+
+def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str) -> list[str]:
+    """Return the hosts that are of the group of `host`."""
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("group_members needs a list of hosts, and the variables of the hosts: hostvars")
+    group = own_group(Host(host, hostvars[host]))
+    return [name for name in hosts if own_group(Host(name, hostvars[name])) == group]
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"group_members": group_members}

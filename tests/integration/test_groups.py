@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Several clusters in one inventory: each master has the workers of its group, and no others."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.harness import Release, Worker, play_over
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+GROUPS = ("chat", "code")
+
+
+@pytest.fixture
+def workers(release_7: Release, start_worker: Callable[..., Worker]) -> dict[str, Worker]:
+    """A worker for each group."""
+    return {group: start_worker(release_7, threads=1) for group in GROUPS}
+
+
+@pytest.fixture
+def inventory(release_7: Release, model: Path, workers: dict[str, Worker]) -> dict[str, Any]:
+    """Two groups of a master and a worker, which are all this machine."""
+    common = {
+        "llama_cpp_prefix": str(release_7.prefix),
+        "gguf_model_path": str(model),
+        "inference_n_predict": 2,
+        "inference_report_path": "{{ llama_group }}.json",
+        "rpc_server_bind_address": "127.0.0.1",
+    }
+    return {
+        "llama_masters": {"hosts": {f"{group}-master": {} for group in GROUPS}},
+        "llama_workers": {
+            "hosts": {f"{group}-worker": {"rpc_server_port": worker.port} for group, worker in workers.items()}
+        },
+        **{
+            group: {
+                "hosts": {f"{group}-master": {}, f"{group}-worker": {}},
+                "vars": {**common, "llama_group": group},
+            }
+            for group in GROUPS
+        },
+    }
+
+
+def test_each_master_uses_the_workers_of_its_group(
+    tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]
+) -> None:
+    done = play_over("infer.yml", tmp_path, inventory)
+    assert done.returncode == 0, done.stdout
+    # Side by side, in one batch.
+    assert done.stdout.count("PLAY [Distributed inference]") == 1
+    for group, worker in workers.items():
+        report = json.loads((tmp_path / f"{group}.json").read_text())
+        assert [each["endpoint"] for each in report["workers"]] == [worker.endpoint]
+        assert report["inference"]["text"]
+
+
+def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:
+    # A worker that is not there is the other group's affair.
+    inventory["llama_workers"]["hosts"]["code-worker"]["rpc_server_port"] = 1
+    done = play_over("infer.yml", tmp_path, inventory, "--limit", "chat")
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "chat.json").exists()
+    assert not (tmp_path / "code.json").exists()
+    done = play_over("infer.yml", tmp_path, inventory)
+    assert done.returncode != 0
+    assert "code-master : ok" in done.stdout
+    assert workers["code"].endpoint not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("group", "options", "sentence"),
+    [
+        ("docs", [], "Group docs has no master: set llama_group: docs for a host of llama_masters."),
+        ("", [], "has no llama_group, and other hosts have one: give it to all."),
+        ("code", ["-e", "llama_group=chat"], "llama_group is given with -e, which makes one group of all hosts"),
+    ],
+)
+def test_groups_that_are_none_are_said_at_once(
+    tmp_path: Path, inventory: dict[str, Any], group: str, options: list[str], sentence: str
+) -> None:
+    inventory["code"]["hosts"]["code-worker"] = {"llama_group": group}
+    done = play_over("site.yml", tmp_path, inventory, *options)
+    assert done.returncode != 0
+    assert sentence in done.stdout
+    assert "TASK [The hosts are contacted]" not in done.stdout
