@@ -150,7 +150,9 @@ def _group_problems(
         return cluster.size_problems(by_group.get("", []))
     # It would be that of every host.
     if "llama_group" in load_extra_vars(DataLoader()):
-        return ["llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."]
+        return [
+            "llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."
+        ]
     return cluster.member_problems(of_masters, by_group, master_group, worker_group)
 
 

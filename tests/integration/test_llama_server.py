@@ -181,7 +181,9 @@ def test_where_the_kernel_lets_nobody_close_the_door_requests_still_have_their_t
         said = answer.read().decode()
     assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
     printed = draining.communicate(timeout=60)[0].splitlines()
-    assert printed[0] == "The socket of llama-server cannot be reached here: new requests are taken until it is stopped."
+    assert (
+        printed[0] == "The socket of llama-server cannot be reached here: new requests are taken until it is stopped."
+    )
     assert printed[1].startswith("Requests under way: 1. ")
     assert draining.returncode == 0
     assert connects(service.port, 1)

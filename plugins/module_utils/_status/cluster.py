@@ -32,7 +32,9 @@ def member_problems(
     for group in dict.fromkeys([*masters, *workers]):
         own, endpoints = masters.get(group, ()), workers.get(group, ())
         if not group:
-            found.append(f"{', '.join([*own, *endpoints])} has no llama_group, and other hosts have one: give it to all.")
+            found.append(
+                f"{', '.join([*own, *endpoints])} has no llama_group, and other hosts have one: give it to all."
+            )
             continue
         if not own:
             found.append(f"Group {group} has no master: set llama_group: {group} for a host of {master_group}.")

@@ -25,7 +25,9 @@ HOSTVARS: dict[str, dict[str, Any]] = {
             ["one"], {"merge": "__look", "out": "__out"}, {"one": HOSTVARS["one"]["__look"]}, id="merged-last"
         ),
         pytest.param(["two"], {"merge": "__look"}, {"two": {}}, id="nothing-to-merge"),
-        pytest.param(["two"], {"endpoints": True}, {"two": {"endpoints": ["192.0.2.2:50060"], "groups": [""]}}, id="endpoints"),
+        pytest.param(
+            ["two"], {"endpoints": True}, {"two": {"endpoints": ["192.0.2.2:50060"], "groups": [""]}}, id="endpoints"
+        ),
     ],
 )
 def test_each_host_has_its_record(hosts: list[str], options: dict[str, Any], records: dict[str, Any]) -> None:
