@@ -132,8 +132,7 @@ class Host:
 
 
 def own_group(host: Host) -> str:
-    """Return the group of master and workers that a host is of, the one without a name for an empty string; raises
-    AnsibleFilterError."""
+    """Return the name of the group that a host is of, empty for the one without a name; raises AnsibleFilterError."""
     value = host.get("llama_group")
     if value is None:
         return ""

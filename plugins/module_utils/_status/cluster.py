@@ -26,8 +26,7 @@ def group_problems(masters: Sequence[str], workers: Sequence[str], master_group:
 def member_problems(
     masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]], master_group: str, worker_group: str
 ) -> list[str]:
-    """Return what is wrong with the groups of masters and workers, of which there are several; given are the hosts by
-    the group that `llama_group` names, and the endpoints (host:port) by theirs."""
+    """Return what is wrong with several groups; given by their names are masters, and endpoints (host:port) of workers."""
     found = []
     for group in dict.fromkeys([*masters, *workers]):
         own, endpoints = masters.get(group, ()), workers.get(group, ())
@@ -50,10 +49,9 @@ def size_problems(endpoints: Sequence[str], begin: str = "There are") -> list[st
     """Say whether there are more workers (host:port) than llama.cpp takes."""
     if len(endpoints) <= MAX_WORKERS:
         return []
-    return [
-        f"{begin} {len(endpoints)} workers and llama.cpp takes at most {MAX_WORKERS} in one run: "
-        f"leave out {', '.join(endpoints[MAX_WORKERS:])}."
-    ]
+    too_many = ", ".join(endpoints[MAX_WORKERS:])
+    sentence = f"{begin} {len(endpoints)} workers and llama.cpp takes at most {MAX_WORKERS} in one run: leave out"
+    return [f"{sentence} {too_many}."]
 
 
 def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -110,11 +108,11 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Join what workers say of themselves with what masters see of them.
 
-    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be asked, or empty), `servers` (rpc_server_info),
-    `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the release, or None) and `upgrade`
-    (what release_journal knows of one that has not ended, or None); a host without `servers` was not asked. What a
-    master has seen has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services` (llama_server_info), or
-    `out`.
+    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be asked,
+    or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the
+    release, or None) and `upgrade` (what release_journal knows of one that has not ended, or None); a host without
+    `servers` was not asked. What a master has seen has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and
+    `services` (llama_server_info), or `out`.
     """
     # The first master of each group.
     owns: dict[str, tuple[str, Mapping[str, Any]]] = {}
