@@ -28,8 +28,8 @@ options:
   seen:
     description:
       - What each master sees, by the name of its host.
-      - Its C(group), the C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own llama.cpp, and as
-        C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
+      - Its C(group), the C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own
+        llama.cpp, and as C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
       - Of a master that could not be asked, no C(workers), and why as C(out).
     type: dict
     required: true

@@ -11,8 +11,8 @@ version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs. Hosts without it
-    make the one group without a name.
+  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs. Hosts without
+    it make the one group without a name.
 positional: _input, hostvars, host
 options:
   _input:

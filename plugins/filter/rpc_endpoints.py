@@ -47,8 +47,8 @@ options:
     required: true
   group:
     description:
-      - Only the workers of this group, which C(llama_group) of their host names. Hosts without it make the group without a
-        name, an empty string.
+      - Only the workers of this group, which C(llama_group) of their host names. Hosts without it make the group
+        without a name, an empty string.
       - Without it the workers of all groups.
     type: str
     version_added: 0.2.0

@@ -26,7 +26,7 @@ def group_problems(masters: Sequence[str], workers: Sequence[str], master_group:
 def member_problems(
     masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]], master_group: str, worker_group: str
 ) -> list[str]:
-    """Return what is wrong with several groups; given by their names are masters, and endpoints (host:port) of workers."""
+    """Return what is wrong with several groups; given by name: masters, and endpoints (host:port) of workers."""
     found = []
     for group in dict.fromkeys([*masters, *workers]):
         own, endpoints = masters.get(group, ()), workers.get(group, ())
@@ -108,11 +108,11 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Join what workers say of themselves with what masters see of them.
 
-    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be asked,
-    or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if it is left alone), `manifest` (of the
-    release, or None) and `upgrade` (what release_journal knows of one that has not ended, or None); a host without
-    `servers` was not asked. What a master has seen has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and
-    `services` (llama_server_info), or `out`.
+    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be
+    asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if it is left alone),
+    `manifest` (of the release, or None) and `upgrade` (what release_journal knows of one that has not ended, or
+    None); a host without `servers` was not asked. What a master has seen has `group`, `workers` (rpc_worker_info),
+    `manifest`, `upgrade` and `services` (llama_server_info), or `out`.
     """
     # The first master of each group.
     owns: dict[str, tuple[str, Mapping[str, Any]]] = {}
