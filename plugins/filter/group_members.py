@@ -25,8 +25,8 @@ options:
     type: dict
     required: true
   host:
-    description: The name of the host whose group is meant.
-    type: str
+    description: The name of the host whose group is meant, or the names of several.
+    type: raw
     required: true
 seealso:
   - plugin: llama_cpp.cluster.rpc_endpoints
@@ -52,12 +52,12 @@ from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group
 
 
-def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str) -> list[str]:
+def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
     """Return the hosts that are of the group of `host`."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("group_members needs a list of hosts, and the variables of the hosts: hostvars")
-    group = own_group(Host(host, hostvars[host]))
-    return [name for name in hosts if own_group(Host(name, hostvars[name])) == group]
+    wanted = {own_group(Host(name, hostvars[name])) for name in ([host] if isinstance(host, str) else host)}
+    return [name for name in hosts if own_group(Host(name, hostvars[name])) in wanted]
 
 
 class FilterModule:

@@ -76,6 +76,27 @@ def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any
     assert workers["code"].endpoint not in done.stdout
 
 
+@pytest.mark.parametrize(("options", "groups"), [([], GROUPS), (["--limit", "code"], ["code"])], ids=["all", "one"])
+def test_verify_tells_groups_apart(
+    tmp_path: Path, inventory: dict[str, Any], options: list[str], groups: list[str]
+) -> None:
+    done = play_over(
+        "verify.yml",
+        tmp_path,
+        inventory,
+        *options,
+        *("-e", "verify_report_path=status.json", "-e", '{"rpc_firewall_enabled": false}'),
+    )
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert [(worker["group"], worker["host"], worker["state"]) for worker in status["workers"]] == [
+        (group, f"{group}-worker", "ready") for group in groups
+    ]
+    # They are no services here, which is all that is wrong.
+    assert len(status["problems"]) == len(groups)
+    assert all("belongs to" in problem for problem in status["problems"])
+    assert done.returncode != 0
+
+
 @pytest.mark.parametrize(
     ("group", "options", "sentence"),
     [

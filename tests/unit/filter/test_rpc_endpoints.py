@@ -64,6 +64,10 @@ def test_workers_of_one_group_alone(group: str, hosts: list[str]) -> None:
         assert group_members(list(GROUPS), GROUPS, host) == hosts
 
 
+def test_members_of_several_groups_keep_their_order() -> None:
+    assert group_members(list(GROUPS), GROUPS, ["b1", "empty", "one"]) == ["b1", "one", "empty"]
+
+
 def test_without_a_group_all_workers_are_meant() -> None:
     found = rpc_endpoints(list(GROUPS), GROUPS, details=True)
     assert [(worker["host"], worker["group"]) for worker in found] == [
