@@ -199,6 +199,26 @@ def test_host_that_is_no_longer_a_master_is_shut_out(converge: Converge, worker:
 
 
 @pytest.mark.long
+def test_a_worker_lets_in_the_master_of_its_group_alone(converge: Converge, tmp_path: Path) -> None:
+    content = yaml.safe_load(INVENTORY.read_text())
+    content["llama_masters"]["hosts"]["outsider"] = content.pop("strangers")["hosts"]["outsider"]
+    masters = {"worker1": "master", "worker2": "outsider"}
+    content.update(
+        {worker: {"hosts": {worker: {}, masters[worker]: {}}, "vars": {"llama_group": worker}} for worker in masters}
+    )
+    other = tmp_path / "hosts.yml"
+    other.write_text(yaml.safe_dump(content))
+    converge(":".join(WORKERS), inventory=other)
+    assert {worker: sources(worker) for worker in WORKERS} == {
+        worker: [f"{ADDRESS[master]}/32"] for worker, master in masters.items()
+    }
+    open_to = {(master, worker) for worker in WORKERS for master in masters.values() if knock(master, worker) == OPEN}
+    assert open_to == {(master, worker) for worker, master in masters.items()}
+    converge(":".join(WORKERS))
+    assert {tuple(sources(worker)) for worker in WORKERS} == {(f"{ADDRESS['master']}/32",)}
+
+
+@pytest.mark.long
 def test_ipv6_is_trusted_where_it_is_named(converge: Converge, worker: str) -> None:
     port = PORT + 900
     trusted = [ADDRESS["master"], ADDRESS6["master"]]
