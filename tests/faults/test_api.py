@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, answers, key, property_of, request, serves, stream, text_of
+from serve.api import API_UNIT, answers, client, key, property_of, serves, stream, text_of
 from support.lab import hosts as lab
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_a_worker_s_host_falls_silent_while_nobody_asks(bearer: str, saw: Callab
         time.sleep(10)
         asked = time.monotonic()
         with pytest.raises(ERRORS):
-            request("/v1/completions", {"prompt": "the river", "max_tokens": 8}, bearer=bearer, limit_s=2 * SILENT_S)
+            client(bearer).request("/v1/completions", {"prompt": "the river", "max_tokens": 8}, limit_s=2 * SILENT_S)
         detected = time.monotonic() - asked
     plugged = time.monotonic()
     serves(bearer, 180)
