@@ -110,8 +110,7 @@ def cluster_problems(
     else:
         found, wrong = _workers([host for host in workers if host not in twins], hostvars)
         problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
-        if not problems:
-            problems += _group_problems(masters, found, hostvars, master_group, worker_group)
+        problems += _group_problems(masters, found, hostvars, master_group, worker_group)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
     return problems
@@ -146,8 +145,10 @@ def _group_problems(
             of_masters.setdefault(own_group(Host(master, hostvars.get(master) or {})), []).append(master)
     except AnsibleFilterError as error:
         return [f"{str(error).strip().rstrip('.')}."]
-    if {*by_group, *of_masters} == {""}:
+    if not {*by_group, *of_masters} - {""}:
         return cluster.size_problems(by_group.get("", []))
+    if not masters or not workers:
+        return []  # what is said already
     # It would be that of every host.
     if "llama_group" in load_extra_vars(DataLoader()):
         return [

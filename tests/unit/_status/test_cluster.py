@@ -132,9 +132,9 @@ WRONG = {
         ["Group a has 16 workers and llama.cpp takes at most 15 in one run: leave out 10.0.0.16:50052."],
     ),
     "one-port-for-two-groups": (
-        {"w1": {"rpc_server_address": "10.0.0.1", "llama_group": "a"},
-         "w2": {"rpc_server_address": "10.0.0.1", "llama_group": "b"}},
-        {},
+        {"w1": {"rpc_server_address": "10.0.0.1", "llama_group": "a"}, "m": {"llama_group": "a"},
+         "w2": {"rpc_server_address": "10.0.0.1", "llama_group": "b"}, "n": {"llama_group": "b"}},
+        {"workers": ["w1", "w2"], "masters": ["m", "n"]},
         ["10.0.0.1:50052 is named twice as a worker, of w1 and of w2"],
     ),
     "all-at-once": (
