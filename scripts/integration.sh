@@ -15,5 +15,5 @@ ansible-playbook tests/support/releases.yml
 processes=$(nproc)
 [ "$processes" -gt 1 ] || processes=2
 [ "$processes" -lt 8 ] || processes=8
-# Tests that look at one play's output are of one group, so that it is played once.
+# Tests that share the output of one play run in one process, so that the play runs once.
 exec pytest -q --durations 20 --dist loadgroup -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py

@@ -24,7 +24,7 @@ on_hosts extensions/molecule/cluster/prepare.yml
 on_hosts playbooks/site.yml --check --diff
 python tests/lab/listing.py compare
 pytest -v --durations 10 "$@" tests/serve
-# With all that there may be of it.
+# With the chat page on, which reset has to remove as well.
 on_hosts playbooks/serve.yml -e llama_server_ui=true
 on_hosts playbooks/reset.yml -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
 python tests/lab/listing.py compare

@@ -133,7 +133,7 @@ BAD = {
 }  # fmt: skip
 
 
-# Of the role that looks at models there is a tier that needs no hosts.
+# The tier integration tests role gguf_model without hosts.
 ELSEWHERE = ("a-model-that-is-a-folder", "another-digest")
 
 
@@ -265,7 +265,7 @@ def table(printed: str) -> str:
 
 @pytest.mark.long
 def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Path, before: dict[str, str]) -> None:
-    # Of a new cluster it says another thing once that has run for the first time.
+    # verify says more of a cache once its timer has run for the first time.
     at_once(lambda worker: ssh(worker, "systemctl", "start", f"llama-rpc-cache@{PORT}.service"), WORKERS)
     code, printed, status = verify(tmp_path)
     assert (code, status["all_well"], status["problems"]) == (0, True, [])

@@ -220,6 +220,11 @@ def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
 def _speculation(given: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the kinds to try; before it is known what the service could do, all of them. Raises TuningError."""
     possible = given.get("speculation", dict.fromkeys(SPECULATION))
+    now = given.get("spec_type", "none")
+    if now != "none" and now not in possible:
+        raise TuningError(
+            f"llama_server_spec_type is {now}, which takes {_SPECULATION_NEEDS.get(now, 'another name')}."
+        )
     if given.get("tune_speculation") is None:
         return tuple(kind for kind in _UNLESS_ASKED if kind in possible)
     asked = _words("tune_speculation", given["tune_speculation"], SPECULATION)

@@ -174,6 +174,11 @@ def test_a_sweep_keeps_to_its_time() -> None:
             {"tune_speculation": ["draft-simple"]},
             "tune_speculation holds draft-simple, which takes a draft model: give its GGUF file in llama_server_draft_",
         ),
+        (
+            {"spec_type": "draft-mtp"},
+            "llama_server_spec_type is draft-mtp, which takes a model with layers that predict ",
+        ),
+        ({"spec_type": "guess"}, "llama_server_spec_type is guess, which takes another name."),
         ({"tune_worker_threads": True}, "tune_worker_threads is true, and tune_goal=serving takes the workers as they"),
         ({"extra_args": ["-sm", "row"]}, "llama_server_extra_args, -sm is row, which cannot be measured over RPC."),
     ],
