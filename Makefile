@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-performance test-fuzz bench check clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -23,8 +23,8 @@ help: ## Show this list
 demo: ## Distributed inference on this machine; MODEL=/path/model.gguf WORKERS=3 PROMPT="..." change it
 	@scripts/demo.sh
 
-serve: ## An OpenAI-compatible API on this machine until Ctrl-C, over workers; MODEL=/path/model.gguf WORKERS=3 change it
-	@SERVE=yes scripts/demo.sh
+serve: ## An OpenAI-compatible API on this machine until Ctrl-C, over workers; MODEL=/path/model.gguf WORKERS=3 GROUPS=2 change it
+	@SERVE=yes GROUPS_WANTED="$(GROUPS)" scripts/demo.sh
 
 check: ## Lint and unit tests, after every change
 	@scripts/bootstrap.sh dev
@@ -61,6 +61,14 @@ test-upgrade: ## What becomes of a cluster on test hosts when something breaks w
 test-serve: ## An API over workers on test hosts: who reaches it, what ends it, and how soon it is back (root); no part of test
 	@scripts/bootstrap.sh dev
 	@scripts/serve.sh
+
+test-tunnel: ## A tunnel between masters and workers on test hosts: who reaches it, who can read it, and what it survives (root); no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/tunnel.sh
+
+test-gateway: ## Two groups behind a gateway on test hosts: who reaches it, and what becomes of requests when something breaks (root); no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/gateway.sh
 
 test-performance: ## What patched workers and masters compute, all of it, and what malformed requests do to them; builds llama.cpp several times
 	@scripts/bootstrap.sh dev

@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
-[ "$#" != 0 ] || set -- module_overhead throughput upstream tensor_trace serving speculation verification hashing load api_back rollout site_again
+[ "$#" != 0 ] || set -- module_overhead throughput upstream tensor_trace serving speculation balancing conversations bad_clients many_groups verification hashing load tunnel distance api_back rollout site_again
 
 # What the benchmarks on loopback run; with it there, this takes a second.
 case "$*" in api_back | rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make demo`: finds out whether and how it can work here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
 # PROMPT from the environment. Arguments go to ansible-playbook as they are.
-# `make serve` sets SERVE: the playbook makes programs and model ready, and an API serves the model until Ctrl-C.
+# `make serve` sets SERVE: the playbook makes programs and model ready, and an API serves the model until Ctrl-C. With GROUPS=2 there are two,
+# each over WORKERS workers, behind one HAProxy.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -12,6 +13,11 @@ die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 case ${WORKERS:-2} in
     [1-9] | 1[0-5]) ;;
     *) die "WORKERS is $WORKERS; give a number from 1 to 15 (llama.cpp takes at most 15 RPC devices)." ;;
+esac
+case ${GROUPS_WANTED:-1} in
+    1) ;;
+    [2-8]) [ -x /usr/sbin/haproxy ] || die "several groups need HAProxy before them, and /usr/sbin/haproxy is not there: install the package haproxy, or leave out GROUPS." ;;
+    *) die "GROUPS is $GROUPS_WANTED; give a number from 1 to 8." ;;
 esac
 if [ -n "${MODEL:-}" ]; then
     # A shell leaves ~ alone after MODEL=.
@@ -62,5 +68,5 @@ if [ -z "${SERVE:-}" ]; then
 fi
 ansible-playbook -e "$variables" -e demo_serve=true "$@" playbooks/demo.yml
 cache=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}
-exec python playbooks/files/demo_api.py --bin="$cache/demo/bin" --count="${WORKERS:-2}" --state="$cache/demo/api" \
+exec python playbooks/files/demo_api.py --bin="$cache/demo/bin" --count="${WORKERS:-2}" --groups="${GROUPS_WANTED:-1}" --state="$cache/demo/api" \
     --page="$cache/demo/page" --model="${MODEL:-$cache/demo/random-weights.gguf}"

@@ -21,16 +21,24 @@ if [ "$(id -u)" != 0 ]; then
 fi
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
-scripts/lab.sh up master worker1 worker2
+scripts/lab.sh up master worker1 worker2 worker3 worker4
 # What is on the clean hosts does not matter here; the preparation's look at them, from localhost, is at those of a whole lab.
-ansible-playbook -i inventories/lab/hosts.yml --limit '!localhost' extensions/molecule/cluster/prepare.yml
-ansible-playbook -i inventories/lab/hosts.yml playbooks/site.yml
+on_hosts() {
+    ansible-playbook -i inventories/lab/hosts.yml "$@"
+}
+on_hosts -i inventories/lab/gateway.yml --limit '!localhost' extensions/molecule/cluster/prepare.yml
+on_hosts playbooks/site.yml
 hosts=0
 pytest -q "$@" tests/faults/test_hosts.py || hosts=$?
 [ "$hosts" = 5 ] || [ "$hosts" = 0 ] || outcome=$hosts
 # From here on an API holds the workers.
-ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/serving.yml playbooks/site.yml
+on_hosts -i inventories/lab/serving.yml playbooks/site.yml
 api=0
 pytest -q "$@" tests/faults/test_api.py || api=$?
 [ "$api" = 5 ] || [ "$api" = 0 ] || outcome=$api
+# The one group becomes two, and its API lets a worker go.
+on_hosts -i inventories/lab/gateway.yml playbooks/site.yml -e llama_server_pause=true
+gateway=0
+pytest -q "$@" tests/faults/test_gateway.py || gateway=$?
+[ "$gateway" = 5 ] || [ "$gateway" = 0 ] || outcome=$gateway
 exit "$outcome"

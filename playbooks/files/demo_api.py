@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Serve a model on this machine: workers on loopback and the API over them, until Ctrl-C ends all of it.
 
-The API is started as role llama_server starts it, by the same program. Linux only; standard library only.
+The API is started as role llama_server starts it, by the same program. With --groups there are several, each over
+workers of its own, behind an HAProxy as role llama_gateway configures it. Linux only; standard library only.
 """
 
 from __future__ import annotations
@@ -13,12 +14,20 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from demo_workers import end, free_ports, start_worker
 
 TOP = Path(__file__).resolve().parents[2]
 SERVICE = TOP / "roles/llama_server/files/llama_server_service.py"
+GATEWAY_FILES = TOP / "playbooks/files/gateway_files.yml"
+SLOTS = 2
+START_LIMIT_S, CONFIGURE_LIMIT_S = 60, 300
 STALL_LIMIT_S = 600
 
 
@@ -35,70 +44,55 @@ def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
     return "none: " + (reason.read_text(encoding="utf-8").strip() if reason.exists() else "it was not built")
 
 
-def settings_of(args: argparse.Namespace, ports: list[int], api_port: int) -> dict[str, object]:
-    """Return what the service is told, as role llama_server writes it."""
-    keys = args.state / "api.keys"
-    arguments = ["--model", str(args.model), "--alias", args.model.stem, "--host", "127.0.0.1", "--port", str(api_port)]
-    arguments += ["--parallel", "2", "--ctx-size", "4096", "--n-gpu-layers", "999", "--fit", "off", "--metrics"]
-    arguments += ["--tensor-split", ",".join("1" for _port in ports), "--api-key-file", str(keys), "--threads", "1"]
-    arguments += ["--cors-origins", "localhost", "--cache-ram", "256"]
-    arguments += ["--path", str(args.page)] if has_page(args) else ["--no-ui"]
-    return {
-        "program": str(args.bin / "llama-server"),
-        "arguments": arguments,
-        "workers": [f"127.0.0.1:{port}" for port in ports],
-        "metrics_file": None,
-        "model": str(args.model),
-        "alias": args.model.stem,
-        "address": "127.0.0.1",
-        "port": api_port,
-        "keys_file": str(keys),
-        "stall_timeout_s": STALL_LIMIT_S,
-    }
+@dataclass
+class Group:
+    """An API over workers of its own. The only one has no name, and ends the program when it ends."""
 
-
-def follow(service: subprocess.Popen[str], log: Path, addresses: list[str]) -> None:
-    """Show where the service is, and the addresses once it serves; what llama-server says goes to a file."""
-    if service.stdout is None:
-        return
-    with log.open("w", encoding="utf-8") as said:
-        for line in service.stdout:
-            said.write(line)
-            said.flush()
-            if line.startswith(("Waiting", "Loading", "llama-server ")):
-                print(line.rstrip(), flush=True)
-            elif line.startswith("Serving"):
-                print("\n".join(addresses), flush=True)
-
-
-def main() -> int:
-    """Start all, and end all."""
-    parser = argparse.ArgumentParser(description="Serve a model on this machine until Ctrl-C.")
-    parser.add_argument("--bin", type=Path, required=True, help="folder of the llama.cpp programs")
-    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
-    parser.add_argument("--count", type=int, required=True, choices=range(1, 16), help="how many workers")
-    parser.add_argument("--page", type=Path, required=True, help="folder of the chat page, if there is one")
-    parser.add_argument("--state", type=Path, required=True, help="folder for logs, settings and the key")
-    args = parser.parse_args()
-    args.state.mkdir(parents=True, exist_ok=True)
-    *ports, api_port = free_ports(args.count + 1)
-    key = secrets.token_hex(24)
-    settings = settings_of(args, ports, api_port)
-    keys = Path(str(settings["keys_file"]))
-    keys.touch(mode=0o600)
-    keys.write_text(f"{key}\n", encoding="utf-8")
-    (args.state / "api.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
-    threads = max(1, len(os.sched_getaffinity(0)) // args.count)
-    # Ctrl-C reaches all of them at once; this one ends them in their order, the API before its workers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    workers: list[subprocess.Popen[bytes]] = []
+    name: str
+    folder: Path
+    ports: list[int]
+    api_port: int
+    ready_port: int
+    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     service: subprocess.Popen[str] | None = None
-    try:
-        for index, port in enumerate(ports, 1):
-            log = args.state / f"worker{index}.log"
-            workers.append(start_worker(args.bin / "rpc-server", port, threads, log))
-        service = subprocess.Popen(
-            [sys.executable, str(SERVICE), str(args.state / "api.json")],
+    serves: threading.Event = field(default_factory=threading.Event)
+
+    def settings(self, args: argparse.Namespace) -> dict[str, object]:
+        """Return what the service is told, as role llama_server writes it."""
+        keys = str(args.state / "api.keys")
+        arguments = ["--model", str(args.model), "--alias", args.model.stem]
+        arguments += ["--host", "127.0.0.1", "--port", str(self.api_port), "--api-key-file", keys]
+        arguments += ["--parallel", str(SLOTS), "--ctx-size", "4096", "--n-gpu-layers", "999", "--fit", "off"]
+        arguments += ["--tensor-split", ",".join("1" for _port in self.ports), "--threads", "1", "--metrics"]
+        arguments += ["--cors-origins", "localhost", "--cache-ram", "256"]
+        arguments += ["--path", str(args.page)] if has_page(args) else ["--no-ui"]
+        return {
+            "program": str(args.bin / "llama-server"),
+            "arguments": arguments,
+            "workers": [f"127.0.0.1:{port}" for port in self.ports],
+            "metrics_file": None,
+            "model": str(args.model),
+            "alias": args.model.stem,
+            "address": "127.0.0.1",
+            "port": self.api_port,
+            "keys_file": keys,
+            "stall_timeout_s": STALL_LIMIT_S,
+            "ready_port": self.ready_port,
+        }
+
+    def start(self, args: argparse.Namespace) -> None:
+        """Start its workers, and the service that waits for them; those that run already go on."""
+        threads = max(1, len(os.sched_getaffinity(0)) // (args.count * args.groups))
+        for index, port in enumerate(self.ports):
+            worker = self.workers[index] if index < len(self.workers) else None
+            if worker is None or worker.poll() is not None:
+                log = self.folder / f"worker{index + 1}.log"
+                self.workers[index : index + 1] = [start_worker(args.bin / "rpc-server", port, threads, log)]
+        if self.service is not None and self.service.poll() is None:
+            return
+        (self.folder / "api.json").write_text(json.dumps(self.settings(args), indent=2), encoding="utf-8")
+        self.service = subprocess.Popen(
+            [sys.executable, str(SERVICE), str(self.folder / "api.json")],
             env={**os.environ, "PYTHONPATH": str(TOP / "plugins/module_utils"), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -107,16 +101,169 @@ def main() -> int:
             errors="replace",
             start_new_session=True,
         )
-        addresses = [f"API http://127.0.0.1:{api_port}/v1", f"Key {key}", f"Page {where_the_page_is(args, api_port)}"]
-        follow(service, args.state / "api.log", addresses)
-        return service.wait()
+        threading.Thread(target=self.follow, args=(self.service,), daemon=True).start()
+
+    def follow(self, service: subprocess.Popen[str]) -> None:
+        """Show where the service is; what llama-server says goes to a file."""
+        if service.stdout is None:
+            return
+        with (self.folder / "api.log").open("a", encoding="utf-8") as said:
+            for line in service.stdout:
+                said.write(line)
+                said.flush()
+                if line.startswith(("Waiting", "Loading", "llama-server ")):
+                    print(f"Group {self.name}: {line.rstrip()}" if self.name else line.rstrip(), flush=True)
+                elif line.startswith("Serving"):
+                    self.serves.set()
+                    if self.name:
+                        print(f"Group {self.name}: {line.rstrip()}", flush=True)
+
+    def end(self) -> None:
+        """End the service before its workers."""
+        if self.service is not None and self.service.poll() is None:
+            self.service.terminate()
+            self.service.wait()
+        end(self.workers)
+
+
+def start_gateway(args: argparse.Namespace, groups: list[Group], port: int, key: str) -> subprocess.Popen[bytes]:
+    """Start an HAProxy before the groups; raises RuntimeError with a sentence."""
+    folder = args.state / "gateway"
+    folder.mkdir(exist_ok=True)
+    variables = {
+        "gateway_folder": str(folder),
+        "gateway_program": str(args.gateway),
+        "llama_gateway_port": port,
+        "llama_gateway_ui": has_page(args),
+        "llama_gateway_group_key": (args.state / "api.keys").read_text(encoding="utf-8").strip(),
+        "llama_gateway_api_keys": [{"name": "you", "key": key}],
+        "llama_gateway_groups": [
+            {
+                "name": group.name,
+                "model": args.model.stem,
+                "address": "127.0.0.1",
+                "port": group.api_port,
+                "ready_port": group.ready_port,
+                "slots": SLOTS,
+            }
+            for group in groups
+        ],
+    }
+    hosts = {"llama_gateways": {"hosts": {"here": {"ansible_connection": "local"}}}}
+    hosts["llama_gateways"]["hosts"]["here"]["ansible_python_interpreter"] = sys.executable
+    for name, content in (("hosts.json", hosts), ("variables.json", variables)):
+        (folder / name).touch(mode=0o600)
+        (folder / name).write_text(json.dumps(content), encoding="utf-8")
+    command = ["ansible-playbook", "-i", str(folder / "hosts.json"), "-e", f"@{folder}/variables.json"]
+    with (folder / "configuration.log").open("wb") as log:
+        environment = {**os.environ, "ANSIBLE_STDOUT_CALLBACK": "default"}
+        done = subprocess.run(
+            [*command, str(GATEWAY_FILES)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=CONFIGURE_LIMIT_S,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(f"The gateway could not be configured: see {log.name}.")
+    with (folder / "haproxy.log").open("wb") as log:
+        # -db: one process, in the foreground.
+        return subprocess.Popen(
+            [str(args.gateway), "-db", "-f", str(folder / "haproxy.cfg")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def wait_for_gateway(gateway: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Return once it answers; raises RuntimeError with a sentence."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while gateway.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError(f"HAProxy does not answer: see {log}.")
+
+
+def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) -> int:
+    """Start all, say where it is, and wait: for the end of the only group, or to start again what ends of several."""
+    for group in groups:
+        group.start(args)
+    if args.groups == 1:
+        (only,) = groups
+        while not only.serves.wait(0.1) and only.service is not None and only.service.poll() is None:
+            pass
+        if only.serves.is_set():
+            tell(args, door, key)
+        return only.service.wait() if only.service is not None else 1
+    for group in groups:
+        while not group.serves.wait(1):
+            if group.service is None or group.service.poll() is not None:
+                raise RuntimeError(f"Group {group.name} has ended before it served: see {group.folder / 'api.log'}.")
+    gateway = start_gateway(args, groups, door, key)
+    try:
+        wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
+        tell(args, door, key)
+        for group in groups:
+            print(
+                f"Group {group.name}: `kill -9 {group.workers[0].pid}` ends a worker, and the others go on.", flush=True
+            )
+        while gateway.poll() is None:
+            time.sleep(1)  # as systemd does it
+            for group in groups:
+                group.start(args)
+        return 1
+    finally:
+        end([gateway])
+
+
+def tell(args: argparse.Namespace, port: int, key: str) -> None:
+    """Say where the API is."""
+    print(f"API http://127.0.0.1:{port}/v1\nKey {key}\nPage {where_the_page_is(args, port)}", flush=True)
+
+
+def main() -> int:
+    """Start all, and end all."""
+    parser = argparse.ArgumentParser(description="Serve a model on this machine until Ctrl-C.")
+    parser.add_argument("--bin", type=Path, required=True, help="folder of the llama.cpp programs")
+    parser.add_argument("--model", type=Path, required=True, help="GGUF file")
+    parser.add_argument("--count", type=int, required=True, choices=range(1, 16), help="how many workers a group has")
+    parser.add_argument("--groups", type=int, default=1, choices=range(1, 9), help="how many groups there are")
+    parser.add_argument("--gateway", type=Path, default=Path("/usr/sbin/haproxy"), help="HAProxy, for several groups")
+    parser.add_argument("--page", type=Path, required=True, help="folder of the chat page, if there is one")
+    parser.add_argument("--state", type=Path, required=True, help="folder for logs, settings and the key")
+    args = parser.parse_args()
+    args.state.mkdir(parents=True, exist_ok=True)
+    groups = []
+    for number in range(args.groups):
+        name = chr(ord("a") + number) if args.groups > 1 else ""
+        folder = args.state / f"group-{name}" if name else args.state
+        folder.mkdir(exist_ok=True)
+        (folder / "api.log").unlink(missing_ok=True)
+        *ports, api_port, ready_port = free_ports(args.count + 2)
+        groups.append(Group(name, folder, ports, api_port, ready_port))
+    keys = args.state / "api.keys"
+    keys.touch(mode=0o600)
+    key = secrets.token_hex(24)
+    keys.write_text(f"{key}\n" if args.groups == 1 else f"{secrets.token_hex(24)}\n", encoding="utf-8")
+    # Ctrl-C reaches all of them at once; this one ends them in their order, the API before its workers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return serve(args, groups, free_ports(1)[0] if args.groups > 1 else groups[0].api_port, key)
     except KeyboardInterrupt:
         return 130
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        print(error, file=sys.stderr)
+        return 1
     finally:
-        if service is not None and service.poll() is None:
-            service.terminate()
-            service.wait()
-        end(workers)
+        for group in groups:
+            group.end()
         print("\nThe API and its workers have ended.", flush=True)
 
 

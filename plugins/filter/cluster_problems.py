@@ -81,7 +81,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group, rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of, own_group, rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 from jinja2 import UndefinedError
 
@@ -140,9 +140,12 @@ def _group_problems(
     for worker in workers:
         by_group.setdefault(worker["group"], []).append(worker["endpoint"])
     of_masters: dict[str, list[str]] = {}
+    served: dict[str, set[str]] = {}
     try:
         for master in masters:
-            of_masters.setdefault(own_group(Host(master, hostvars.get(master) or {})), []).append(master)
+            host = Host(master, hostvars.get(master) or {})
+            of_masters.setdefault(own_group(host), []).append(master)
+            served[master] = set(groups_of(host))
     except AnsibleFilterError as error:
         return [f"{str(error).strip().rstrip('.')}."]
     if not {*by_group, *of_masters} - {""}:
@@ -154,7 +157,14 @@ def _group_problems(
         return [
             "llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."
         ]
-    return cluster.member_problems(of_masters, by_group, master_group, worker_group)
+    return cluster.member_problems(of_masters, by_group, master_group, worker_group) + [
+        f"{master} is the master of group {group}, and its rpc_server_instances serve group "
+        f"{', '.join(sorted(others))}: give these to a host of {worker_group} that is no master."
+        for group, own in of_masters.items()
+        for master in own
+        for others in [served[master] - {group}]
+        if others
+    ]
 
 
 def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

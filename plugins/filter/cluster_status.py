@@ -29,7 +29,8 @@ options:
     description:
       - What each master sees, by the name of its host.
       - Its C(group), the C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own
-        llama.cpp, and as C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
+        llama.cpp, with a tunnel the C(links) of M(llama_cpp.cluster.rpc_tunnel_info) and as C(inside) the master's
+        address there, and as C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
       - Of a master that could not be asked, no C(workers), and why as C(out).
     type: dict
     required: true
@@ -69,6 +70,10 @@ _value:
         - It does not change as long as the cluster does not, but for the time when a cache was last put in order.
       type: list
       elements: dict
+    links:
+      description: The links of the tunnel as M(llama_cpp.cluster.rpc_tunnel_info) has them, each with its C(master).
+      type: list
+      elements: dict
     services:
       description: >-
         The API services of the masters as M(llama_cpp.cluster.llama_server_info) returns them, each with its C(host).
@@ -95,11 +100,13 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
     if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
         raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
     views = {
-        name: view if "workers" in view else {"workers": [], "out": view.get("out") or "It gave no answer."}
+        name: view if "workers" in view else {"workers": [], **view, "out": view.get("out") or "It gave no answer."}
         for name, view in seen.items()
     }
     status = cluster.verify(looks, views)
     table = cluster.render_cluster(status["workers"]).split("\n")
+    if status["links"]:
+        table += ["", *cluster.render_links(status["links"]).split("\n")]
     if status["services"]:
         table += ["", *cluster.render_services(status["services"]).split("\n")]
     return {**status, "table": [*table, *status["problems"], *status["notes"]]}

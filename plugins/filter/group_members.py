@@ -13,6 +13,7 @@ author:
 description:
   - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs. Hosts without
     it make the one group without a name.
+  - A host whose C(rpc_server_instances) have a C(group) is of the groups of its instances.
 positional: _input, hostvars, host
 options:
   _input:
@@ -41,7 +42,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Those of the hosts that are of that group, in the same order.
+  description: Those of the hosts that are of that group, or of one of them, in the same order.
   type: list
   elements: str
 """
@@ -49,15 +50,18 @@ _value:
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of, known_groups
 
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
-    """Return the hosts that are of the group of `host`."""
+    """Return the hosts that are of a group of `host`."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("group_members needs a list of hosts, and the variables of the hosts: hostvars")
-    wanted = {own_group(Host(name, hostvars[name])) for name in ([host] if isinstance(host, str) else host)}
-    return [name for name in hosts if own_group(Host(name, hostvars[name])) in wanted]
+    asked = [host] if isinstance(host, str) else host
+    known = known_groups(asked, hostvars)
+    groups = {name: set(known.get(name) or groups_of(Host(name, hostvars[name]))) for name in (*hosts, *asked)}
+    wanted = {group for name in asked for group in groups[name]}
+    return [name for name in hosts if groups[name] & wanted]
 
 
 class FilterModule:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import TunnelError, address_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
     DEFAULT_PORT,
     EndpointError,
@@ -28,11 +30,13 @@ author:
 description:
   - Turns hosts of the inventory and their variables into the list of C(host:port) that llama.cpp and the modules of
     this collection take.
-  - The address of a host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address) unless
-    it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
+  - The address of a host with C(rpc_tunnel_enabled) is that of the tunnel.
+  - The address of any other host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address)
+    unless it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
   - Its port is C(rpc_server_port), by default 50052.
   - A host that runs several RPC servers has C(rpc_server_instances) instead, a list of instances, each with its C(port)
-    and, if it differs from that of the host, its C(address). It replaces the one of C(rpc_server_port).
+    and, if they differ from those of the host, its C(address) and its C(group). It replaces the one of
+    C(rpc_server_port).
   - A wrong address or port, and two workers at the same endpoint, are errors that name the host and the variable.
 positional: _input, hostvars
 options:
@@ -47,8 +51,8 @@ options:
     required: true
   group:
     description:
-      - Only the workers of this group, which C(llama_group) of their host names. Hosts without it make the group
-        without a name, an empty string.
+      - Only the workers of this group, which C(group) of their instance or C(llama_group) of their host names. Those
+        without make the group without a name, an empty string.
       - Without it the workers of all groups.
     type: str
     version_added: 0.2.0
@@ -90,12 +94,15 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group:
         raise AnsibleFilterError("rpc_endpoints needs the variables of the hosts: write rpc_endpoints(hostvars)")
     owners: dict[str, str] = {}
     found: list[Any] = []
-    for name in hosts:
+    names = list(hosts)
+    known = {} if group is None else known_groups([name for name in names if name in hostvars], hostvars)
+    for name in names:
+        if group not in known.get(name, [group]):
+            continue  # the tasks that found the groups have found that no two workers have one endpoint
         if name not in hostvars:
             raise AnsibleFilterError(f"host {name} is not in the inventory: add it or take it off the list of workers")
         host = Host(name, hostvars[name])
-        of_group = own_group(host)
-        for endpoint, variable in _endpoints(host):
+        for endpoint, variable, of_group in _endpoints(host):
             if endpoint.lower() in owners:
                 raise AnsibleFilterError(
                     f"host {name}, {variable}: endpoint {endpoint} is already a worker of host "
@@ -134,34 +141,76 @@ class Host:
 def own_group(host: Host) -> str:
     """Return the name of the group that a host is of, empty for the one without a name; raises AnsibleFilterError."""
     value = host.get("llama_group")
-    if value is None:
-        return ""
+    return "" if value is None else _group(host, "llama_group", value)
+
+
+def groups_of(host: Host) -> list[str]:
+    """Return the names of the groups that the workers of a host serve; without instances, of the one that it is of."""
+    return list(dict.fromkeys(group for _instance, _variable, group in _instances(host))) or [own_group(host)]
+
+
+def known_groups(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Mapping[str, list[str]]:
+    """Return the groups of hosts that the playbooks' tasks check_inventory have found, which variables of a host hold.
+
+    To ask each host costs a look at all of its variables: minutes, where each of hundreds asks for all others.
+    """
+    first = next(iter(hosts), None)
+    found: Mapping[str, str] = {} if first is None else hostvars[first].get("__cluster_groups") or {}
+    return {name: groups.split(",") for name, groups in found.items()}
+
+
+def _group(host: Host, variable: str, value: object) -> str:
     if not isinstance(value, str) or not _GROUP.match(value):
-        raise host.error("llama_group", f"{value!r} is no name of a group: give one, of letters, digits, _ and -")
+        raise host.error(variable, f"{value!r} is no name of a group: give one, of letters, digits, _ and -")
     return value
 
 
-def _endpoints(host: Host) -> Iterator[tuple[str, str]]:
-    """Give each endpoint of a host, and the variable that is to blame for it."""
-    address, source = _address(host)
+def tunnel_address(host: Host) -> str | None:
+    """Return the tunnel's address of a host, None if it has no tunnel; raises AnsibleFilterError."""
+    try:
+        if not boolean(host.get("rpc_tunnel_enabled") or False):
+            return None
+    except TypeError as error:
+        raise host.error("rpc_tunnel_enabled", "is neither true nor false") from error
+    try:
+        return address_of(host.name, host.get("rpc_tunnel_network"), host.get("rpc_tunnel_address"))
+    except TunnelError as error:
+        raise AnsibleFilterError(f"host {host.name}: {error}") from error
+
+
+def _instances(host: Host) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Give each instance of a host, the variable that it is from, and its group."""
+    own = own_group(host)
     instances = host.get("rpc_server_instances") or []
     if not isinstance(instances, (list, tuple)):
         raise host.error("rpc_server_instances", "must be a list of dictionaries, each with a port")
-    if not instances:
-        port = host.get("rpc_server_port")
-        wanted = _endpoint(host, address, DEFAULT_PORT if port is None else port, source, "rpc_server_port")
-        yield wanted, source if port is None else "rpc_server_port"
     for index, instance in enumerate(instances):
         variable = f"rpc_server_instances[{index}]"
         if not isinstance(instance, Mapping) or "port" not in instance:
             raise host.error(variable, "must be a dictionary with a port")
+        group = instance.get("group")
+        yield instance, variable, own if group in (None, "") else _group(host, f"{variable}, group", group)
+
+
+def _endpoints(host: Host) -> Iterator[tuple[str, str, str]]:
+    """Give each endpoint of a host, the variable that is to blame for it, and its group."""
+    address, source = _address(host)
+    instances = list(_instances(host))
+    if not instances:
+        port = host.get("rpc_server_port")
+        wanted = _endpoint(host, address, DEFAULT_PORT if port is None else port, source, "rpc_server_port")
+        yield wanted, source if port is None else "rpc_server_port", own_group(host)
+    for instance, variable, group in instances:
         own = instance.get("address")
         chosen = address if own is None or own == "" or own in _WILDCARDS else own
-        yield _endpoint(host, chosen, instance["port"], variable, variable), variable
+        yield _endpoint(host, chosen, instance["port"], variable, variable), variable, group
 
 
 def _address(host: Host) -> tuple[object, str]:
     """Return the address under which other hosts reach the workers of this host, and where it is from."""
+    inside = tunnel_address(host)
+    if inside is not None:
+        return inside, "rpc_tunnel_address"
     for variable in ("rpc_server_address", "rpc_server_bind_address", "ansible_host"):
         value = host.get(variable)
         if value is not None and not (variable == "rpc_server_bind_address" and value in _WILDCARDS):

@@ -15,6 +15,9 @@ description:
     P(llama_cpp.cluster.split_plan#module).
   - Workers of one host share its memory; the limit of a worker is C(rpc_server_memory_max) of its host or C(memory_max)
     of its instance.
+  - Where groups share a host, each worker there has a share, its limit, or else an equal part of what the limits leave
+    of what all of them hold and the host has available. What workers of other groups do not hold yet of their shares is
+    not available.
   - Where that cannot be planned, because the memory of a worker is not known or llama.cpp is told to divide the model
     in another way, the reason is in C(skipped).
 positional: _input, hostvars
@@ -34,7 +37,9 @@ options:
     elements: str
     default: []
   meminfo:
-    description: The text of C(/proc/meminfo) by host; a host of which it is not known is missing.
+    description:
+      - The text of C(/proc/meminfo) by host; a host of which it is not known is missing.
+      - A line C(llama-rpc-server@PORT), as those are, says what a worker holds.
     type: dict
     default: {}
   given:
@@ -75,8 +80,8 @@ _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
     C(cache_type_v), C(flash_attn) and C(kv_unified) as the module takes them, C(split_mode) as llama.cpp takes it (each
-    V(null) where it is not told), and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is
-    told is there even then.
+    V(null) where it is not told), C(left), a sentence for each host that other groups share, on what is left to these,
+    and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is told is there even then.
   type: dict
 """
 
@@ -86,6 +91,7 @@ from typing import Any, Callable, Mapping, Sequence
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import in_words
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
@@ -163,30 +169,65 @@ def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     return found, next(iter(reasons), None)
 
 
-def _workers(
-    endpoints: Sequence[str],
-    hostvars: Mapping[str, Any],
-    hosts: Sequence[str],
-    meminfo: Mapping[str, str],
-    given: Mapping[str, Any],
-) -> list[dict[str, Any]]:
-    places: dict[str, tuple[str, object]] = {}
+def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the workers of these hosts by their endpoints, each with its limit as the inventory has it."""
+    found: dict[str, dict[str, Any]] = {}
     for host in hosts:
         variables = hostvars[host]
         own = variables.get("rpc_server_instances") or [{}]
-        for endpoint, instance in zip(rpc_endpoints([host], hostvars), own):
-            places[endpoint] = (host, instance.get("memory_max") or variables.get("rpc_server_memory_max"))
+        for worker, instance in zip(rpc_endpoints([host], hostvars, details=True), own):
+            limit = instance.get("memory_max") or variables.get("rpc_server_memory_max")
+            found[worker["endpoint"]] = {**worker, "limit": limit}
+    return found
+
+
+def _left(workers: Sequence[Mapping[str, Any]], groups: set[str], text: str) -> dict[str, int]:
+    """Return what the workers of other groups on a host may take yet, in bytes by group."""
+    others = [worker for worker in workers if worker["group"] not in groups]
+    if not others:
+        return {}
+    held = {
+        worker["port"]: _meminfo(text, f"llama-rpc-server@{worker['port']}")
+        for worker in workers
+        if f"llama-rpc-server@{worker['port']}:" in text
+    }
+    limits = {worker["port"]: _limit(worker["limit"], _meminfo(text, "MemTotal")) for worker in workers}
+    given = [limit for limit in limits.values() if limit is not None]
+    all_together = _meminfo(text, "MemAvailable") + sum(held.values())
+    part = max(0, all_together - sum(given)) // max(1, len(limits) - len(given))
+    found: dict[str, int] = {}
+    for worker in others:
+        limit = limits[worker["port"]]
+        more = (part if limit is None else limit) - held.get(worker["port"], 0)
+        found[worker["group"]] = found.get(worker["group"], 0) + max(0, more)
+    return found
+
+
+def _workers(
+    endpoints: Sequence[str],
+    places: Mapping[str, Mapping[str, Any]],
+    meminfo: Mapping[str, str],
+    given: Mapping[str, Any],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the workers as the module takes them, and a sentence for each host that other groups share."""
     workers: list[dict[str, Any]] = []
+    sentences: dict[str, str] = {}
     for endpoint in endpoints:
         worker: dict[str, Any] = {"endpoint": endpoint}
         if endpoint in given:
             worker["memory_available_bytes"] = int(given[endpoint])
         elif endpoint in places:
-            host, limit = places[endpoint]
+            host = places[endpoint]["host"]
             if host not in meminfo:
                 raise _SkippedError(f"the memory of host {host} could not be read")
-            worker["memory_available_bytes"] = _meminfo(meminfo[host], "MemAvailable")
-            worker["memory_max_bytes"] = _limit(limit, _meminfo(meminfo[host], "MemTotal"))
+            on_host = [place for place in places.values() if place["host"] == host]
+            own = {place["group"] for place in on_host if place["endpoint"] in endpoints}
+            left = _left(on_host, own, meminfo[host])
+            if left:
+                sentences[host] = _sentence(host, left)
+            available = _meminfo(meminfo[host], "MemAvailable")
+            worker["memory_available_bytes"] = max(0, available - sum(left.values()))
+            worker["memory_max_bytes"] = _limit(places[endpoint]["limit"], _meminfo(meminfo[host], "MemTotal"))
             worker["host"] = host
         else:
             raise _SkippedError(
@@ -194,7 +235,15 @@ def _workers(
                 "(inference_worker_memory_bytes tells it)"
             )
         workers.append(worker)
-    return workers
+    return workers, list(sentences.values())
+
+
+def _sentence(host: str, left: Mapping[str, int]) -> str:
+    parts = " and ".join(f"{in_words(size)} to group {group}" for group, size in left.items())
+    return (
+        f"On {host} the plan leaves {parts}, which shares that host: "
+        "memory_max in rpc_server_instances says how much each may take."
+    )
 
 
 def _check(statuses: Sequence[Mapping[str, Any]], unplanned: str | None) -> None:
@@ -225,6 +274,7 @@ def split_plan_arguments(
         "master_host": master,
         **dict.fromkeys(_SHORT.values()),
         "kv_unified": None,
+        "left": [],
         "skipped": "",
     }
     texts = meminfo or {}
@@ -236,7 +286,7 @@ def split_plan_arguments(
     result.update(options)
     try:
         _check(statuses, unplanned)
-        result["workers"] = _workers(endpoints, hostvars, hosts, texts, given or {})
+        result["workers"], result["left"] = _workers(endpoints, _places(hosts, hostvars), texts, given or {})
         if master in texts:
             result["master_memory_available_bytes"] = _meminfo(texts[str(master)], "MemAvailable")
     except _SkippedError as reason:

@@ -38,6 +38,18 @@ options:
     type: list
     elements: int
     default: []
+  port_sources:
+    description:
+      - By port the CIDRs that may reach it, where not all of O(sources) may. These are among O(sources), and the port
+        is one of O(ports).
+    type: dict
+    default: {}
+    version_added: 0.2.0
+  tunnel_port:
+    description: The port (UDP) of a tunnel, which all of O(sources) reach; 0 without one.
+    type: int
+    default: 0
+    version_added: 0.2.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -332,6 +344,8 @@ def main() -> None:
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "sources": {"type": "list", "elements": "str", "default": []},
             "ports": {"type": "list", "elements": "int", "default": []},
+            "port_sources": {"type": "dict", "default": {}},
+            "tunnel_port": {"type": "int", "default": 0},
         },
         supports_check_mode=True,
     )
@@ -341,7 +355,9 @@ def main() -> None:
     session = host.session()
     state = host.state(firewalld)
     if params["state"] == "present":
-        plan = plan_zone(params["zone"], params["sources"], params["ports"], state, session)
+        port_sources = {int(port): sources for port, sources in params["port_sources"].items()}
+        wanted = (params["sources"], params["ports"], state, session, port_sources, params["tunnel_port"])
+        plan = plan_zone(params["zone"], *wanted)
     else:
         plan = plan_removal(params["zone"], state, session)
     problems = plan.problems

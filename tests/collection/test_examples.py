@@ -72,7 +72,7 @@ def syntax_errors(plays: list[dict[str, Any]], folder: Path) -> str:
     """Return what `ansible-playbook --syntax-check` objects to; empty if nothing."""
     playbook = folder / "playbook.yml"
     playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
-    groups = {name: {"hosts": {"localhost": {}}} for name in ("llama_workers", "llama_masters")}
+    groups = {name: {"hosts": {"localhost": {}}} for name in ("llama_workers", "llama_masters", "llama_gateways")}
     inventory = folder / "hosts.yml"
     inventory.write_text(yaml.safe_dump(groups))
     result = run("ansible-playbook", "--syntax-check", "-i", inventory, playbook, cwd=folder)

@@ -5,9 +5,7 @@ a lab that playbooks/site.yml has converged with an API (scripts/faults.sh)."""
 from __future__ import annotations
 
 import http.client
-import subprocess
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +14,7 @@ from serve.api import API_UNIT, answers, client, key, property_of, serves, strea
 from support.lab import hosts as lab
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 HERE = "an API, hosts with systemd"
 # What is an error to a client, as against an answer that never ends.
@@ -46,17 +44,6 @@ def said(beginning: str) -> str:
     """Return the last line of the service's journal that begins so."""
     lines = lab.ssh("master", "journalctl", "--no-pager", "--output=cat", "--lines=400", f"--unit={API_UNIT}").stdout
     return next(line for line in reversed(lines.splitlines()) if line.startswith(beginning))
-
-
-@contextmanager
-def silent(host: str) -> Iterator[float]:
-    """Pull a host's cable; gives when."""
-    cable = lab.cable(host)
-    subprocess.run(["ip", "link", "set", cable, "down"], check=True)
-    try:
-        yield time.monotonic()
-    finally:
-        subprocess.run(["ip", "link", "set", cable, "up"], check=True)
 
 
 def test_a_worker_is_killed(bearer: str, saw: Callable[..., None]) -> None:
@@ -89,7 +76,7 @@ def test_the_program_of_the_master_is_killed(bearer: str, saw: Callable[..., Non
 
 def test_a_worker_s_host_falls_silent(bearer: str, saw: Callable[..., None]) -> None:
     before = text_of(bearer)
-    with stream(bearer) as answer, silent("worker2") as struck:
+    with stream(bearer) as answer, lab.unplugged("worker2") as struck:
         detected = cut_off(answer, struck)
         waits = f"Waiting for 1 of 2 workers, {lab.ADDRESS['worker2']}:{lab.PORT}."
         lab.eventually(lambda: property_of("StatusText").startswith(waits), 60, "it says for which worker it waits")
@@ -103,7 +90,7 @@ def test_a_worker_s_host_falls_silent(bearer: str, saw: Callable[..., None]) -> 
 
 
 def test_a_worker_s_host_falls_silent_while_nobody_asks(bearer: str, saw: Callable[..., None]) -> None:
-    with silent("worker1"):
+    with lab.unplugged("worker1"):
         # Nobody has noticed when the first client comes.
         time.sleep(10)
         asked = time.monotonic()

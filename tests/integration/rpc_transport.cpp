@@ -22,7 +22,7 @@ static int kept_alive() {
         socklen_t size = sizeof(on);
         getsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, &size);
         getsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, &size);
-        found += on && idle == 15;
+        found += on && idle == 1;
     }
     return found;
 }

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.api_client import Client
+from support.gateway import make_program
 from support.harness import HANG_S, ROOT, Release
 
 if TYPE_CHECKING:
@@ -23,10 +25,10 @@ pytestmark = pytest.mark.llama
 
 
 @contextmanager
-def serving(release: Release, model: Path, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def serving(release: Release, model: Path, folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
     places = [f"--bin={release.bin}", f"--state={folder}/api", f"--page={folder}/page"]
     process = subprocess.Popen(
-        [sys.executable, ROOT / "playbooks/files/demo_api.py", *places, f"--model={model}", "--count=2"],
+        [sys.executable, ROOT / "playbooks/files/demo_api.py", *places, f"--model={model}", "--count=2", *options],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -82,6 +84,33 @@ def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, mo
         assert process.returncode == 130
         assert "The API and its workers have ended." in rest
         assert left_over(tmp_path / "api") == []
+
+
+@pytest.mark.xdist_group("gateway")
+def test_two_groups_go_on_when_a_worker_is_killed(release_7: Release, model: Path) -> None:
+    # pytest's own folders are too deep for a socket's path.
+    with tempfile.TemporaryDirectory(prefix="demo-") as path:
+        folder = Path(path)
+        (folder / "page").mkdir()
+        (folder / "page/index.html").write_text("<p>hello</p>")
+        program = make_program(folder)
+        with serving(release_7, model, folder, "--groups=2", f"--gateway={program}") as process:
+            said = printed(process)
+            port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
+            assert Client("127.0.0.1", port, None).request("/") == (200, "<p>hello</p>")
+            assert Client("127.0.0.1", port, None).request("/props")[0] == 401
+            you = Client("127.0.0.1", port, said["Key"])
+            assert you.request("/props")[0] == 200
+            text = you.text()
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("Group a: `kill -9 ")
+            os.kill(int(line.split("`")[1].split()[-1]), signal.SIGKILL)
+            assert [you.text() for _number in range(4)] == [text] * 4
+            os.killpg(process.pid, signal.SIGINT)
+            rest = process.communicate(timeout=HANG_S)[0]
+            assert "The API and its workers have ended." in rest
+            assert left_over(folder / "api") == []
 
 
 def test_without_a_page_it_says_why(release_7: Release, model: Path, tmp_path: Path) -> None:

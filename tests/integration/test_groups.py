@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,6 +64,26 @@ def test_each_master_uses_the_workers_of_its_group(
         assert report["inference"]["text"]
 
 
+@pytest.mark.long
+def test_groups_are_measured_side_by_side(
+    tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]
+) -> None:
+    short = {"benchmark_n_prompt": 16, "benchmark_n_gen": 2, "benchmark_repetitions": 2, "benchmark_n_predict": 2}
+    done = play_over("benchmark.yml", tmp_path, inventory, "-e", json.dumps(short))
+    assert done.returncode == 0, done.stdout
+    swept = {
+        "tune_goal": "prompt", "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_ubatch_sizes": [16],
+        "tune_batch_sizes": [], "tune_flash_attn": [], "tune_split_modes": [], "tune_tensor_split": False,
+    }  # fmt: skip
+    done = play_over("tune.yml", tmp_path, inventory, "-e", json.dumps(swept))
+    assert done.returncode == 0, done.stdout
+    for group, worker in workers.items():
+        report = json.loads((tmp_path / f"benchmark/{group}-master/report.json").read_text())
+        assert [part["endpoint"] for part in report["split"] if part["endpoint"]] == [worker.endpoint]
+        figures = json.loads((tmp_path / f"tune/{group}-master/figures.json").read_text())
+        assert {tuple(run["run"]["workers"]) for run in figures["runs"]} == {(worker.endpoint,)}
+
+
 def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:
     # A worker that is not there is the other group's affair.
     inventory["llama_workers"]["hosts"]["code-worker"]["rpc_server_port"] = 1
@@ -74,6 +95,27 @@ def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any
     assert done.returncode != 0
     assert "code-master : ok" in done.stdout
     assert workers["code"].endpoint not in done.stdout
+
+
+def test_a_host_that_groups_share_has_a_worker_for_each(
+    tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]
+) -> None:
+    instances = [{"port": worker.port, "group": group} for group, worker in workers.items()]
+    inventory["llama_workers"]["hosts"] = {"both": {"rpc_server_instances": instances}}
+    for group in GROUPS:
+        del inventory[group]["hosts"][f"{group}-worker"]
+    address = {
+        "rpc_server_bind_address": "127.0.0.1",
+        "llama_cpp_prefix": inventory["chat"]["vars"]["llama_cpp_prefix"],
+    }
+    inventory["llama_workers"]["vars"] = address
+    done = play_over("infer.yml", tmp_path, inventory)
+    assert done.returncode == 0, done.stdout
+    said = " ".join(done.stdout.split())
+    for group, other in (GROUPS, GROUPS[::-1]):
+        report = json.loads((tmp_path / f"{group}.json").read_text())
+        assert [each["endpoint"] for each in report["workers"]] == [workers[group].endpoint]
+        assert re.search(rf"On both the plan leaves [0-9.]+ GiB to group {other}, which shares that host", said)
 
 
 @pytest.mark.parametrize(("options", "groups"), [([], GROUPS), (["--limit", "code"], ["code"])], ids=["all", "one"])
@@ -100,7 +142,7 @@ def test_verify_tells_groups_apart(
 @pytest.mark.parametrize(
     ("group", "options", "sentence"),
     [
-        ("docs", [], "Group docs has no master: set llama_group: docs for a host of llama_masters."),
+        ("docs", [], "Group docs has no master: set llama_group: docs for a host of llama_masters, or give "),
         ("", [], "has no llama_group, and other hosts have one: give it to all."),
         ("code", ["-e", "llama_group=chat"], "llama_group is given with -e, which makes one group of all hosts"),
     ],

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The figures of workers and of an API, the rules and the dashboard, judged by Prometheus' programs and Grafana's
-schema."""
+"""The figures of workers, of an API and of a gateway, the rules and the dashboard, judged by Prometheus' programs and
+Grafana's schema."""
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import json
 import re
 import shutil
+import ssl
 import subprocess
+import tempfile
 import time
 import urllib.parse
 import urllib.request
@@ -23,9 +26,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from support.api_service import KEY, running_service
 from support.debian_programs import debian_program
+from support.gateway import CLIENT_KEY, make_certificate, running_gateway
 from support.harness import RELEASES, free_port, running_worker
 from support.rpc_session import Session
 from support.runs import wait_for
+from support.stand_in_groups import StandIn, StandIns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,6 +69,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 def written() -> set[str]:
     """The names of all metrics that the program writes."""
     return set(re.findall(r'^    "(llama_rpc_[a-z_]+)": \(', PROGRAM.read_text(), re.MULTILINE))
+
+
+GATEWAY_METRIC = re.compile(r"\b(?:haproxy_[a-z_]+|llama_gateway_[a-z_]+_seconds)\b")
 
 
 def run(*argv: str | Path, text_in: str = "", cwd: Path | None = None) -> str:
@@ -247,7 +255,8 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         assert service.text()
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")
-        (config,) = re.findall(r"```\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)
+        # The first one of the page; the other is a gateway's.
+        config = re.findall(r"```\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)[0]
         for written, here in {
             "/etc/prometheus/llama_server.key": str(tmp_path / "key"),
             "master.example.com:8080": f"127.0.0.1:{service.port}",
@@ -266,3 +275,39 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
             assert name in figures or ask_prometheus(url, name), name
         (cached,) = ask_prometheus(url, "llamacpp:prompt_tokens_cached_total")
         assert float(cached["value"][1]) > 0, "the second prompt was the first one"
+
+
+@pytest.mark.xdist_group("gateway")
+def test_a_gateway_has_all_that_rules_dashboard_and_page_ask_for(promtool: str, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "door")
+    group = StandIn("a", token_s=0.1)
+    # pytest's own folders are too deep for a socket's path.
+    with tempfile.TemporaryDirectory(prefix="gateway-") as folder, StandIns([group]) as stand_ins:
+        place = {"address": "127.0.0.1", "port": group.port, "ready_port": group.port}
+        told = {"name": group.name, "model": group.model, "slots": group.slots, **place}
+        options = {"llama_gateway_tls_certificate": certificate, "llama_gateway_tls_key": key}
+        with running_gateway(Path(folder), [told], **options) as gateway:
+            door = f"https://127.0.0.1:{gateway.port}"
+            body = {"prompt": "x", "max_tokens": 100, "stream": True}
+            with asked_with_key(f"{door}/v1/completions", json.dumps(body).encode()) as answer:
+                answer.readline()
+                stand_ins.run(group.kill())
+                with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+                    answer.read()
+            figures, end = (asked_with_key(f"{door}/metrics{page}").read().decode() for page in ("", "/certificate"))
+    documents = [*queries(), *((MONITORING / name).read_text() for name in ("alerts.yml", "README.md"))]
+    asked = set(GATEWAY_METRIC.findall("\n".join(documents)))
+    assert not asked - set(re.findall(r"^[a-z_]+", figures + end, re.MULTILINE))
+    assert 'haproxy_server_server_aborts_total{proxy="model1",server="a"} 1' in figures
+    assert 'haproxy_server_limit_sessions{proxy="model1",server="a"} 2' in figures
+    assert run(promtool, "check", "metrics", text_in=end) == ""
+    days = (float(end.split()[-1]) - time.time()) / 86400
+    assert 29.9 < days < 30
+
+
+def asked_with_key(url: str, body: bytes | None = None) -> Any:
+    """Ask a gateway whose certificate nobody has signed."""
+    asked = urllib.request.Request(url, body, {"Authorization": f"Bearer {CLIENT_KEY}"})
+    trusting = ssl.create_default_context()
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    return urllib.request.urlopen(asked, timeout=30, context=trusting)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.upgrade_stage import HOSTS, NEW, OLD, Stage
+from support.upgrade_stage import HOSTS, NEW, OLD, TWO_GROUPS, Stage
 
 UPGRADE = ("-e", f"llama_cpp_version={NEW}")
 
@@ -57,6 +57,56 @@ def test_a_run_that_ends_in_time_is_waited_for(stage: Stage) -> None:
     assert retries == ["6"], "one worker is looked at again, once"
     assert stage.starts() == 2, "each worker is started anew once"
     stage.everywhere(NEW)
+
+
+def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, TWO_GROUPS)
+    status, said = stage.play(*UPGRADE)
+    assert status == 0, said
+    stage.everywhere(NEW)
+    for host in stage.hosts:
+        assert f"{host} has llama.cpp {NEW}, and had llama.cpp {OLD}." in said
+    last = max((tmp_path / host / "starts").stat().st_mtime for host in HOSTS[1:])
+    assert (tmp_path / "worker3/starts").stat().st_mtime > last
+    # Another time the first one fails, and the second one keeps what it has.
+    stage.cue(f"worker2/cue-start-{OLD}-id")
+    status, said = stage.play("-e", "rollback=true")
+    assert status != 0
+    assert "every host has what it had before. worker2: " in said
+    assert "Group b keeps what it has: the upgrade of a group before it has failed." in said
+    stage.everywhere(NEW)
+    assert (tmp_path / "worker3/starts").read_text().splitlines() == [f"{NEW}-id"], "it was left alone"
+
+
+def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, TWO_GROUPS)
+    stage.variables["worker2"] = {"rpc_server_instances": [{"port": 50052}, {"port": 50053, "group": "b"}]}
+    # A host of one of them fails, and those of the other have what they had before, too.
+    stage.cue(f"worker1/cue-start-{NEW}-id")
+    status, said = stage.play(*UPGRADE)
+    assert status != 0
+    assert "every host has what it had before. worker1: " in said
+    stage.everywhere(OLD)
+    (tmp_path / f"worker1/cue-start-{NEW}-id").unlink(missing_ok=True)
+    status, said = stage.play(*UPGRADE)
+    assert status == 0, said
+    stage.everywhere(NEW)
+    status, said = stage.play("-e", "rollback=true", "--limit", "localhost,master2,worker2,worker3")
+    assert status != 0
+    assert "groups that share a host, change together, and --limit leaves out master, worker1: run this" in said
+    stage.everywhere(NEW)
+
+
+def test_a_limit_takes_one_group(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, TWO_GROUPS)
+    status, said = stage.play(*UPGRADE, "--limit", "localhost,master2,worker3")
+    assert status == 0, said
+    stage.everywhere(OLD, "a")
+    stage.everywhere(NEW, "b")
+    status, said = stage.play("-e", "rollback=true", "--limit", "localhost,worker3")
+    assert status != 0
+    assert "--limit leaves out master2: run this without it" in said
+    stage.everywhere(NEW, "b")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from support.lab.hosts import ADDRESS, LAB, ssh
+from support.lab.hosts import LAB, ssh
 
 LISTING = r"""
 export LC_ALL=C
@@ -32,7 +33,7 @@ dpkg-query -W -f 'package ${Package} ${db:Status-Abbrev}\n'
 systemctl list-unit-files --no-legend --no-pager | awk '$2 != "transient" { print "unit " $1, $2 }'
 ss -tulnH | awk '{ print "listens " $1, $5 }'
 if command -v nft >/dev/null; then nft list tables | sed 's/^/filter /'; fi
-cat /proc/[0-9]*/comm 2>/dev/null | grep -E 'rpc-server|llama-server|firewalld' | sed 's/^/runs /'
+cat /proc/[0-9]*/comm 2>/dev/null | grep -E 'rpc-server|llama-server|firewalld|haproxy' | sed 's/^/runs /'
 """
 
 
@@ -44,8 +45,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("action", choices=("take", "compare"))
     options = parser.parse_args()
-    with ThreadPoolExecutor(len(ADDRESS)) as threads:
-        found = dict(zip(ADDRESS, threads.map(listing, ADDRESS)))
+    known = re.findall(r"^Host (\S+)$", (LAB / "ssh_config").read_text(), re.MULTILINE)
+    hosts = [name for name in known if (LAB / f"{name}.log").exists()]
+    with ThreadPoolExecutor(len(hosts)) as threads:
+        found = dict(zip(hosts, threads.map(listing, hosts)))
     different = 0
     for host, now in found.items():
         taken = LAB / f"{host}.listing"

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from support.api_client import Client
-from support.lab.hosts import ADDRESS, ROOT, eventually, play, ssh
+from support.lab.hosts import ADDRESS, ROOT, eventually, over, ssh
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
@@ -26,17 +25,7 @@ KEYS = f"/etc/llama_server/{API_PORT}.keys"
 ALIAS = "noise"
 
 
-def playbook(
-    name: str, *options: str, check: bool = True, timeout: float = 900, **variables: Any
-) -> subprocess.CompletedProcess[str]:
-    """Run a playbook over the lab with its API."""
-    given = ["-e", json.dumps(variables)] if variables else []
-    return play(name, "-i", str(SERVING), *given, *options, check=check, timeout=timeout)
-
-
-def words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a play has printed, in one line."""
-    return " ".join((done.stdout + done.stderr).split())
+playbook = over(SERVING)
 
 
 def key() -> str:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from serve.api import API_PORT, client, key, playbook, serves, words
+from serve.api import API_PORT, client, key, playbook, serves
 from support.browser import browser, installed_browser
 from support.chat_page import ask, asked_elsewhere, give_key
-from support.lab.hosts import ADDRESS, ssh
+from support.lab.hosts import ADDRESS, ssh, words
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,9 +27,8 @@ from serve.api import (
     serves,
     stream,
     text_of,
-    words,
 )
-from support.lab.hosts import ADDRESS, PORT, ROOT, UNIT, WORKERS, connect, eventually, ssh
+from support.lab.hosts import ADDRESS, PORT, ROOT, UNIT, WORKERS, connect, eventually, ssh, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, client_that_keeps_asking, journal, key, playbook, serves, text_of, words
-from support.lab.hosts import WORKERS, as_artifacts, at_once, ssh
+from serve.api import API_UNIT, client_that_keeps_asking, journal, key, playbook, serves, text_of
+from support.lab.hosts import WORKERS, as_artifacts, releases_of, ssh, words
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +29,7 @@ def bearer() -> str:
 
 
 def in_use() -> dict[str, str]:
-    """Return the release of each host, as the link says."""
-    look = "basename $(readlink /opt/llama_cpp/current)"
-    return at_once(lambda host: ssh(host, "sh", "-c", look).stdout.strip(), HOSTS)
+    return releases_of(*HOSTS)
 
 
 def runs() -> str:

@@ -8,14 +8,13 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from support.api_client import PROMPT, Client
-from support.harness import HANG_S, ROOT, Release, end, free_port
+from support.harness import HANG_S, ROOT, Release, free_port, talking
 
 if TYPE_CHECKING:
     import http.client
@@ -37,18 +36,18 @@ class Service:
     process: subprocess.Popen[str]
     port: int
     keys: Path
-    lines: list[str] = field(default_factory=list)
+    lines: list[str]
 
     def wait_for(self, start: str, limit_s: float = 60) -> str:
-        """Return the first line that starts so, once it is said."""
+        """Return the first line with this, once it is said; it may stand behind the last words of llama-server."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            found = next((line for line in list(self.lines) if line.startswith(start)), None)
+            found = next((line for line in list(self.lines) if start in line), None)
             if found is not None:
                 return found
             if self.process.poll() is not None:
                 time.sleep(0.2)  # the last lines are read
-                found = next((line for line in list(self.lines) if line.startswith(start)), None)
+                found = next((line for line in list(self.lines) if start in line), None)
                 if found is not None:
                     return found
                 break
@@ -91,7 +90,13 @@ NO_PAGE = ("--no-ui",)
 
 
 def settings(
-    release: Release, model: Path, workers: Sequence[str], port: int, keys: Path, options: Sequence[str]
+    release: Release,
+    model: Path,
+    workers: Sequence[str],
+    port: int,
+    keys: Path,
+    options: Sequence[str],
+    ready_port: int = 0,
 ) -> dict[str, Any]:
     """Return what role llama_server writes."""
     arguments = ["--model", str(model), "--alias", ALIAS, "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
@@ -109,6 +114,7 @@ def settings(
         "keys_file": str(keys),
         "stall_timeout_s": 60,
         "metrics_file": str(keys.with_name("llama_server.prom")),
+        "ready_port": ready_port,
     }
 
 
@@ -120,43 +126,24 @@ def running_service(
     folder: Path,
     port: int | None = None,
     options: Sequence[str] = NO_PAGE,
+    ready_port: int = 0,
 ) -> Iterator[Service]:
     """Start the service, with further options of llama-server, give it, and end it by its own process id."""
     port = port or free_port()
     keys = folder / "keys"
     if not keys.exists():
         keys.write_text(f"{KEY}\n")
-    (folder / "settings.json").write_text(json.dumps(settings(release, model, workers, port, keys, options)))
-    process = subprocess.Popen(
-        [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"],
-        env={**os.environ, **ENVIRONMENT},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    service = Service(process, port, keys)
-
-    def read() -> None:
-        assert process.stdout is not None
-        with process.stdout as said:
-            for line in said:
-                service.lines.append(line)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    try:
-        yield service
-    finally:
-        end(process)  # type: ignore[arg-type]
-        reader.join()
+    written = settings(release, model, workers, port, keys, options, ready_port)
+    (folder / "settings.json").write_text(json.dumps(written))
+    command = [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"]
+    with talking(command, ENVIRONMENT) as (process, lines):
+        yield Service(process, port, keys, lines)
 
 
-def connects(port: int, limit_s: float) -> bool:
+def connects(port: int, limit_s: float, address: str = "127.0.0.1") -> bool:
     """Whether a connection comes about within the limit."""
     try:
-        with socket.create_connection(("127.0.0.1", port), limit_s):
+        with socket.create_connection((address, port), limit_s):
             return True
     except OSError:
         return False

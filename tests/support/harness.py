@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -202,6 +203,36 @@ def end(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
+
+
+@contextmanager
+def talking(
+    command: Sequence[str | Path], environment: Mapping[str, str]
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Start a program, give it with the lines that it has said so far, and end it by its own process id."""
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as said:
+            lines.extend(said)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        yield process, lines
+    finally:
+        end(process)  # type: ignore[arg-type]
+        reader.join()
 
 
 def over(workers: Sequence[int]) -> list[str]:

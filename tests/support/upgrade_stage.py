@@ -14,13 +14,18 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = "1.0", "2.0"
 HOSTS = ("master", "worker1", "worker2")
+# The groups of a cluster of two; the first host of each is its master.
+TWO_GROUPS = {"a": HOSTS, "b": ("master2", "worker3")}
 PROTOCOL = {OLD: "2.0.0", NEW: "7.0.0"}
 
 
@@ -96,6 +101,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
     "rpc_firewall": {"validate": [], "sources": []},
+    "rpc_tunnel": {"validate": []},
     "gguf_model": {"validate": []},
     # None of these masters serves an API; tests/serve has one.
     "llama_server": {"pause": [], "resume": []},
@@ -152,15 +158,20 @@ module.exit_json(changed=False, servers=[{"port": port, "clients": clients} for 
 class Stage:
     """A cluster of actors, with the old release."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, groups: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.folder = folder
+        self.groups = groups or {"": HOSTS}
+        # Further variables of hosts.
+        self.variables: dict[str, dict[str, Any]] = {}
+        self.hosts = [host for hosts in self.groups.values() for host in hosts]
+        self.masters = [hosts[0] for hosts in self.groups.values()]
         self.collection = folder / "collections/ansible_collections/llama_cpp/cluster"
         self._build()
         for version, protocol in PROTOCOL.items():
             manifest = {"version": version, "source": {"commit": version}, "rpc_protocol": protocol}
             (folder / f"manifest-{version}.json").write_text(json.dumps(manifest))
             self.answer(version)
-        for host in HOSTS:
+        for host in self.hosts:
             self._furnish(host)
 
     def _build(self) -> None:
@@ -227,8 +238,10 @@ class Stage:
                 "ansible_connection": _CONNECTION.strip(), "folder": f"{self.folder}/{host}/",
                 "ansible_host": f"127.0.0.{number}", "ansible_port": 1,
                 "llama_cpp_prefix": f"{self.folder}/{host}/prefix",
+                "llama_group": next(group for group, hosts in self.groups.items() if host in hosts),
+                **self.variables.get(host, {}),
             }
-            for number, host in enumerate(HOSTS, 1)
+            for number, host in enumerate(self.hosts, 1)
         }  # fmt: skip
         common = {
             "stage": str(self.folder), "ansible_become": False, "ansible_python_interpreter": sys.executable,
@@ -236,8 +249,8 @@ class Stage:
         }  # fmt: skip
         inventory = {
             "all": {"vars": common},
-            "llama_masters": {"hosts": {"master": hosts["master"]}, "vars": of_masters},
-            "llama_workers": {"hosts": {name: hosts[name] for name in HOSTS[1:]}},
+            "llama_masters": {"hosts": {name: hosts[name] for name in self.masters}, "vars": of_masters},
+            "llama_workers": {"hosts": {name: hosts[name] for name in self.hosts if name not in self.masters}},
         }
         path.write_text(yaml.safe_dump(inventory))
         return path
@@ -284,18 +297,19 @@ class Stage:
         return {
             host: (
                 Path(os.readlink(self.folder / host / "prefix/current")).name,
-                (self.folder / host / "running").read_text().strip() if host != "master" else "",
+                (self.folder / host / "running").read_text().strip() if host not in self.masters else "",
                 (self.folder / host / "prefix/upgrade.json").exists(),
             )
-            for host in HOSTS
+            for host in self.hosts
         }
 
     def starts(self) -> int:
         """Return how often workers have been started."""
         return sum(len(path.read_text().splitlines()) for path in self.folder.glob("*/starts"))
 
-    def everywhere(self, version: str) -> None:
-        """Fail unless all hosts have a release, and nothing is left to do."""
-        assert self.has() == {
-            host: (f"{version}-id", f"{version}-id" if host != "master" else "", False) for host in HOSTS
+    def everywhere(self, version: str, group: str | None = None) -> None:
+        """Fail unless all hosts, or those of a group, have a release, and nothing is left to do."""
+        hosts = self.hosts if group is None else self.groups[group]
+        assert {host: self.has()[host] for host in hosts} == {
+            host: (f"{version}-id", f"{version}-id" if host not in self.masters else "", False) for host in hosts
         }

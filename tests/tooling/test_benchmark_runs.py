@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.harness import HANG_S, RELEASES, ROOT
+from support.harness import CACHE, HANG_S, RELEASES, ROOT
 
 pytestmark = pytest.mark.llama
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
@@ -24,6 +24,8 @@ def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     release = RELEASES["7.0.0"]
     (folder / "llama_cpp").mkdir()
     (folder / "llama_cpp" / release.version).symlink_to(release.prefix)
+    (CACHE / "debian").mkdir(exist_ok=True)
+    (folder / "debian").symlink_to(CACHE / "debian")
     done = subprocess.run(
         [sys.executable, ROOT / "tests/benchmarks" / f"{name}.py", "--smoke"],
         env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(folder)},
@@ -142,3 +144,58 @@ def test_how_long_a_load_takes(tmp_path: Path) -> None:
     assert all(loopback[kind]["seconds"]["min"] > 0 for kind in ("first", "cached", "seeded"))
     assert loopback["seed_seconds"]["min"] > 0
     assert list(found["ratios"]) == ["loopback: from the cache / first", "loopback: first, seeded / first"]
+
+
+@pytest.mark.usefixtures("release_7")
+@pytest.mark.xdist_group("gateway")
+def test_how_long_requests_wait_at_a_gateway(tmp_path: Path) -> None:
+    said, found = smoke("balancing", tmp_path)
+    assert "times the ideal" in said
+    assert set(found["p95_wait_s"]) == {"one queue, computed", "the gateway", "least connections", "round robin"}
+    assert found["cost"]["streams_mib"] > found["cost"]["idle_mib"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("release_7")
+@pytest.mark.xdist_group("gateway")
+def test_how_many_tokens_of_prompts_chats_cost(tmp_path: Path) -> None:
+    said, found = smoke("conversations", tmp_path)
+    assert "tokens processed in a chat" in said
+    for ways in found["cases"].values():
+        assert all(0 < case["processed"] <= case["prompts"] for case in ways.values())
+
+
+@pytest.mark.long
+@pytest.mark.xdist_group("gateway")
+def test_what_bad_clients_do_to_the_others(tmp_path: Path) -> None:
+    said, found = smoke("bad_clients", tmp_path)
+    assert "times as before" in said
+    assert all(case["p95_ms"] > 0 for case in found["cases"].values())
+
+
+@pytest.mark.long
+def test_what_many_groups_cost(tmp_path: Path) -> None:
+    said, found = smoke("many_groups", tmp_path)
+    assert "groups" in said
+    assert found["times"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("release_7")
+def test_what_a_tunnel_costs(tmp_path: Path) -> None:
+    said, found = smoke("tunnel", tmp_path)
+    assert found["kind"] in said
+    (done,) = found["rounds"]
+    assert len(done) == 6
+    assert all(case["round trip, ms"] > 0 and case["generation, tokens/s"] > 0 for case in done.values())
+    assert done["tunnel"]["round trip, ms"] > done["no tunnel"]["round trip, ms"]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("release_7")
+def test_what_distance_costs(tmp_path: Path) -> None:
+    said, found = smoke("distance", tmp_path)
+    assert "each behind a relay that delays" in said
+    (done,) = found["rounds"]
+    # Each of two workers is asked at least once for a token.
+    assert all(done[f"{mode}, 50 ms"]["a token, ms"] > 50 for mode in ("layer", "tensor"))

@@ -5,15 +5,27 @@ from __future__ import annotations
 
 import ipaddress
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from .firewalld import Change, Plan, Session, State, View, Zone
 from .firewalld_output import parse_rule
 from .firewalld_ports import covers, holds, network_of, openings, split_range, surely_open
 
 
-def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: State, session: Session | None) -> Plan:
-    """Return what has to change so that these sources alone reach these ports; `sources` are normalised."""
+def plan_zone(
+    name: str,
+    sources: Sequence[str],
+    ports: Sequence[int],
+    state: State,
+    session: Session | None,
+    port_sources: Mapping[int, Sequence[str]] | None = None,
+    tunnel_port: int = 0,
+) -> Plan:
+    """Return what has to change so that these sources alone reach these ports; `sources` are normalised.
+
+    A port in `port_sources` is for those of the sources that are given there. All of them reach `tunnel_port` (UDP).
+    """
     own = state.permanent.zones.get(name)
     anew = own is None or not _is_ours(own)
     closing = [list(_closings(name, ports, view)) for view in state.views()]
@@ -26,7 +38,9 @@ def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: St
         changes.append(Change(name, "zone", "", "present"))
     if session is not None and not holds(sources, session.client):
         changes += _session_opened(name, state, views, session)
-    wanted = _wanted(name, sources, ports, own, session)
+    wanted = _wanted(name, sources, ports, own, session, port_sources or {})
+    if tunnel_port:
+        wanted = replace(wanted, ports=(*wanted.ports, f"{tunnel_port}/udp"))
     for kind in ("rich_rule", "port", "source"):
         changes += _differences(kind, wanted, before, "enabled")
     for kind in ("source", "port", "rich_rule"):
@@ -36,13 +50,22 @@ def plan_zone(name: str, sources: Sequence[str], ports: Sequence[int], state: St
     return Plan(list(dict.fromkeys(changes)), reload, problems_of(name, sources, ports, state, session))
 
 
-def _wanted(name: str, sources: Sequence[str], ports: Sequence[int], own: Zone | None, session: Session | None) -> Zone:
+def _wanted(
+    name: str,
+    sources: Sequence[str],
+    ports: Sequence[int],
+    own: Zone | None,
+    session: Session | None,
+    port_sources: Mapping[int, Sequence[str]],
+) -> Zone:
     """Return our zone as it is to be."""
     # Those of other controllers stay while these are trusted: what is right must not depend on who looks.
     rules = [rule for rule in (own.rich_rules if own else ()) if _is_ssh_rule(rule, sources)]
     if session is not None and holds(sources, session.client) and _ssh_rule(session) not in rules:
         rules.append(_ssh_rule(session))
-    return Zone(name, sources=tuple(sources), ports=tuple(f"{port}/tcp" for port in ports), rich_rules=tuple(rules))
+    rules += [_rpc_rule(source, port) for port in ports for source in port_sources.get(port, ())]
+    open_ports = tuple(f"{port}/tcp" for port in ports if port not in port_sources)
+    return Zone(name, sources=tuple(sources), ports=open_ports, rich_rules=tuple(rules))
 
 
 def _must_reload(name: str, state: State, closing: Sequence[Sequence[Change]], *, anew: bool) -> bool:
@@ -101,6 +124,12 @@ def _ssh_rule(session: Session) -> str:
         f'rule family="ipv{session.client.version}" source address="{session.client}" '
         f'port port="{session.port}" protocol="tcp" accept'
     )
+
+
+def _rpc_rule(source: str, port: int) -> str:
+    # A source is a network, be it of one address: no rule as of `_ssh_rule`, which stays while its address is trusted.
+    family = ipaddress.ip_network(source).version
+    return f'rule family="ipv{family}" source address="{source}" port port="{port}" protocol="tcp" accept'
 
 
 def _is_ssh_rule(rule: str, sources: Sequence[str]) -> bool:

@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Iterator
 
-# After 15 s without a sign the kernel asks, and after three questions without an answer the other one is given up.
-IDLE_S, EVERY_S, TIMES = 15, 5, 3
+# The kernel asks for each second without a sign, so that a silent host is seen soon, and gives it up after 30 s.
+IDLE_S, EVERY_S, TIMES = 1, 1, 29
 GONE_AFTER_S = IDLE_S + EVERY_S * TIMES
 # A client that takes nothing of an answer for so long is given up by a worker.
 UNTAKEN_MS = 60000

@@ -84,7 +84,7 @@ def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
 
 
 def peers(root: Path = Path("/")) -> dict[str, int]:
-    """Return the other end of each established connection, and how often the same was sent there again in vain."""
+    """Return the other end of each established connection, and how often it was sent the same, or asked, in vain."""
     return {sock.peer: sock.in_vain for sock in _sockets(root) if sock.state == _ESTABLISHED}
 
 
@@ -98,7 +98,9 @@ def _sockets(root: Path) -> Iterator[_Socket]:
             columns = line.split()
             address, port = _address(columns[1])
             peer = "{}:{}".format(*_address(columns[2]))
-            yield _Socket(address, port, peer, columns[3], int(columns[6], 16), int(columns[9]))
+            # Nothing is sent again while nothing is under way; then the kernel asks whether the other end is there.
+            in_vain = max(int(columns[6], 16), int(columns[8]))
+            yield _Socket(address, port, peer, columns[3], in_vain, int(columns[9]))
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -36,11 +36,17 @@ def member_problems(
             )
             continue
         if not own:
-            found.append(f"Group {group} has no master: set llama_group: {group} for a host of {master_group}.")
+            found.append(
+                f"Group {group} has no master: set llama_group: {group} for a host of {master_group}, "
+                f"or give {', '.join(endpoints)} another group."
+            )
         if len(own) > 1:
             found.append(f"Group {group} has the masters {', '.join(own)}, and a group has one: give each its own.")
         if not endpoints:
-            found.append(f"Group {group} has no workers: set llama_group: {group} for hosts of {worker_group}.")
+            found.append(
+                f"Group {group} has no workers: set llama_group: {group} for hosts of {worker_group}, "
+                f"or group: {group} in their rpc_server_instances."
+            )
         found += size_problems(endpoints, f"Group {group} has")
     return found
 
@@ -112,22 +118,30 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if it is left alone),
     `manifest` (of the release, or None) and `upgrade` (what release_journal knows of one that has not ended, or
     None); a host without `servers` was not asked. What a master has seen has `group`, `workers` (rpc_worker_info),
-    `manifest`, `upgrade` and `services` (llama_server_info), or `out`.
+    `manifest`, `upgrade`, `services` (llama_server_info) and with a tunnel its `links` (rpc_tunnel_info) and its
+    address there, `inside`; or `out`.
     """
+    links = [{"master": name, **link} for name, master in seen.items() for link in master.get("links") or []]
     # The first master of each group.
     owns: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for name, master in seen.items():
         if master.get("manifest"):
-            owns.setdefault(master.get("group", ""), (name, master["manifest"]))
+            owns.setdefault(master.get("group") or "", (name, master["manifest"]))
+    # A host that groups share has workers of others, whose masters were not to be asked.
+    asked = {master.get("group") or "" for master in seen.values()}
     rows = []
     for host, look in looks.items():
-        for endpoint, group in zip(look["endpoints"], look.get("groups") or [""] * len(look["endpoints"])):
+        groups = look.get("groups") or [""] * len(look["endpoints"])
+        for endpoint, group in zip(look["endpoints"], groups):
+            if len(set(groups)) > 1 and group not in asked:
+                continue
             views = {
                 name: view
                 for name, master in seen.items()
                 for view in master["workers"]
                 if view["endpoint"].lower() == endpoint.lower()
             }
+            views = _with_causes(endpoint, views, links)
             rows.append({"group": group, **_row(host, look, endpoint, views, owns.get(group))})
     problems = [
         f"{name} could not be asked. {master['out']}"
@@ -144,6 +158,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             "run the playbook upgrade, which ends it.",
         )
     problems += [problem for row in rows for problem in row["problems"]]
+    problems += _links_down(links, rows, problems)
     services = [
         {"group": master.get("group", ""), "host": name, **service}
         for name, master in seen.items()
@@ -157,10 +172,43 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     return {
         "all_well": bool(rows) and not problems,
         "workers": rows,
+        "links": links,
         "services": services,
         "problems": list(dict.fromkeys(problems)),
-        "notes": _notes(services),
+        "notes": _notes([each for each in services if each["address"] != seen[each["host"]].get("inside")]),
     }
+
+
+def _with_causes(
+    endpoint: str, views: Mapping[str, Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
+) -> dict[str, Mapping[str, Any]]:
+    """Have a tunnel that is down named in place of the worker behind it."""
+    down = {
+        link["master"]: link["message"]
+        for link in links
+        if link["message"] and link["address"] == endpoint.rpartition(":")[0]
+    }
+    return {
+        name: {**view, "message": down[name]} if name in down and view["state"] == "unreachable" else view
+        for name, view in views.items()
+    }
+
+
+def _links_down(
+    links: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], problems: Sequence[str]
+) -> list[str]:
+    """Say which links are down of gateways, and of workers that no master has asked, as they serve.
+
+    Others are named by their worker.
+    """
+    asked = {row["endpoint"].rpartition(":")[0] for row in rows if row["state"] in ("ready", "unreachable")}
+    return [
+        f"As {link['master']} sees it: {link['message']}"
+        for link in links
+        if link["message"]
+        and (link["address"] not in asked or not link["through_tunnel"])
+        and not any(link["message"] in problem for problem in problems)
+    ]
 
 
 def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -214,6 +262,24 @@ def render_services(services: Sequence[Mapping[str, Any]]) -> str:
     rows = [[*(service[key] for key in (*grouped, *keys)), "yes" if service["well"] else "no"] for service in services]
     header = (*grouped, "master", *keys[1:], "well")
     return "APIs\n" + render_table(header, rows, left=len(header))
+
+
+def render_links(links: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of the links of the tunnel."""
+    header = ("master", "worker", "handshake", "received", "sent", "round trip", "RPC")
+    rows = [
+        [
+            link["master"],
+            link["host"],
+            None if link["handshake_age_s"] is None else f"{link['handshake_age_s']} s ago",
+            f"{link['received_bytes'] / (1 << 20):.1f} MiB",
+            f"{link['sent_bytes'] / (1 << 20):.1f} MiB",
+            None if link["round_trip_ms"] is None else f"{link['round_trip_ms']:.2f} ms",
+            f"through it, {link['connections']} open" if link["through_tunnel"] else "past it",
+        ]
+        for link in links
+    ]
+    return "Tunnel\n" + render_table(header, rows, left=len(header))
 
 
 def _grouped(entries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

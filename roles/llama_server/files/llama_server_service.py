@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import http.client
+import http.server
 import json
 import os
 import re
@@ -21,9 +22,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Collection, Sequence
+from typing import Any, Callable, Collection, Sequence
 
 from _rpc.endpoint import parse_endpoints
 from _rpc.listeners import peers
@@ -35,13 +36,16 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 # A model at 10 MB/s, which a link of 100 Mbit/s stays under, and what comes before and after it.
 LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
+READY_LIMIT_S = 1
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
 STOP_LIMIT_S = 10
 # A host that takes nothing for so long is given up, as in a run: the kernel goes on sending for a quarter of an hour.
-GONE_AFTER_S, IN_VAIN = 30, 3
+GONE_AFTER_S, IN_VAIN = 30, 2
 # The figures are written anew at least so often, by which who reads them sees that this program is there.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# The units that a playbook has stopped for a while, and puts back in its own time (tasks pause and resume).
+PAUSED = Path("/run/llama_server_paused")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -59,6 +63,7 @@ class Settings:
     keys_file: str
     stall_timeout_s: int
     metrics_file: str | None
+    ready_port: int = 0
 
     @property
     def own_address(self) -> str:
@@ -137,6 +142,71 @@ class Figures:
             f"llama_server_metrics_timestamp_seconds{{{own}}} {time.time():.3f}",
         ]
         return "\n".join(lines) + "\n"
+
+
+class Readiness:
+    """What a load balancer is told: whether this API can take a request now, with all of its workers."""
+
+    def __init__(self, paused: Path = PAUSED) -> None:
+        self.server: Server | None = None
+        self.draining = False
+        self.paused = paused
+        # One that starts while it is paused is looked at first: no request is to come before.
+        self.held = paused.exists()
+
+    def look(self, path: str = "/ready") -> tuple[int, str]:
+        """Return an HTTP status and a sentence: 200, 404 where what runs may end and nothing new may begin, or 503."""
+        if path == "/live":
+            return http.client.OK, "It runs, and ends by itself when something is lost."
+        server = self.server
+        if server is None:
+            return http.client.SERVICE_UNAVAILABLE, "It does not serve yet."
+        if self.draining:
+            return http.client.NOT_FOUND, "It is about to stop."
+        self.held = self.held and self.paused.exists()
+        if self.held:
+            return http.client.SERVICE_UNAVAILABLE, "A playbook has paused it: the playbook serve puts it back."
+        seen = peers()
+        lost = [str(worker) for address, worker in server.workers.items() if address not in seen]
+        if lost:
+            return http.client.SERVICE_UNAVAILABLE, f"The connection to {', '.join(lost)} has ended."
+        # It may come back: what waits for it is left alone until the service gives it up.
+        silent = [str(worker) for address, worker in server.workers.items() if seen.get(address, 0) >= IN_VAIN]
+        if silent:
+            return http.client.NOT_FOUND, f"The host of {', '.join(silent)} takes nothing."
+        if server.get("/health", READY_LIMIT_S) != http.client.OK:
+            return http.client.SERVICE_UNAVAILABLE, f"llama-server does not answer within {READY_LIMIT_S} s."
+        return http.client.OK, "It serves."
+
+    def listen(self, address: str, port: int) -> None:
+        """Tell whoever asks at this port, in a thread of its own; raises ValueError with a sentence."""
+        look = self.look
+
+        class Asked(http.server.BaseHTTPRequestHandler):
+            timeout = 5
+
+            def do_GET(self) -> None:
+                status, sentence = look(self.path)
+                body = f"{sentence}\n".encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_words: object) -> None:
+                pass
+
+        class Told(http.server.ThreadingHTTPServer):
+            def handle_error(self, *_request: object) -> None:
+                """Leave whoever asks and does not wait for the answer alone."""
+
+        try:
+            told = Told((address, port), Asked)
+        except OSError as error:
+            message = f"Nobody can be told at {address}:{port} whether the API is ready: {error.strerror}."
+            raise ValueError(message) from None
+        threading.Thread(target=told.serve_forever, daemon=True).start()
 
 
 def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]:
@@ -304,11 +374,23 @@ def how_it_ended(returncode: int) -> str:
     return f"ended with exit status {returncode}"
 
 
-def serve(settings: Settings, figures: Figures) -> int:
+def nothing_more(_workers: Sequence[WorkerStatus]) -> list[str]:
+    """Return no further options of llama-server: the settings have all."""
+    return []
+
+
+# What llama-server is told besides its settings, once all workers are ready.
+Divide = Callable[[Sequence[WorkerStatus]], "list[str]"]
+
+
+def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Divide = nothing_more) -> int:
     """Wait for the workers, run the program and watch it; returns the exit status."""
     first_key(Path(settings.keys_file))
+    if settings.ready_port:
+        readiness.listen(settings.address, settings.ready_port)
     say("Looking at the workers.", state="READY=1\n")
     workers = wait_for_workers(settings, figures)
+    settings = replace(settings, arguments=[*settings.arguments, *divide(workers)])
     say(f"Loading {settings.alias} over {len(settings.workers)} workers.")
     server = Server(settings, workers, figures)
     try:
@@ -318,8 +400,10 @@ def serve(settings: Settings, figures: Figures) -> int:
                 f"http://{settings.address}:{settings.port}/v1."
             )
             figures.tell(serving=True)
+            readiness.server = server
             server.watch()
     finally:
+        readiness.server = None
         server.end()
     say(f"llama-server {how_it_ended(server.process.returncode)}; its last lines are above. It is started again.")
     return 1
@@ -340,18 +424,18 @@ def read_settings(path: Path) -> Settings:
         raise ValueError(message) from None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run with the settings in a file."""
-    parser = argparse.ArgumentParser(description="Run llama-server over RPC workers that are ready.")
-    parser.add_argument("settings", type=Path, help="the file that role llama_server has written")
-    path = parser.parse_args(arguments).settings
+def run(read: Callable[[], Settings], divide: Divide = nothing_more) -> int:
+    """Serve until told to end or until something is lost; says why, and returns the exit status."""
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
+    readiness = Readiness()
+    # So the program that drains says that it has begun.
+    signal.signal(signal.SIGUSR1, lambda *_: setattr(readiness, "draining", True))
     try:
-        settings = read_settings(path)
+        settings = read()
         figures = Figures(settings)
         try:
-            return serve(settings, figures)
+            return serve(settings, figures, readiness, divide)
         finally:
             figures.tell()
     except Stop:
@@ -360,6 +444,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         say(str(error))
         return 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run with the settings in a file."""
+    parser = argparse.ArgumentParser(description="Run llama-server over RPC workers that are ready.")
+    parser.add_argument("settings", type=Path, help="the file that role llama_server has written")
+    path = parser.parse_args(arguments).settings
+    return run(lambda: read_settings(path))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,12 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
@@ -145,6 +146,17 @@ def cable(host: str) -> str:
     raise AssertionError(number)
 
 
+@contextmanager
+def unplugged(host: str) -> Iterator[float]:
+    """Pull a host's cable for a while; gives when."""
+    end = cable(host)
+    subprocess.run(["ip", "link", "set", end, "down"], check=True)
+    try:
+        yield time.monotonic()
+    finally:
+        subprocess.run(["ip", "link", "set", end, "up"], check=True)
+
+
 def at_once(look: Callable[[str], Any], hosts: Iterable[str]) -> dict[str, Any]:
     """Return what a look at each host gives, all of them side by side."""
     with ThreadPoolExecutor() as threads:
@@ -182,6 +194,23 @@ def play(
     return done
 
 
+def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Return what runs a playbook over the lab's inventory and one that comes after it."""
+
+    def playbook(
+        name: str, *options: str, check: bool = True, timeout: float = 1800, **variables: Any
+    ) -> subprocess.CompletedProcess[str]:
+        given = ["-e", json.dumps(variables)] if variables else []
+        return play(name, "-i", str(overlay), *given, *options, check=check, timeout=timeout)
+
+    return playbook
+
+
+def words(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what a play has printed, in one line."""
+    return " ".join((done.stdout + done.stderr).split())
+
+
 def refused(cases: dict[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the tasks of a play in which each role must fail with its variables, and the next one follows."""
     return [
@@ -205,15 +234,24 @@ def refusals_in(output: str) -> dict[str, str]:
     return cases
 
 
-def module(host: str, name: str, **arguments: Any) -> dict[str, Any]:
-    """Return what a module of this collection returns on a test host, failed or not."""
+def module(host: str, name: str, overlay: Path = INVENTORY, **arguments: Any) -> dict[str, Any]:
+    """Return what a module of this collection returns on a test host, failed or not; `overlay` may add the host."""
+    inventories = ["-i", str(INVENTORY), "-i", str(overlay)]
+    # An empty object would be taken for a word.
+    given = ["-a", json.dumps(arguments)] if arguments else []
     done = _ansible(
-        "ansible", "-i", str(INVENTORY), host, "-m", f"llama_cpp.cluster.{name}", "-a", json.dumps(arguments),
+        "ansible", *inventories, host, "-m", f"llama_cpp.cluster.{name}", *given,
         timeout=300, ANSIBLE_CALLBACK_RESULT_FORMAT="json",
     )  # fmt: skip
     _host, separator, result = done.stdout.partition(" => ")
     assert separator, done.stdout + done.stderr
     return dict(json.loads(result))
+
+
+def releases_of(*hosts: str) -> dict[str, str]:
+    """Return the release of each host, as the link says."""
+    look = "basename $(readlink /opt/llama_cpp/current)"
+    return at_once(lambda host: ssh(host, "sh", "-c", look).stdout.strip(), hosts)
 
 
 def as_artifacts(releases: dict[str, str], folder: Path) -> Path:

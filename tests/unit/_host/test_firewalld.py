@@ -391,6 +391,32 @@ def test_rule_that_lets_in_more_than_the_controller_goes() -> None:
     assert plan == Plan([Change("llama-rpc", "rich_rule", wider, "disabled")], False, [])
 
 
+A, B = "10.0.0.10/32", "10.0.0.20/32"
+RULES = tuple(
+    f'rule family="ipv4" source address="{source}" port port="{port}" protocol="tcp" accept'
+    for source, port in ((A, 50052), (B, 50053))
+)
+
+
+def planned_for_two(own: Zone | None) -> list[str]:
+    state = running(view(PUBLIC, *([own] if own else [])))
+    return texts(plan_zone("llama-rpc", [A, B], [50052, 50053], state, ADMIN, {50052: [A], 50053: [B]}))
+
+
+def test_each_port_of_a_host_that_groups_share_is_for_its_own_master() -> None:
+    assert planned_for_two(Zone("llama-rpc", sources=(A, B), rich_rules=RULES)) == []
+    assert planned_for_two(OWN) == [
+        *(f"rich rule {rule} added to zone llama-rpc" for rule in RULES),
+        f"source {B} added to zone llama-rpc",
+        "port 50052/tcp removed from zone llama-rpc",
+    ]
+
+
+def test_a_rule_of_a_master_that_is_still_trusted_goes_with_its_port() -> None:
+    before = Zone("llama-rpc", sources=(A, B), rich_rules=(*RULES, RULES[0].replace("50052", "50053")))
+    assert planned_for_two(before) == [f"rich rule {before.rich_rules[2]} removed from zone llama-rpc"]
+
+
 def test_port_of_ssh_is_no_rpc_port() -> None:
     (problem,) = planned(running(view(replace(OWN, ports=("22/tcp",)), PUBLIC)), ports=(22,)).problems[:1]
     assert problem == "Port 22 is the one that SSH uses here: choose another RPC port."
@@ -515,3 +541,17 @@ def test_removal_takes_the_zone_and_nothing_else() -> None:
 def test_removal_keeps_the_session_of_a_controller_that_was_trusted() -> None:
     plan = plan_removal("llama-rpc", running(view(replace(OWN, rich_rules=(SSH_FROM_MASTER,)), PUBLIC)), MASTER)
     assert plan.changes == [Change("public", "port", "2222/tcp", "enabled"), Change("llama-rpc", "zone", "", "absent")]
+
+
+def test_with_a_tunnel_its_own_port_alone_is_open_to_the_addresses_outside() -> None:
+    sources, inside = ["10.0.0.10/32", "10.213.0.1/32"], {50052: ["10.213.0.1/32"]}
+    plan = plan_zone("llama-rpc", sources, [50052], running(view(PUBLIC, OWN)), MASTER, inside, 51820)
+    rule = 'rule family="ipv4" source address="10.213.0.1/32" port port="50052" protocol="tcp" accept'
+    assert plan.changes == [
+        Change("llama-rpc", "rich_rule", SSH_FROM_MASTER, "enabled"),
+        Change("llama-rpc", "rich_rule", rule, "enabled"),
+        Change("llama-rpc", "port", "51820/udp", "enabled"),
+        Change("llama-rpc", "source", "10.213.0.1/32", "enabled"),
+        Change("llama-rpc", "port", "50052/tcp", "disabled"),
+    ]
+    assert not plan.problems

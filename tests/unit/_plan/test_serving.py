@@ -50,6 +50,7 @@ def advice(result: dict[str, Any], slots: int, each: int, cache_ram: int = 0) ->
         **VARIABLES,
         **task["vars"],
         "__inference_plan": result,
+        "__inference_plan_arguments": {"left": []},
         "llama_server_parallel": slots,
         "llama_server_ctx_size": each,
         "llama_server_cache_ram": cache_ram,

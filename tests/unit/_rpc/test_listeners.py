@@ -54,8 +54,8 @@ ANY6 = "0" * 32
 MAPPED = "0000000000000000FFFF00000A00000A" if LITTLE else "00000000000000000000FFFF0A00000A"
 
 
-def line(local: str, remote: str, state: str, inode: int, in_vain: int = 0) -> str:
-    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 {in_vain:08X}   990        0 {inode} 1 0\n"
+def line(local: str, remote: str, state: str, inode: int, in_vain: int = 0, asked: int = 0) -> str:
+    return f"   0: {local} {remote} {state} 00000000:00000000 00:00000000 {in_vain:08X}   990 {asked:8d} {inode} 1 0\n"
 
 
 @pytest.fixture
@@ -108,7 +108,8 @@ def test_whom_the_host_is_connected_to_and_what_is_sent_in_vain(proc: Path) -> N
     with (proc / "proc/self/net/tcp").open("a") as table:
         table.write(line(f"{V4}:A16C", f"{V4}:C384", "01", 444, in_vain=12))
         table.write(line(f"{V4}:A16D", f"{V4}:C385", "06", 555))
-    assert peers(proc) == {"10.0.0.11:50052": 12, "10.0.0.10:41324": 0}
+        table.write(line(f"{V4}:A16E", f"{V4}:C386", "01", 666, asked=11))
+    assert peers(proc) == {"10.0.0.11:50052": 12, "10.0.0.11:50054": 11, "10.0.0.10:41324": 0}
 
 
 def test_what_may_not_be_read_is_not_known(proc: Path) -> None:

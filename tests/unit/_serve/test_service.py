@@ -31,6 +31,7 @@ SETTINGS: dict[str, Any] = {
     "keys_file": "/etc/llama_server/8080.keys",
     "stall_timeout_s": 600,
     "metrics_file": None,
+    "ready_port": 0,
 }
 WAITING = "Waiting for 1 of 2 workers, 10.0.0.12:50052. 10.0.0.12:50052 refuses connections: start it."
 

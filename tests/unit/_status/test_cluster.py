@@ -45,6 +45,11 @@ SOUND = {
          "v": {"llama_group": "b"}, "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
         {"masters": ["m", "n"], "workers": [*(f"w{i}" for i in range(1, 16)), "v"]},
     ),
+    "a-host-that-two-groups-share": (
+        {"w1": {"rpc_server_instances": [{"port": 1, "group": "a"}, {"port": 2, "group": "b"}]},
+         "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
+        {"masters": ["m", "n"], "workers": ["w1"]},
+    ),
     "releases-alike": (hosts(2), {"releases": {"m": NEW, "w1": NEW, "w2": SAME}}),
     "patched-otherwise": (hosts(1), {"releases": {"m": NEW, "w1": {**NEW, "id": "f", "patches": [{"name": "mine"}]}}}),
     "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}),
@@ -103,7 +108,7 @@ WRONG = {
     "group-without-a-master": (
         {"w1": {"llama_group": "a"}, "w2": {"llama_group": "b"}, "m": {"llama_group": "a"}},
         {"workers": ["w1", "w2"]},
-        ["Group b has no master: set llama_group: b for a host of llama_masters."],
+        ["Group b has no master: set llama_group: b for a host of llama_masters, or give w2:50052 another group."],
     ),
     "master-without-a-group": (
         {"w1": {"llama_group": "a"}, "m": {}},
@@ -113,7 +118,7 @@ WRONG = {
     "group-without-workers": (
         {"w1": {"llama_group": "a"}, "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
         {"workers": ["w1"], "masters": ["m", "n"]},
-        ["Group b has no workers: set llama_group: b for hosts of llama_workers."],
+        ["Group b has no workers: set llama_group: b for hosts of llama_workers, or group: b in their rpc_server_inst"],
     ),
     "two-masters-in-a-group": (
         {"w1": {"llama_group": "a"}, "m": {"llama_group": "a"}, "n": {"llama_group": "a"}},
@@ -136,6 +141,24 @@ WRONG = {
          "w2": {"rpc_server_address": "10.0.0.1", "llama_group": "b"}, "n": {"llama_group": "b"}},
         {"workers": ["w1", "w2"], "masters": ["m", "n"]},
         ["10.0.0.1:50052 is named twice as a worker, of w1 and of w2"],
+    ),
+    "instance-of-a-group-without-a-master": (
+        {"w1": {"llama_group": "a", "rpc_server_instances": [{"port": 1}, {"port": 2, "group": "b"}]},
+         "m": {"llama_group": "a"}},
+        {"workers": ["w1"]},
+        ["Group b has no master: set llama_group: b for a host of llama_masters, or give w1:2 another group."],
+    ),
+    "two-instances-on-one-port": (
+        {"w1": {"rpc_server_instances": [{"port": 1, "group": "a"}, {"port": 1, "group": "b"}]},
+         "m": {"llama_group": "a"}, "n": {"llama_group": "b"}},
+        {"workers": ["w1"], "masters": ["m", "n"]},
+        ["host w1, rpc_server_instances[1]: endpoint w1:1 is already a worker of host w1"],
+    ),
+    "master-that-serves-another-group": (
+        {"m": {"llama_group": "a", "rpc_server_instances": [{"port": 1}, {"port": 2, "group": "b"}]},
+         "n": {"llama_group": "b"}},
+        {"workers": ["m"], "masters": ["m", "n"]},
+        ["m is the master of group a, and its rpc_server_instances serve group b: give these to a host of llama_w"],
     ),
     "all-at-once": (
         {"w1": {"ansible_host": "a", "rpc_server_port": 0}, "w2": {"ansible_host": "a"}},
@@ -314,6 +337,17 @@ def test_no_worker_is_not_well() -> None:
     assert verify({}, {})["all_well"] is False
 
 
+@pytest.mark.parametrize(("asked", "shown"), [(["m"], ["a"]), (["m", "n"], ["a", "b"])], ids=["limit", "all"])
+def test_a_host_that_groups_share_is_judged_by_the_masters_that_are_asked(asked: list[str], shown: list[str]) -> None:
+    shared = {**WELL, "endpoints": ["10.0.0.1:50052", "10.0.0.1:50053"], "groups": ["a", "b"]}
+    seen = {
+        "m": {"group": "a", "manifest": NEW, "workers": [READY]},
+        "n": {"group": "b", "manifest": NEW, "workers": [{**READY, "endpoint": "10.0.0.1:50053"}]},
+    }
+    status = verify({"w1": shared}, {name: seen[name] for name in asked})
+    assert [row["group"] for row in status["workers"]] == shown
+
+
 def test_every_master_has_its_say() -> None:
     seen = {"m1": {"manifest": NEW, "workers": [READY]}, "m2": {"manifest": NEW, "workers": [REFUSED]}}
     assert verify({"w1": WELL}, seen)["problems"] == [f"As m2 sees it: {REFUSED['message']}"]
@@ -393,3 +427,30 @@ def test_what_is_cached_is_shown(
     header, row = render_cluster(status["workers"]).splitlines()[1:]
     assert row[header.index("cache") :].startswith(shown)
     assert "cache" not in render_cluster(look(READY)["workers"])
+
+
+@pytest.mark.parametrize(
+    ("state", "through_tunnel", "problems"),
+    [("unreachable", True, ["As m sees it: TUNNEL"]), ("ready", True, []), ("ready", False, ["As m sees it: TUNNEL"])],
+)
+def test_a_tunnel_that_is_down_is_named_as_the_cause(state: str, through_tunnel: bool, problems: list[str]) -> None:
+    link = {"host": "w", "address": "10.213.0.1", "through_tunnel": through_tunnel, "message": "TUNNEL"}
+    view = {"endpoint": "10.213.0.1:50052", "state": state, "protocol": None, "message": "It cannot be reached."}
+    looks = {"w": {"endpoints": ["10.213.0.1:50052"], "groups": [""], "out": ""}}
+    status = verify(looks, {"m": {"workers": [view], "manifest": NEW, "links": [link]}})
+    assert status["problems"] == problems
+    assert status["links"] == [{"master": "m", **link}]
+
+
+def test_what_passes_within_the_tunnel_is_not_said_to_be_readable() -> None:
+    api = {"unit": "u", "port": 8080, "workers": [], "state": "serving", "well": True, "message": ""}
+    seen = {
+        "m": {
+            "workers": [READY],
+            "manifest": NEW,
+            "inside": "10.213.0.9",
+            "services": [{**api, "address": "10.213.0.9"}, {**api, "address": "10.0.0.9"}],
+        }
+    }
+    (note,) = verify({"w1": WELL}, seen)["notes"]
+    assert "10.0.0.9:8080 of m, and what they get, is readable on its way" in note

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict
 
 import pytest
 from ansible.errors import AnsibleError, AnsibleFilterError
@@ -13,8 +13,10 @@ from ansible.template import Templar, trust_as_template
 from ansible.vars.hostvars import HostVars
 from ansible.vars.manager import VariableManager
 from ansible_collections.llama_cpp.cluster.plugins.filter.group_members import FilterModule as GroupFilter
+from ansible_collections.llama_cpp.cluster.plugins.filter.host_groups import FilterModule as HostFilter
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import FilterModule
 
+host_groups = HostFilter().filters()["host_groups"]
 group_members = GroupFilter().filters()["group_members"]
 rpc_endpoints = FilterModule().filters()["rpc_endpoints"]
 
@@ -68,6 +70,56 @@ def test_members_of_several_groups_keep_their_order() -> None:
     assert group_members(list(GROUPS), GROUPS, ["b1", "empty", "one"]) == ["b1", "one", "empty"]
 
 
+SHARED = {
+    "a-and-b": {
+        "llama_group": "a",
+        "rpc_server_instances": [{"port": 1}, {"port": 2, "group": "b"}, {"port": 3, "group": ""}],
+    },
+    "b-and-c": {"rpc_server_instances": [{"port": 1, "group": "b"}, {"port": 2, "group": "c"}]},
+    "c": {"llama_group": "c"},
+    "d": {"llama_group": "d"},
+}
+
+
+@pytest.mark.parametrize(
+    ("group", "endpoints"),
+    [("a", ["a-and-b:1", "a-and-b:3"]), ("b", ["a-and-b:2", "b-and-c:1"]), ("c", ["b-and-c:2", "c:50052"])],
+)
+def test_an_instance_is_of_its_own_group(group: str, endpoints: list[str]) -> None:
+    assert rpc_endpoints(list(SHARED), SHARED, group=group) == endpoints
+
+
+def test_a_host_is_of_the_groups_of_its_instances() -> None:
+    assert host_groups(["a-and-b", "c"], SHARED) == {"a-and-b": ["a", "b"], "c": ["c"]}
+    assert group_members(list(SHARED), SHARED, "c") == ["b-and-c", "c"]
+    assert group_members(list(SHARED), SHARED, "a-and-b") == ["a-and-b", "b-and-c"]
+
+
+@pytest.mark.parametrize("order", [list(SHARED), list(reversed(SHARED)), ["c", "a-and-b", "d", "b-and-c"]])
+def test_groups_that_share_a_host_are_linked(order: list[str]) -> None:
+    linked = {"a-and-b": ["a", "b", "c"], "b-and-c": ["a", "b", "c"], "c": ["a", "b", "c"], "d": ["d"]}
+    assert host_groups(order, SHARED, linked=True) == linked
+
+
+class Counted(Dict[str, Any]):
+    """Variables of hosts that count how often somebody looks at those of a host."""
+
+    looks = 0
+
+    def __getitem__(self, name: str) -> Any:
+        self.looks += 1
+        return super().__getitem__(name)
+
+
+def test_of_hundreds_of_groups_a_host_asks_those_of_its_own_alone() -> None:
+    plain = {f"{kind}{number}": {"llama_group": f"group{number}"} for kind in ("a", "b") for number in range(300)}
+    groups = {name: ",".join(own) for name, own in host_groups(list(plain), plain).items()}
+    hostvars = Counted({name: {**variables, "__cluster_groups": groups} for name, variables in plain.items()})
+    assert group_members(list(plain), hostvars, "a7") == ["a7", "b7"]
+    assert rpc_endpoints(list(plain), hostvars, group="group7") == ["a7:50052", "b7:50052"]
+    assert hostvars.looks <= 4, "each look has Ansible collect all variables of a host"
+
+
 def test_without_a_group_all_workers_are_meant() -> None:
     found = rpc_endpoints(list(GROUPS), GROUPS, details=True)
     assert [(worker["host"], worker["group"]) for worker in found] == [
@@ -99,6 +151,10 @@ BAD = {
     "instance-port": (
         {"rpc_server_instances": [{"port": 1}, {"port": 0}]},
         r"host w, rpc_server_instances\[1\]: port 0",
+    ),
+    "instance-group": (
+        {"rpc_server_instances": [{"port": 1, "group": ["a", "b"]}]},
+        r"host w, rpc_server_instances\[0\], group: \['a', 'b'\] is no name of a group",
     ),
     "instance-twice": (
         {"rpc_server_instances": [{"port": 1}, {"port": 1}]},

@@ -62,6 +62,56 @@ def test_limits_are_read_as_systemd_reads_them(limit: str, expected: int | None)
     assert result["workers"][0]["memory_max_bytes"] == expected
 
 
+def shared(held: dict[int, int], available: int, group: str, limits: dict[int, str] | None = None) -> dict[str, Any]:
+    """Ask for the worker of a group on a host of two groups; `held` and `available` are GiB."""
+    instances = [{"port": 1, "group": "a"}, {"port": 2, "group": "b"}]
+    hosts = {
+        "w": {"rpc_server_instances": [{**it, "memory_max": (limits or {}).get(it["port"], "")} for it in instances]}
+    }
+    lines = "".join(f"llama-rpc-server@{port}:   {size << 20} kB\n" for port, size in held.items())
+    text = f"MemTotal: {16 << 20} kB\nMemAvailable: {available << 20} kB\n{lines}"
+    endpoint = {"a": "w:1", "b": "w:2"}[group]
+    result: dict[str, Any] = split_plan_arguments([endpoint], hosts, hosts=["w"], meminfo={"w": text})
+    return result
+
+
+@pytest.mark.parametrize(
+    ("held", "available", "limits", "expected"),
+    [
+        ({}, 12, {}, 6),
+        ({1: 0}, 12, {}, 6),
+        # Whether the neighbour is loaded, and with how much of its share, makes no difference.
+        ({1: 4}, 8, {}, 6),
+        ({1: 6}, 6, {}, 6),
+        # Nobody has kept it from taking more.
+        ({1: 8}, 4, {}, 4),
+        ({}, 12, {1: "8G"}, 4),
+        ({1: 5}, 7, {1: "8G"}, 4),
+        ({}, 12, {1: "8G", 2: "1G"}, 4),
+        ({}, 12, {2: "2G"}, 2),
+        ({}, 12, {1: "16G"}, 0),
+    ],
+)
+def test_a_plan_leaves_the_other_group_its_share_of_the_host(
+    held: dict[int, int], available: int, limits: dict[int, str], expected: int
+) -> None:
+    result = shared(held, available, "b", limits)
+    assert result["skipped"] == ""
+    assert result["workers"][0]["memory_available_bytes"] == expected * GIB
+
+
+@pytest.mark.parametrize("available", [0, 3, 12])
+def test_two_plans_never_count_on_more_than_there_is(available: int) -> None:
+    counted = [shared({}, available, group)["workers"][0]["memory_available_bytes"] for group in "ab"]
+    assert sum(counted) == available * GIB
+
+
+def test_what_is_left_to_the_other_group_is_said() -> None:
+    (said,) = shared({1: 2}, 10, "b")["left"]
+    assert said.startswith("On w the plan leaves 4.0 GiB to group a, which shares that host: memory_max in rpc_server_")
+    assert asked()["left"] == []
+
+
 def test_memory_that_is_told_goes_before_what_is_read() -> None:
     told = {"192.0.2.1:50052": GIB, "198.51.100.1:50052": "2048"}
     result = asked(["192.0.2.1:50052", "198.51.100.1:50052"], given=told)

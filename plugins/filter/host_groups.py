@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: the groups of each host."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: host_groups
+short_description: The groups of masters and workers that each host is of
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs, and C(group) of
+    each of its C(rpc_server_instances) if they belong to others.
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of inventory hosts.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  linked:
+    description: Whether groups that share a host count as one. Then each host has the names of all of these groups.
+    type: bool
+    default: false
+seealso:
+  - plugin: llama_cpp.cluster.group_members
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: The groups of the workers are shown, such as node1 with [a] and node2 with [a, b]
+  ansible.builtin.debug:
+    msg: "{{ groups['llama_workers'] | llama_cpp.cluster.host_groups(hostvars) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The names of its groups for each host. The group without a name is an empty text.
+  type: dict
+"""
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of
+
+
+def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool = False) -> dict[str, list[str]]:
+    """Return the groups of each host."""
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("host_groups needs a list of hosts, and the variables of the hosts: hostvars")
+    found = {name: groups_of(Host(name, hostvars[name])) for name in hosts}
+    return _linked(found) if linked else found
+
+
+def _linked(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return for each host its groups and all that share hosts with them, over however many hosts."""
+    together: dict[str, set[str]] = {}
+    for own in groups.values():
+        united = {one for group in own for one in together.get(group, {group})}
+        together.update(dict.fromkeys(united, united))
+    return {name: sorted(together[own[0]]) for name, own in groups.items()}
+
+
+class FilterModule:
+    """The filters of this file."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return them by name."""
+        return {"host_groups": host_groups}

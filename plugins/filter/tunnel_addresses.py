@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: the addresses that hosts have in the tunnel between masters and workers."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: tunnel_addresses
+short_description: The addresses that hosts have in the tunnel between masters and workers
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - The address of a host is C(rpc_tunnel_address), or else one of C(rpc_tunnel_network) that follows from the name of
+    the host in the inventory. So it stays when other hosts come and go.
+  - Two of the hosts with the same address are an error that names both.
+  - Hosts without C(rpc_tunnel_enabled) have none, and are left out.
+positional: _input, hostvars
+options:
+  _input:
+    description: Names of inventory hosts.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+seealso:
+  - module: llama_cpp.cluster.rpc_tunnel_info
+"""
+
+EXAMPLES = r"""
+- name: The tunnel's addresses of all hosts are shown
+  ansible.builtin.debug:
+    msg: "{{ groups['all'] | llama_cpp.cluster.tunnel_addresses(hostvars) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The address of each host, by its name, in the same order.
+  type: dict
+  sample: {node1: 10.213.62.9, node2: 10.213.140.77}
+"""
+
+from typing import Any, Callable, Mapping, Sequence
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, tunnel_address
+
+
+def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tunnel's address of each host that has one."""
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
+        raise AnsibleFilterError("tunnel_addresses needs a list of hosts, and the variables of the hosts: hostvars")
+    found: dict[str, str] = {}
+    for name in hosts:
+        address = tunnel_address(Host(name, hostvars[name]))
+        twin = next((other for other, taken in found.items() if taken == address and other != name), None)
+        if address is not None and twin is not None:
+            raise AnsibleFilterError(
+                f"hosts {twin} and {name} both have {address} in the tunnel: give one of them a free address of "
+                "rpc_tunnel_network with rpc_tunnel_address"
+            )
+        if address is not None:
+            found[name] = address
+    return found
+
+
+class FilterModule:
+    """The filter, as Ansible looks for it."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"tunnel_addresses": tunnel_addresses}

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: what the HAProxy of role llama_gateway says of the groups behind it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import socket
+import time
+from calendar import timegm
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+# Where the role writes its configuration, and where its HAProxy listens for commands.
+FOLDER = Path("/etc/llama_gateway")
+SOCKET = Path("/run/llama-gateway/admin.sock")
+UNIT = "llama-gateway.service"
+# What keepalived reads where there is a virtual address, and a folder that is there while it runs.
+ADDRESS_CONFIG = "keepalived.conf"
+ADDRESS_FOLDER = Path("/run/llama-gateway-address")
+ADDRESS_UNIT = "llama-gateway-address.service"
+LIMIT_S = 10
+# The end of a certificate is told this long before.
+WARN_DAYS = 14
+# The server in which requests wait while no group serves.
+WAITING_ROOM = "wait"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group behind the gateway; `state` is `in`, `leaving` (what runs may end), `drained` by somebody, or `out`."""
+
+    name: str
+    model: str
+    state: str
+    reason: str
+    busy: int
+    slots: int
+
+
+def tell(command: str, path: Path = SOCKET) -> str:
+    """Send HAProxy a command, and return what it answers; raises OSError."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(LIMIT_S)
+        sock.connect(str(path))
+        sock.sendall(f"{command}\n".encode())
+        parts = []
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts).decode()
+
+
+def read_models(text: str) -> dict[str, str]:
+    """Return the model of each backend, out of `models.map`."""
+    pairs = (line.split() for line in text.splitlines())
+    return {backend: model for model, backend in (pair for pair in pairs if len(pair) == 2)}
+
+
+def read_groups(statistics: str, models: dict[str, str]) -> list[Group]:
+    """Return the groups out of the table that HAProxy gives for `show stat` (management.txt, 9.1)."""
+    found = []
+    for row in csv.DictReader(statistics.lstrip("# ").splitlines()):
+        if row["pxname"] not in models or row["svname"] in ("BACKEND", WAITING_ROOM):
+            continue
+        state = _state(row["status"])
+        reason = "" if state == "in" else _reason(row, state)
+        slots = int(row["slim"] or 0)
+        found.append(Group(row["svname"], models[row["pxname"]], state, reason, int(row["scur"]), slots))
+    return found
+
+
+def read_queues(statistics: str, models: dict[str, str]) -> dict[str, int]:
+    """Return how many requests wait for each model."""
+    rows = csv.DictReader(statistics.lstrip("# ").splitlines())
+    return {
+        models[row["pxname"]]: int(row["qcur"])
+        for row in rows
+        if row["svname"] == "BACKEND" and row["pxname"] in models
+    }
+
+
+def days_left(certificate: str, now: float | None = None) -> int | None:
+    """Return the days until a certificate ends, from what HAProxy says of it; None if it says nothing."""
+    found = re.search(r"^Not After: (.+)$", certificate, re.MULTILINE)
+    if not found:
+        return None
+    ends = timegm(time.strptime(found[1].strip(), "%b %d %H:%M:%S %Y GMT"))
+    return int((ends - (time.time() if now is None else now)) // 86400)
+
+
+def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDRESS_FOLDER) -> dict[str, Any]:
+    """Return what the gateway says, and whether it is well; see module llama_gateway_info."""
+    try:
+        models = read_models((folder / "models.map").read_text(encoding="utf-8"))
+        statistics = tell("show stat", path)
+        pem = folder / "door.pem"
+        days = days_left(tell(f"show ssl cert {pem}", path)) if pem.exists() else None
+    except FileNotFoundError:
+        return _silent(f"{UNIT} does not run: start it with `systemctl start {UNIT}`, or run the playbook serve.")
+    except OSError as error:
+        return _silent(f"{UNIT} does not answer ({error}): see `journalctl -u {UNIT}` there.")
+    groups = read_groups(statistics, models)
+    problems = [
+        f"Group {group.name} ({group.model}) is {group.state}: {group.reason}" for group in groups if group.reason
+    ]
+    if days is not None and days < WARN_DAYS:
+        problems.append(f"Its certificate ends in {days} days." if days >= 0 else "Its certificate has ended.")
+    if (folder / ADDRESS_CONFIG).exists() and not address_folder.exists():
+        problems.append(
+            f"{ADDRESS_UNIT} does not run, so this gateway cannot have the virtual address: start it with "
+            f"`systemctl start {ADDRESS_UNIT}`."
+        )
+    return {
+        "running": True,
+        "well": not problems,
+        "groups": [asdict(group) for group in groups],
+        "queued": read_queues(statistics, models),
+        "certificate_days": days,
+        "message": " ".join(problems) or f"All {len(groups)} groups are in.",
+    }
+
+
+def _silent(message: str) -> dict[str, Any]:
+    """Return what is known of a gateway that says nothing."""
+    return {"running": False, "well": False, "groups": [], "queued": {}, "certificate_days": None, "message": message}
+
+
+def _state(status: str) -> str:
+    if status.startswith("UP"):
+        return "in"
+    if status.startswith("NOLB"):
+        return "leaving"
+    return "drained" if status.startswith(("DRAIN", "MAINT")) else "out"
+
+
+def _reason(row: dict[str, str], state: str) -> str:
+    """Return one sentence why no request goes there."""
+    since = f"for {row['lastchg']} s"
+    if state == "leaving":
+        return f"its service is about to stop, or the host of a worker takes nothing ({since})."
+    if state == "drained":
+        return f"somebody has taken it out ({since})."
+    status = row["check_status"].lstrip("* ")
+    if status == "L7STS":
+        return f"its service says that it does not serve ({since}); the playbook verify says for what it waits."
+    if status in ("L4CON", "L4TOUT"):
+        return f"its master does not answer ({since})."
+    return f"HAProxy says {status or 'nothing'} ({since})."

@@ -1,0 +1,101 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: which groups a gateway sends requests to."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: llama_gateway_info
+short_description: Which groups a gateway sends requests to
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Asks the HAProxy that role P(llama_cpp.cluster.llama_gateway#role) has set up on this host.
+  - It never fails because the gateway or a group is bad; RV(message) says what is wrong.
+  - It needs root to reach HAProxy's own socket.
+options: {}
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
+seealso:
+  - module: llama_cpp.cluster.llama_server_info
+"""
+
+EXAMPLES = r"""
+- name: What the gateway says is known
+  llama_cpp.cluster.llama_gateway_info:
+  become: true
+  register: gateway
+
+- name: All groups take requests
+  ansible.builtin.assert:
+    that: gateway.well
+    fail_msg: "{{ gateway.message }}"
+"""
+
+RETURN = r"""
+running:
+  description: Whether the gateway runs and answers.
+  returned: success
+  type: bool
+well:
+  description:
+    - Whether it runs, all groups take requests, its certificate does not end soon, and it can have the virtual address
+      if there is one.
+  returned: success
+  type: bool
+groups:
+  description: The groups behind it.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: The name of the group.
+      type: str
+    model:
+      description: The model that it serves.
+      type: str
+    state:
+      description: V(in), V(leaving) (what runs may end), V(drained) by an operator, or V(out).
+      type: str
+    reason:
+      description: Why no request goes there; empty if it is V(in).
+      type: str
+    busy:
+      description: How many requests it has.
+      type: int
+    slots:
+      description: How many it may have.
+      type: int
+  sample:
+    - {name: a, model: llama-70b-q4_0, state: in, reason: "", busy: 1, slots: 4}
+queued:
+  description: How many requests wait for each model.
+  returned: success
+  type: dict
+  sample: {llama-70b-q4_0: 0}
+certificate_days:
+  description: In how many days the certificate ends; V(null) without one.
+  returned: success
+  type: int
+message:
+  description: What is wrong, or that nothing is.
+  returned: success
+  type: str
+  sample: All 2 groups are in.
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.gateway import look
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
+    module.exit_json(changed=False, **look())
+
+
+if __name__ == "__main__":
+    main()

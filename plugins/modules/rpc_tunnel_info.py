@@ -1,0 +1,173 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Ansible module: what a host has of the tunnel between masters and workers, and how its links are."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: rpc_tunnel_info
+short_description: What a host has of the tunnel between masters and workers
+version_added: 0.2.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - Looks at the WireGuard interface that role P(llama_cpp.cluster.rpc_tunnel#role) sets up on this host.
+  - It never fails because a link is down; RV(links[].message) says what is wrong.
+  - It needs root. The private key is read here, and is in no result.
+options:
+  network:
+    description: The network of the tunnel's addresses.
+    type: str
+    default: 10.213.0.0/16
+  links:
+    description: Whether to look at the links to the peers, each of which gets a ping.
+    type: bool
+    default: false
+  wait:
+    description: How many seconds to wait for the answers of the peers.
+    type: float
+    default: 3
+extends_documentation_fragment:
+  - llama_cpp.cluster.reads_only
+seealso:
+  - plugin: llama_cpp.cluster.tunnel_addresses
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: How the links are is known
+  llama_cpp.cluster.rpc_tunnel_info:
+    links: true
+  become: true
+  register: tunnel
+
+- name: All workers answer through the tunnel
+  ansible.builtin.assert:
+    that: tunnel.links | selectattr('message') | length == 0
+    fail_msg: "{{ tunnel.links | map(attribute='message') | select | join(' ') }}"
+"""
+
+RETURN = r"""
+kernel:
+  description: Whether the kernel has WireGuard.
+  returned: success
+  type: bool
+userspace:
+  description: Whether wireguard-go is installed.
+  returned: success
+  type: bool
+device:
+  description: Whether there is C(/dev/net/tun), which wireguard-go needs.
+  returned: success
+  type: bool
+public_key:
+  description: The public key of the host; empty if it has none.
+  returned: success
+  type: str
+  sample: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
+up:
+  description: Whether the interface is there.
+  returned: success
+  type: bool
+overlapping:
+  description: The other ways that the host has into O(network).
+  returned: success
+  type: list
+  elements: str
+  sample: [10.213.7.0/24 dev eth1]
+address:
+  description: The address in the configuration, with its prefix; empty without one.
+  returned: success
+  type: str
+  sample: 10.213.62.9/16
+peers:
+  description: The peers in the configuration.
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    host:
+      description: The name of the host in the inventory.
+      type: str
+    public_key:
+      description: Its public key.
+      type: str
+    address:
+      description: Its address in the tunnel.
+      type: str
+    endpoint:
+      description: Where its packets go.
+      type: str
+links:
+  description: The links to these peers; empty without O(links).
+  returned: success
+  type: list
+  elements: dict
+  contains:
+    host:
+      description: The name of the peer in the inventory.
+      type: str
+    address:
+      description: Its address in the tunnel.
+      type: str
+    endpoint:
+      description: Where its packets go.
+      type: str
+    handshake_age_s:
+      description: How many seconds ago both have last agreed on keys; V(null) if they never did.
+      type: int
+    received_bytes:
+      description: What has come from there.
+      type: int
+    sent_bytes:
+      description: What has gone there.
+      type: int
+    round_trip_ms:
+      description: How long a ping took; V(null) without an answer.
+      type: float
+    through_tunnel:
+      description: Whether packets to this address go into the tunnel.
+      type: bool
+    connections:
+      description: How many TCP connections there are to it.
+      type: int
+    message:
+      description: What is wrong; empty if nothing is.
+      type: str
+"""
+
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import NETWORK, TunnelError, look
+
+
+def main() -> None:
+    """Run the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "network": {"type": "str", "default": NETWORK},
+            "links": {"type": "bool", "default": False},
+            "wait": {"type": "float", "default": 3},
+        },
+        supports_check_mode=True,
+    )
+
+    def run(*command: str, given: str = "") -> str | None:
+        path = module.get_bin_path(command[0])
+        if path is None:
+            return None
+        status, out, _err = module.run_command([path, *command[1:]], data=given, environ_update={"LC_ALL": "C"})
+        return str(out) if status == 0 else None
+
+    params: dict[str, Any] = module.params
+    try:
+        found = look(run, params["network"], params["links"], params["wait"])
+    except TunnelError as error:
+        module.fail_json(msg=str(error))
+    module.exit_json(changed=False, **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What runs in a pod of a group of LeaderWorkerSet: the leader's API, or a worker.
+
+The image has this beside the programs of role llama_server and the packages of the collection that they are made of.
+Role kubernetes writes the settings; LeaderWorkerSet says in the environment who belongs to the group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, Mapping, NoReturn, Sequence
+
+import llama_server_service as service
+from _rpc.listeners import addresses_of
+
+from module_utils._gguf.header import GgufError, read_header, read_model
+from module_utils._host.cpu_topology import read_topology
+from module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from module_utils._plan.result import plan
+
+LOOK_AGAIN_S = 15
+# What stays free in each pod for the program itself, as module split_plan has it by default.
+RESERVE_BYTES, RESERVE_PERCENT = 1 << 28, 5.0
+
+
+def worker_endpoints(environment: Mapping[str, str], port: int) -> list[str]:
+    """Return the workers of this leader, as LeaderWorkerSet names their pods; raises ValueError with a sentence."""
+    leader, dot, rest = environment.get("LWS_LEADER_ADDRESS", "").partition(".")
+    size = environment.get("LWS_GROUP_SIZE", "")
+    if not dot or not re.fullmatch(r"[2-9]|1[0-6]", size):
+        message = (
+            f"LWS_LEADER_ADDRESS is {environment.get('LWS_LEADER_ADDRESS')!r} and LWS_GROUP_SIZE {size!r}: "
+            "a LeaderWorkerSet with a size from 2 to 16 sets both."
+        )
+        raise ValueError(message)
+    return [f"{leader}-{number}.{rest}:{port}" for number in range(1, int(size))]
+
+
+def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) -> service.Settings:
+    """Return what the role has written for the service, with the pod's address and the group's workers."""
+    text = json.dumps(written["service"]).replace("$(POD_IP)", environment["POD_IP"])
+    return service.Settings(**{**json.loads(text), "workers": worker_endpoints(environment, written["worker_port"])})
+
+
+def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
+    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets."""
+    wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
+    cluster = Cluster(
+        workers=tuple(
+            # A worker on a CPU reports the memory of its node, and may take what its pod is limited to.
+            Worker(str(it.endpoint), min([limit, *(device["memory_free_bytes"] for device in it.devices)]))
+            for it in workers
+        ),
+        reserve_bytes=RESERVE_BYTES,
+        reserve_percent=RESERVE_PERCENT,
+        tensor_split=tuple(wanted["tensor_split"]),
+        master_memory_available_bytes=written["leader_memory_bytes"],
+    )
+    try:
+        result = plan(
+            read_model(model),
+            Load(**wanted["load"]),
+            cluster,
+            adapters=[read_header(Path(path)) for path in wanted["lora"]],
+            draft=read_model(Path(wanted["draft_model"])) if wanted["draft_model"] else None,
+        )
+    except (GgufError, SplitError) as error:
+        return False, str(error), []
+    except OSError as error:
+        return False, f"{error.filename or model} cannot be read: {error.strerror}.", []
+    return result["fits"] is not False, result["message"], result["tensor_split"]
+
+
+def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> list[str]:
+    """Return how llama-server divides the model; waits while it is not there or does not fit.
+
+    A group that ended instead would be made anew at once, again and again, and its log with it.
+    """
+    if written["plan"]["skipped"]:
+        service.say(written["plan"]["skipped"])
+        return []
+    said = ""
+    while True:
+        fits, sentence, split = divided(written, workers)
+        if sentence != said:
+            service.say(sentence)
+            said = sentence
+        if fits:
+            return (
+                [] if written["plan"]["tensor_split"] else ["--tensor-split", ",".join(f"{share:g}" for share in split)]
+            )
+        time.sleep(LOOK_AGAIN_S)
+
+
+def become_worker(written: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
+    """Run an RPC server in the place of this program, with a thread for each core that the pod may use."""
+    topology = read_topology()
+    threads = topology.count_cores(topology.select())
+    place = ["-H", environment["POD_IP"], "-p", str(written["worker_port"])]
+    # Into a pipe the server writes blocks of 4 KiB. Python ignores SIGPIPE, and so will the server: a client that gives
+    # up while it waits would end it otherwise.
+    command = ["stdbuf", "-oL", written["rpc_server"], *place, "-t", str(threads), "-d", "CPU", "-c"]
+    service.say(f"Starting an RPC server with {threads} threads at {environment['POD_IP']}:{written['worker_port']}.")
+    os.execvp(command[0], command)  # noqa: S606 - no shell
+
+
+def become_drain(written: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
+    """Run the program that lets the requests of the leader end, in the place of this one."""
+    api = written["service"]
+    program = str(Path(__file__).with_name("llama_server_drain.py"))
+    options = ["1", environment["POD_IP"], str(api["port"]), api["keys_file"], str(written["drain_timeout_s"])]
+    os.execv(sys.executable, [sys.executable, "-B", "-s", program, *options])  # noqa: S606 - no shell
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do one of the four."""
+    parser = argparse.ArgumentParser(description="Run a pod of a group of llama.cpp RPC workers and their leader.")
+    parser.add_argument("part", choices=["leader", "worker", "listens", "drain"])
+    parser.add_argument("settings", type=Path, help="the file that role kubernetes has written")
+    args = parser.parse_args(arguments)
+    written = json.loads(args.settings.read_text(encoding="utf-8"))
+    if args.part == "leader":
+        return service.run(lambda: leader_settings(written, os.environ), lambda workers: divide(written, workers))
+    if args.part == "worker":
+        become_worker(written, os.environ)
+    if args.part == "drain":
+        become_drain(written, os.environ)
+    # No connection is made: a worker serves one client at a time.
+    return 0 if os.environ["POD_IP"] in addresses_of(written["worker_port"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

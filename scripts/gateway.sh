@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-gateway`: two groups behind a gateway on test hosts that this makes and removes. Arguments go to pytest, as in
+# `scripts/gateway.sh -k killed`. Exit status 77: could not run here, and says why.
+set -eu
+
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+    echo "Not run: the gateway on test hosts; it makes containers, which needs root: sudo make test-gateway" >&2
+    exit 77
+fi
+# A lab of its own, beside that of `make lab`.
+export LAB_NUMBER="${LAB_NUMBER:-109}"
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+
+trap 'scripts/lab.sh down' EXIT
+trap 'exit 130' INT TERM
+on_hosts() {
+    ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/gateway.yml "$@"
+}
+scripts/lab.sh up master worker1 worker2 worker3 worker4 worker5 worker6 outsider
+on_hosts extensions/molecule/cluster/prepare.yml
+on_hosts playbooks/site.yml --check --diff
+python tests/lab/listing.py compare
+pytest -v --durations 10 "$@" tests/gateway
+on_hosts playbooks/reset.yml -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
+python tests/lab/listing.py compare

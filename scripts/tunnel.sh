@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-tunnel`: a cluster whose traffic goes through a tunnel, on test hosts that this makes and removes. Arguments go to pytest, as in
+# `scripts/tunnel.sh -k capture`. Exit status 77: could not run here, and says why.
+set -eu
+
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+    echo "Not run: the tunnel on test hosts; it makes containers, which needs root: sudo make test-tunnel" >&2
+    exit 77
+fi
+# A lab of its own, beside that of `make lab`.
+export LAB_NUMBER="${LAB_NUMBER:-119}"
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+
+trap 'scripts/lab.sh down' EXIT
+trap 'exit 130' INT TERM
+on_hosts() {
+    ansible-playbook -i inventories/lab/hosts.yml -i inventories/lab/tunnel.yml -i inventories/lab/tunnel_gateway.yml "$@"
+}
+scripts/lab.sh up master worker1 worker2 worker4 outsider
+on_hosts extensions/molecule/cluster/prepare.yml
+on_hosts playbooks/site.yml --check --diff
+python tests/lab/listing.py compare
+pytest -v --durations 10 "$@" tests/tunnel
+on_hosts playbooks/reset.yml -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
+python tests/lab/listing.py compare

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a WireGuard tunnel between a master and a worker costs, and where its time goes.
+
+A worker of one core is in a network namespace of its own, and the master here; a cable joins them (veth). The same
+worker is asked by the cable's address and by that of a tunnel through the cable. Each side has a core, for worker or
+master and their end of the tunnel; with four cores or more the ends of the tunnel have cores of their own. The tunnel
+is the kernel's where it has one, else wireguard-go, and the table says which. Each round measures all cases once,
+beginning with another one, and ratios are of figures of the same round. Needs root, and the release that `make test`
+builds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.loopback import CORES, Rates, in_rounds, keep, model, obstacle, ratio, release
+from benchmarks.measure import NotRunError, asked, output_of, run_to_end, shown, spread, table
+from benchmarks.throughput import measured
+from support.debian_programs import debian_program
+from support.harness import end, running_worker
+from support.runs import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SPACE = "llama-tunnel"
+CABLE, TUNNEL = ("lltcable0", "lltcable1"), ("lltwg0", "lltwg1")
+PLAIN_ADDRESS, TUNNEL_ADDRESS = ("10.88.0.1", "10.88.0.2"), ("10.88.1.1", "10.88.1.2")
+PORTS = (51891, 51892)
+LIMIT_S = 30
+# What WireGuard adds to a packet of IPv4 or IPv6.
+OVERHEAD = 80
+FEW, MANY, PROMPT = 8, 136, 128
+# On one core, a worker that waits for the next request by looking all the time is in the way of its tunnel.
+PLAIN, USUAL, LARGE = "no tunnel", "tunnel", "tunnel, packets of 8920 bytes"
+SLEEPS = ", worker sleeps between requests"
+ECHO = """
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("0.0.0.0", int(sys.argv[1])))
+print("ready", flush=True)
+while True:
+    sock.sendto(*sock.recvfrom(64))
+"""
+
+
+def run(*command: str | Path) -> str:
+    return output_of(command, f"{' '.join(map(str, command[:4]))} failed", LIMIT_S)
+
+
+def inside(*command: str | Path) -> str:
+    return run("ip", "netns", "exec", SPACE, *command)
+
+
+@dataclass
+class Ends:
+    """Both ends of the tunnel: the processes of wireguard-go, or none where the kernel has the tunnel."""
+
+    processes: list[subprocess.Popen[bytes]]
+
+    @property
+    def kind(self) -> str:
+        return "wireguard-go" if self.processes else "the kernel's WireGuard"
+
+    def seconds(self) -> float:
+        """Return the processor time of both processes."""
+        ticks = 0
+        for process in self.processes:
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    @staticmethod
+    def packets() -> int:
+        counts = Path(f"/sys/class/net/{TUNNEL[0]}/statistics")
+        return sum(int((counts / name).read_text()) for name in ("tx_packets", "rx_packets"))
+
+
+@contextmanager
+def cable() -> Iterator[None]:
+    """Have a namespace for the worker, and a cable to it."""
+    try:
+        run("ip", "netns", "add", SPACE)
+        run("ip", "link", "add", CABLE[0], "type", "veth", "peer", "name", CABLE[1], "netns", SPACE)
+        run("ip", "address", "add", f"{PLAIN_ADDRESS[0]}/24", "dev", CABLE[0])
+        inside("ip", "address", "add", f"{PLAIN_ADDRESS[1]}/24", "dev", CABLE[1])
+        run("ip", "link", "set", CABLE[0], "up")
+        inside("ip", "link", "set", CABLE[1], "up")
+        inside("ip", "link", "set", "lo", "up")
+        yield
+    finally:
+        # The cable goes with it.
+        subprocess.run(["ip", "netns", "delete", SPACE], stderr=subprocess.DEVNULL, check=False, timeout=LIMIT_S)
+
+
+@contextmanager
+def tunnel(folder: Path, cores: tuple[int, int]) -> Iterator[Ends]:
+    """Have a tunnel through the cable, the two ends of it on these cores."""
+    wg = debian_program("wireguard-tools", "usr/bin/wg")
+    kernel = subprocess.run(["ip", "link", "add", TUNNEL[0], "type", "wireguard"], capture_output=True, check=False)
+    ends = Ends([])
+    try:
+        secrets = [folder / f"key{end_of}" for end_of in (0, 1)]
+        public = []
+        for secret in secrets:
+            secret.write_text(run(wg, "genkey"))
+            public.append(subprocess.check_output([wg, "pubkey"], text=True, input=secret.read_text()).strip())
+        for number, name in enumerate(TUNNEL):
+            space = ("ip", "netns", "exec", SPACE) if number else ()
+            if kernel.returncode:
+                program = debian_program("wireguard-go", "usr/bin/wireguard-go")
+                pinned = ("taskset", "-c", str(cores[number]))
+                process = subprocess.Popen([*space, *pinned, program, "-f", name], stderr=subprocess.DEVNULL)
+                ends.processes.append(process)
+                control = Path("/run/wireguard", f"{name}.sock")
+                wait_for(control.exists, LIMIT_S)
+            elif number:
+                run(*space, "ip", "link", "add", name, "type", "wireguard")
+            other = 1 - number
+            run(
+                *space, wg, "set", name, "listen-port", str(PORTS[number]), "private-key", secrets[number],
+                "peer", public[other], "endpoint", f"{PLAIN_ADDRESS[other]}:{PORTS[other]}",
+                "allowed-ips", f"{TUNNEL_ADDRESS[other]}/32",
+            )  # fmt: skip
+            run(*space, "ip", "address", "add", f"{TUNNEL_ADDRESS[number]}/24", "dev", name)
+            run(*space, "ip", "link", "set", name, "up")
+        yield ends
+    finally:
+        for process in ends.processes:
+            end(process)
+        if not kernel.returncode:
+            run("ip", "link", "delete", TUNNEL[0])
+
+
+def set_packets(bytes_of_cable: int) -> None:
+    """Have packets of so many bytes on the cable, and what is left of them in the tunnel."""
+    for names, size in ((CABLE, bytes_of_cable), (TUNNEL, bytes_of_cable - OVERHEAD)):
+        run("ip", "link", "set", names[0], "mtu", str(size))
+        inside("ip", "link", "set", names[1], "mtu", str(size))
+
+
+def round_trip_ms(address: str) -> float:
+    """Return the shortest of many round trips of a small packet."""
+    echo = subprocess.Popen(
+        ["ip", "netns", "exec", SPACE, sys.executable, "-c", ECHO, "51893"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert echo.stdout
+        echo.stdout.readline()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(LIMIT_S)
+            times = []
+            for _number in range(200):
+                began = time.perf_counter()
+                sock.sendto(b"ping", (address, 51893))
+                sock.recv(64)
+                times.append(time.perf_counter() - began)
+    finally:
+        end(echo)  # type: ignore[arg-type]
+        if echo.stdout:
+            echo.stdout.close()
+    return sorted(times)[len(times) // 2] * 1000
+
+
+def bench(path: Path, endpoint: str, *options: str) -> tuple[float, float]:
+    """Return tokens per second, and how many seconds all of it took, with the load."""
+    began = time.monotonic()
+    (test,) = measured(path, "--rpc", endpoint, "-dev", "RPC0", "-ngl", "999", "-t", "1", *options)
+    return float(test["avg_ts"]), time.monotonic() - began
+
+
+def case(path: Path, ends: Ends, address: str, packet: int, folder: Path, *, spin: bool, core: int) -> Rates:
+    """Measure a worker whose cache is empty at first."""
+    set_packets(packet)
+    found: Rates = {"round trip, ms": round_trip_ms(address)}
+    with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
+        prefix = ("ip", "netns", "exec", SPACE, "env", f"LLAMA_CACHE={place}/cache", f"GGML_RPC_SPIN={int(spin)}")
+        prefix += ("taskset", "-c", str(core))
+        log = Path(place, "log")
+        worker = stack.enter_context(running_worker(release(), log, "-c", prefix=prefix, address=address))
+        endpoint = f"{address}:{worker.port}"
+        found["first load, s"] = bench(path, endpoint, "-p", "0", "-n", "1")[1]
+        found["cached load, s"] = bench(path, endpoint, "-p", "0", "-n", "1")[1]
+        found["prompt, tokens/s"] = bench(path, endpoint, "-p", str(PROMPT), "-n", "0")[0]
+        counts = []
+        for tokens in (FEW, MANY):
+            before = ends.packets(), ends.seconds()
+            found["generation, tokens/s"] = bench(path, endpoint, "-p", "0", "-n", str(tokens))[0]
+            counts.append((ends.packets() - before[0], ends.seconds() - before[1]))
+    if address in TUNNEL_ADDRESS:
+        found["packets for a token"] = (counts[1][0] - counts[0][0]) / (MANY - FEW)
+        if ends.processes:
+            found["tunnel's processor time for a token, ms"] = (counts[1][1] - counts[0][1]) / (MANY - FEW) * 1000
+    return found
+
+
+def texts(rounds: list[dict[str, Rates]]) -> str:
+    rows = [
+        [
+            name,
+            test,
+            shown(spread([done[name][test] for done in rounds], 3), 2),
+            shown(ratio(rounds, name, PLAIN, test), 2) if test in rounds[0][PLAIN] else "",
+        ]
+        for name, tests in rounds[0].items()
+        for test in tests
+    ]
+    return table(["case", "what", "median (range)", f"ratio to: {PLAIN}"], rows)
+
+
+def main() -> int:
+    """Measure, print the table, and write all values as JSON."""
+    args = asked(__doc__, "a tiny model, which only shows that it runs", rounds=3)
+    if os.geteuid() != 0:
+        raise NotRunError("tunnel; network namespaces need root.")
+    if why := obstacle(2):
+        raise NotRunError(f"tunnel; {why}.")
+    own = CORES[2:4] if len(CORES) >= 4 else CORES[:2]
+    with tempfile.TemporaryDirectory() as name, cable(), tunnel(Path(name), (own[1], own[0])) as ends:
+        path, folder = model(smoke=args.smoke), Path(name)
+        # The worker has the first core; the master has the others, as llama-bench is told.
+        ways = {PLAIN: (PLAIN_ADDRESS[1], 1500), USUAL: (TUNNEL_ADDRESS[1], 1500), LARGE: (TUNNEL_ADDRESS[1], 9000)}
+        cases = {
+            f"{name}{'' if spin else SLEEPS}": lambda way=way, spin=spin: case(
+                path, ends, *way, folder, spin=spin, core=CORES[0]
+            )
+            for name, way in ways.items()
+            for spin in (True, False)
+        }
+        rounds = in_rounds(cases, args.repetitions, "tunnel")
+        kind = ends.kind
+    where = "a core of its own" if len(CORES) >= 4 else "the core of its side"
+    print(f"\nA worker of one core, and {kind}, each end of which has {where}\n")
+    print(texts(rounds))
+    print(f"\nAll of it: {keep('tunnel', args, {'kind': kind, 'rounds': rounds})}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_to_end(main)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The manifests of role kubernetes: what schemas say of them, who reaches whom, and how pods are confined."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from support.kubernetes import (
+    GATEWAY,
+    GIVEN,
+    INSTANCE,
+    labels,
+    lets_through,
+    of_kind,
+    play,
+    refusals,
+    rendered,
+    templates,
+    the_set,
+)
+
+# The newest, and the two before it.
+VERSIONS = ("1.35", "1.36", "1.37")
+# Of others than Kubernetes.
+OWN_SCHEMAS = ("LeaderWorkerSet", "ServiceMonitor")
+CHOICES: dict[str, dict[str, Any]] = {
+    "least": {"kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}}},
+    "gateway": GATEWAY,
+}
+
+
+@pytest.fixture(scope="module", params=CHOICES, ids=str)
+def manifests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return rendered(tmp_path_factory.mktemp("rendered"), CHOICES[request.param])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_them(manifests: list[dict[str, Any]], version: str) -> None:
+    for manifest in manifests:
+        if manifest["kind"] not in OWN_SCHEMAS:
+            kubernetes_validate.validate(manifest, version, strict=True)
+    for part, template in templates(manifests).items():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part, **template["metadata"]}}
+        kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
+
+
+def test_leader_worker_set_takes_it(manifests: list[dict[str, Any]]) -> None:
+    found = the_set(manifests)
+    assert list(refusals(found)) == []
+    assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
+    # The schema itself is not ours to keep: who has it names the file.
+    path = os.environ.get("LEADER_WORKER_SET_CRD")
+    if path:
+        [version] = [it for it in yaml.safe_load(Path(path).read_text())["spec"]["versions"] if it["name"] == "v1"]
+        jsonschema.Draft202012Validator(_closed(version["schema"]["openAPIV3Schema"])).validate(found)
+
+
+def _closed(schema: Any) -> Any:
+    """Have an object take no fields that its schema does not name; an API server drops them without a word."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _closed(part) for name, part in schema.items()}
+    if isinstance(found.get("properties"), dict) and "type" in found:
+        found["additionalProperties"] = False
+    if found.pop("x-kubernetes-int-or-string", False):
+        found.pop("type", None)
+    return found
+
+
+def test_nothing_in_a_pod_has_more_rights_than_it_needs(manifests: list[dict[str, Any]]) -> None:
+    for template in templates(manifests).values():
+        spec = template["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & spec.keys()
+        pod = spec["securityContext"]
+        assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert pod["runAsUser"] > 0
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "@sha256:" in container["image"]
+            # Of the class Guaranteed, whose processors can be its own.
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+            assert container["resources"]["limits"]["cpu"].isdecimal()
+    leader = templates(manifests)["leader"]["spec"]
+    assert all(mount["readOnly"] for mount in leader["containers"][0]["volumeMounts"])
+
+
+def test_a_worker_obeys_its_own_leader_and_reaches_nobody(manifests: list[dict[str, Any]]) -> None:
+    groups = range(the_set(manifests)["spec"]["replicas"])
+    chat, other = {"app": "chat"}, {"app": "other"}
+    parts = templates(manifests)
+    named = {name for template in parts.values() for name in template["metadata"]["labels"]}
+    assert INSTANCE in named
+    for group in groups:
+        leader, worker = labels(manifests, "leader", group), labels(manifests, "worker", group)
+        assert lets_through(manifests, leader, worker, 50052)
+        assert not lets_through(manifests, leader, worker, 22)
+        for source in (chat, other, worker, *(labels(manifests, "leader", it) for it in groups if it != group)):
+            assert not lets_through(manifests, source, worker, 50052)
+        for target in (chat, leader, worker):
+            assert not lets_through(manifests, worker, target, 8080)
+        assert not lets_through(manifests, leader, chat, 8080)
+        assert not lets_through(manifests, other, leader, 8080)
+        # One that is there for a moment, or that somebody has scaled up, is closed and not open.
+        assert not lets_through(manifests, chat, labels(manifests, "worker", 99), 50052)
+
+
+def test_clients_come_in_at_the_door_alone(tmp_path: Path) -> None:
+    chat = {"app": "chat"}
+    plain = rendered(tmp_path, {"kubernetes_trusted_peers": [{"podSelector": {"matchLabels": chat}}]})
+    leader = labels(plain, "leader", 0)
+    assert lets_through(plain, chat, leader, 8080)
+    assert not lets_through(plain, chat, leader, 8081)
+    behind = rendered(tmp_path, GATEWAY)
+    leader, gateway = labels(behind, "leader", 1), labels(behind, "gateway")
+    assert lets_through(behind, chat, gateway, 8000)
+    assert not lets_through(behind, chat, leader, 8080)
+    assert lets_through(behind, gateway, leader, 8080)
+    assert lets_through(behind, gateway, leader, 8081)
+    assert lets_through(behind, {"app": "prometheus"}, leader, 8080)
+    assert not lets_through(behind, {"app": "prometheus"}, gateway, 8000)
+    [service] = [it for it in of_kind(behind, "Service") if it["metadata"]["name"] == "llama-api"]
+    assert service["spec"]["selector"].items() <= gateway.items()
+
+
+def test_no_probe_connects_to_a_worker(manifests: list[dict[str, Any]]) -> None:
+    [worker] = templates(manifests)["worker"]["spec"]["containers"]
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert worker[name].keys() & {"exec", "httpGet", "tcpSocket", "grpc"} == {"exec"}
+        assert worker[name]["exec"]["command"][-2] == "listens"
+
+
+def test_each_worker_has_a_node_of_its_own(manifests: list[dict[str, Any]]) -> None:
+    [rule] = templates(manifests)["worker"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"] == labels(manifests, "worker")
+
+
+def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -> None:
+    asked = {"kubernetes_state": "rendered", "kubernetes_folder": "manifests"}
+    shown = play(tmp_path, asked, "--check", "--diff")
+    assert shown.returncode == 0, shown.stdout
+    assert "kind: LeaderWorkerSet" in shown.stdout
+    assert not (tmp_path / "manifests").exists()
+    first = rendered(tmp_path, {})
+    assert "changed=0" in play(tmp_path, asked).stdout
+    second = rendered(tmp_path, {"llama_server_parallel": 2})
+    for part in ("leader", "worker"):
+        before, after = (templates(it)[part]["metadata"]["annotations"] for it in (first, second))
+        assert before != after
+    [configuration] = of_kind(second, "ConfigMap")
+    written = json.loads(configuration["data"]["pod.json"])
+    assert written["plan"]["load"]["parallel"] == 2
+    assert written["worker_memory_bytes"] == 24 << 30
+
+
+def test_keys_of_ones_own_are_in_no_manifest(tmp_path: Path) -> None:
+    found = rendered(tmp_path, {"llama_server_api_keys": []})
+    assert of_kind(found, "Secret") == []
+    assert GIVEN["llama_server_api_keys"][0] not in json.dumps(found)
+    sources = next(it for it in templates(found)["leader"]["spec"]["volumes"] if it["name"] == "settings")["projected"]
+    assert sources["sources"][1]["secret"]["name"] == "llama-keys"

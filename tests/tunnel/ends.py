@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A cluster of the lab with its tunnel, and what passes on the cable of its master."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import address_of
+
+from support.lab.hosts import CACHE, ROOT, WORKERS, at_once, cable, eventually, over, ssh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TUNNEL = ROOT / "inventories/lab/tunnel.yml"
+UNIT = "wg-quick@llama-tunnel.service"
+HOSTS = ("master", *WORKERS)
+INSIDE = {host: address_of(host) for host in HOSTS}
+MODEL = CACHE / "lab/random-weights.gguf"
+ETH_P_ALL = 3
+
+
+playbook = over(TUNNEL)
+
+
+def restart(*hosts: str) -> None:
+    """Restart hosts of the tunnel; returns when each of them is back, and its tunnel with it."""
+    look = ("systemctl", "show", "--property=ActiveEnterTimestampMonotonic", UNIT)
+    started = at_once(lambda host: ssh(host, *look).stdout, hosts)
+    for host in hosts:
+        ssh(host, "systemctl", "--no-block", "reboot", check=False)
+
+    def restarted(host: str) -> bool:
+        now = ssh(host, *look, check=False, anew=True)
+        return (
+            now.returncode == 0
+            and now.stdout.strip().rpartition("=")[2] not in ("", "0")
+            and now.stdout != started[host]
+        )
+
+    for host in hosts:
+        eventually(lambda host=host: restarted(host), 120, f"{host} is back")
+
+
+@contextmanager
+def captured(host: str) -> Iterator[list[bytes]]:
+    """Every frame on the cable of a host."""
+    frames: list[bytes] = []
+    over = threading.Event()
+    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
+        sock.bind((cable(host), 0))
+        sock.settimeout(0.5)
+
+        def take() -> None:
+            while not over.is_set():
+                try:
+                    frames.append(sock.recv(1 << 17))
+                except TimeoutError:
+                    continue
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        try:
+            yield frames
+        finally:
+            over.set()
+            thread.join()
+
+
+def weights_in(frames: list[bytes], pieces: int = 2000) -> int:
+    """Count which of some pieces of the model, spread all over it, have passed in the clear."""
+    weights = MODEL.read_bytes()
+    step = len(weights) // pieces
+    passed = b"".join(frames)
+    # Two of them are pieces of the header, perhaps; nobody sends that.
+    return sum(weights[at : at + 24] in passed for at in range(step, len(weights) - 24, step))

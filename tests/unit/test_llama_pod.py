@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a pod makes of its environment, of its settings and of what its workers report."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.synthetic_models import write_synthetic
+from support.tree import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def pod() -> ModuleType:
+    """The program, with its parts as the image has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        for folder in "plugins/module_utils", "plugins", "roles/llama_server/files", "roles/kubernetes/files":
+            patch.syspath_prepend(ROOT / folder)
+        return importlib.import_module("llama_pod")
+
+
+def environment(address: str = "llama-1.llama.prod", size: str = "3") -> dict[str, str]:
+    return {"LWS_LEADER_ADDRESS": address, "LWS_GROUP_SIZE": size, "POD_IP": "10.1.2.3"}
+
+
+def settings(model: Path, worker_mib: int = 200, leader_mib: int = 400, **plan: Any) -> dict[str, Any]:
+    """Return what role kubernetes writes, as far as a plan needs it."""
+    load = {"ctx_size": 512, "parallel": 1, "outputs_per_slot": 1, "master_other_bytes": 0}
+    return {
+        "service": {"model": str(model)},
+        "worker_memory_bytes": (worker_mib + 256) * MIB,
+        "leader_memory_bytes": (leader_mib + 256) * MIB,
+        "plan": {"load": load, "draft_model": "", "lora": [], "tensor_split": [], "skipped": "", **plan},
+    }
+
+
+def workers(pod: ModuleType, *free_mib: int) -> list[Any]:
+    """Return workers that are ready, with what they say is free."""
+    return [
+        pod.service.WorkerStatus(
+            endpoint=f"llama-0-{number}.llama.prod:50052",
+            host=f"llama-0-{number}.llama.prod",
+            port=50052,
+            state="ready",
+            devices=[{"index": 0, "memory_free_bytes": free * MIB, "memory_total_bytes": free * MIB}],
+        )
+        for number, free in enumerate(free_mib, 1)
+    ]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_synthetic(tmp_path / "m.gguf", "window, five of six")
+
+
+def test_workers_are_named_after_their_leader(pod: ModuleType) -> None:
+    assert pod.worker_endpoints(environment(), 50052) == [
+        "llama-1-1.llama.prod:50052",
+        "llama-1-2.llama.prod:50052",
+    ]
+    assert len(pod.worker_endpoints(environment(size="16"), 50052)) == 15
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, environment(address=""), environment(address="llama-1"), environment(size="1"), environment(size="17")],
+)
+def test_without_a_group_it_says_what_makes_one(pod: ModuleType, given: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="a LeaderWorkerSet with a size from 2 to 16 sets both") as error:
+        pod.worker_endpoints(given, 50052)
+    assert str(error.value).endswith(".")
+
+
+def test_the_address_of_the_pod_is_put_in(pod: ModuleType) -> None:
+    api = {
+        "program": "llama-server",
+        "arguments": ["--host", "$(POD_IP)", "--port", "8080"],
+        "workers": ["worker1"],
+        "model": "/models/m.gguf",
+        "alias": "m",
+        "address": "$(POD_IP)",
+        "port": 8080,
+        "keys_file": "keys",
+        "stall_timeout_s": 600,
+        "metrics_file": None,
+        "ready_port": 8081,
+    }
+    found = pod.leader_settings({"service": api, "worker_port": 50052}, environment())
+    assert (found.address, found.arguments[1]) == ("10.1.2.3", "10.1.2.3")
+    assert found.workers == ["llama-1-1.llama.prod:50052", "llama-1-2.llama.prod:50052"]
+
+
+def test_equal_workers_get_equal_parts(pod: ModuleType, model: Path) -> None:
+    assert pod.divide(settings(model), workers(pod, 64000, 64000)) == ["--tensor-split", "4,3"]
+
+
+def test_what_a_worker_reports_counts_where_it_is_less_than_its_limit(pod: ModuleType, model: Path) -> None:
+    fits, sentence, _split = pod.divided(settings(model), workers(pod, 64000, 1))
+    assert not fits
+    assert sentence.startswith("It does not fit, llama-0-2.llama.prod:50052 lacks")
+
+
+def test_the_limit_counts_where_a_worker_reports_the_memory_of_its_node(pod: ModuleType, model: Path) -> None:
+    fits, sentence, _split = pod.divided(settings(model, worker_mib=1), workers(pod, 64000, 64000))
+    assert not fits
+    assert "llama-0-1.llama.prod:50052 lacks" in sentence
+    assert "llama-0-2.llama.prod:50052 lacks" in sentence
+
+
+def test_a_split_by_hand_is_judged_and_left_as_it_is(pod: ModuleType, model: Path) -> None:
+    assert pod.divide(settings(model, tensor_split=[5.0, 2.0]), workers(pod, 64000, 64000)) == []
+
+
+def test_what_cannot_be_planned_is_left_to_llama_cpp(
+    pod: ModuleType, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = "The model is not planned before it is loaded, since it is so."
+    assert pod.divide(settings(model, skipped=reason), workers(pod, 64000)) == []
+    assert capsys.readouterr().out == f"{reason}\n"
+
+
+def test_it_waits_for_a_model_that_is_not_there_yet(
+    pod: ModuleType, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = tmp_path / "later.gguf"
+    pauses: list[float] = []
+
+    def sleep(pause_s: float) -> None:
+        pauses.append(pause_s)
+        if len(pauses) == 2:
+            model.rename(later)
+
+    monkeypatch.setattr(pod.time, "sleep", sleep)
+    assert pod.divide(settings(later), workers(pod, 64000, 64000)) == ["--tensor-split", "4,3"]
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{later} is no whole GGUF model: there is no such file."
+    assert said[1].startswith("It fits")
+    assert len(said) == 2, "the same sentence is said once"
+
+
+def test_before_it_is_stopped_a_leader_lets_its_requests_end(
+    pod: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(pod.os, "execv", lambda _program, command: started.append(command))
+    monkeypatch.setenv("POD_IP", "10.1.2.3")
+    (tmp_path / "pod.json").write_text(
+        json.dumps({"service": {"port": 8080, "keys_file": "/etc/llama_server/8080.keys"}, "drain_timeout_s": 30,
+                    "worker_port": 50052})
+    )  # fmt: skip
+    pod.main(["drain", str(tmp_path / "pod.json")])
+    program, *options = started[0][started[0].index("-s") + 1 :]
+    assert program.endswith("/llama_server_drain.py")
+    # In a pod the leader is the first process.
+    assert options == ["1", "10.1.2.3", "8080", "/etc/llama_server/8080.keys", "30"]
