@@ -25,6 +25,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import prog
 
 from support.harness import HANG_S, RELEASES, Release
 from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
+from support.small_disk import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -329,16 +330,6 @@ def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None
 # What is around them
 
 
-@contextmanager
-def tiny_disk(folder: Path, size: int) -> Iterator[Path]:
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True, timeout=HANG_S)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True, timeout=HANG_S)
-
-
 # What a disk forgets by itself changes neither size nor time. What keeps the cache in order reads all of it at times.
 UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is put in order."
 # A worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
@@ -368,7 +359,7 @@ def entries(cache: Path) -> dict[str, int]:
 @NEEDS_ROOT
 def test_the_disk_of_the_cache_is_full(release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
     with ExitStack() as stack:
-        disk = stack.enter_context(tiny_disk(tmp_path / "cache", 30 << 20))
+        disk = stack.enter_context(small_disk(tmp_path / "cache", "size=30m"))
         workers = [
             stack.enter_context(kept(release, tmp_path)),
             stack.enter_context(kept(release, tmp_path, "-c", cache=disk)),

@@ -28,6 +28,7 @@ from ansible.plugins.connection import local
 
 from support.fleet import LIMIT_S, Fleet, ended
 from support.harness import ROOT
+from support.small_disk import small_disk
 from support.stand_in_source import MASTER, archive, digest, member
 
 if TYPE_CHECKING:
@@ -56,17 +57,6 @@ class Connection(Local):
             raise AnsibleConnectionFailure("no route to host")
         return super().exec_command(*args, **options)
 """
-
-
-@contextmanager
-def small_disk(folder: Path, options: str) -> Iterator[None]:
-    """Have a disk of its own in a folder for a while."""
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True, timeout=10)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=True, timeout=10)
 
 
 def masquerade(folder: Path, libc: str = "", cpuinfo: str = "", machine: str = "", bits: str = "") -> str:

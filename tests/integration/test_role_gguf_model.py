@@ -21,6 +21,7 @@ import pytest
 
 from support.harness import CACHE, ROOT, Release
 from support.hub_stand_in import SIGNATURE, Hub, running_hub, sha256
+from support.small_disk import small_disk
 from support.split_gguf import SPLITTER
 from support.stand_in_source import Run, said_of
 
@@ -328,23 +329,17 @@ def touch(path: Path, size: int) -> None:
 
 
 @pytest.fixture
-def small_disk(site: Site) -> Iterator[Site]:
+def site_with_a_small_disk(site: Site) -> Iterator[Site]:
     """The models' folder is on a file system of 8 MB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small file system")
-    site.models.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", site.models], check=True, timeout=10)
-    try:
+    with small_disk(site.models, "size=8m"):
         yield site
-    finally:
-        subprocess.run(["umount", "--lazy", site.models], check=True, timeout=10)
 
 
 @pytest.mark.parametrize("source", ["controller", "url", "hub", "convert"])
 def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
-    small_disk: Site, model: Path, source: str
+    site_with_a_small_disk: Site, model: Path, source: str
 ) -> None:
-    site = small_disk
+    site = site_with_a_small_disk
     with hub_of(model) as hub:
         variables = {
             "controller": {"gguf_model_controller_path": str(model)},

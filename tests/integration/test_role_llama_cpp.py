@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from support.small_disk import small_disk
 from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member, said_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -525,10 +526,7 @@ def test_old_releases_go_and_an_older_one_comes_back_by_relinking(site: Site) ->
 
 def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> None:
     site = Site(tmp_path, archive(tmp_path / "source.tar.gz"))
-    site.prefix.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(site.prefix)]
-    subprocess.run(mount, check=True, timeout=10)
-    try:
+    with small_disk(site.prefix, "size=8m"):
         site.ok()
         old = site.current.readlink()
         big = archive(tmp_path / "big.tar.gz", member("src/big", size=20_000_000))
@@ -537,25 +535,18 @@ def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> N
         assert run.holds("the disk that holds", "is full")
         assert site.current.readlink() == old
         assert site.works()
-    finally:
-        subprocess.run(["umount", "--lazy", str(site.prefix)], check=True, timeout=10)
 
 
 def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
     source = archive(tmp_path / "source.tar.gz")
     (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))  # it comes to no digest
     site = Site(tmp_path, {**source, "llama_cpp_archive": f"file://{tmp_path}/source.tar.gz"})
-    site.cache.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(site.cache)]
-    subprocess.run(mount, check=True, timeout=10)
-    try:
+    with small_disk(site.cache, "size=8m"):
         run = site.run()
         assert run.code != 0
         assert run.holds(f"the disk that holds {site.cache}/sources is full")
         assert [path.name[-5:] for path in (site.cache / "sources").iterdir()] == [".lock"]
         assert not site.prefix.exists()
-    finally:
-        subprocess.run(["umount", "--lazy", str(site.cache)], check=True, timeout=10)
 
 
 @pytest.mark.long

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.cache_folder import DAY, PROGRAM, Cache, fnv
+from support.small_disk import small_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -242,18 +243,20 @@ def test_nothing_goes_while_a_load_is_going_on_unless_the_disk_is_full(cache: Ca
     assert cache.names == set()
 
 
-def test_what_is_damaged_and_stays_during_a_load_makes_no_room(cache: Cache) -> None:
-    old, busy, wrong = cache.entry(b"old" * 99), cache.entry(b"busy" * 99, age=300), cache.entry(b"", name="0" * 16)
-    os.truncate(wrong, 256 << 20)
-    os.utime(wrong, (time.time() - DAY,) * 2)
-    lacking = shutil.disk_usage(cache.folder).free + (128 << 20)
-    with load_of(busy):
-        status = cache.tidy("--min-free", lacking, quiet=2)
-    assert (cache.names, status["evicted"]) == ({busy.name, wrong.name}, 1), "the room is needed all the same"
-    assert not old.exists()
-    cache.entry(b"old" * 99)
-    assert cache.tidy("--min-free", lacking)["corrupted"] == 1
-    assert cache.names == {old.name, busy.name}, "the room that it has left is enough"
+def test_what_is_damaged_and_stays_during_a_load_makes_no_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=1g") as disk:
+        cache = Cache(disk)
+        old, busy, wrong = cache.entry(b"old" * 99), cache.entry(b"busy" * 99, age=300), cache.entry(b"", name="0" * 16)
+        os.truncate(wrong, 256 << 20)
+        os.utime(wrong, (time.time() - DAY,) * 2)
+        lacking = shutil.disk_usage(cache.folder).free + (128 << 20)
+        with load_of(busy):
+            status = cache.tidy("--min-free", lacking, quiet=2)
+        assert (cache.names, status["evicted"]) == ({busy.name, wrong.name}, 1), "the room is needed all the same"
+        assert not old.exists()
+        cache.entry(b"old" * 99)
+        assert cache.tidy("--min-free", lacking)["corrupted"] == 1
+        assert cache.names == {old.name, busy.name}, "the room that it has left is enough"
 
 
 def test_a_limit_can_be_a_part_of_the_disk(cache: Cache) -> None:
