@@ -19,9 +19,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from ansible.plugins.connection import local
@@ -30,9 +28,6 @@ from support.fleet import LIMIT_S, Fleet, ended
 from support.harness import ROOT
 from support.small_disk import small_disk
 from support.stand_in_source import MASTER, archive, digest, member
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CROSS = "aarch64-linux-gnu-g++"
 
