@@ -59,6 +59,7 @@ _value:
 """
 
 import re
+from ipaddress import IPv4Address
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
@@ -115,6 +116,13 @@ def _address(host: Host, gateway: str, inside: set[str]) -> str:
         raise host.error(
             "llama_server_bind_address", f"{address} is out of reach for gateway {gateway}, give an address of its own"
         )
+    try:
+        IPv4Address(address)
+    except ValueError:
+        raise host.error(
+            "llama_server_bind_address",
+            f"gateway {gateway} would ask it at {address}, which is no IPv4 address, give one of this host",
+        ) from None
     return address
 
 

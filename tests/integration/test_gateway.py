@@ -39,7 +39,8 @@ EXPIRED_KEY = "key-of-an-earlier-client"
 KEYS = [
     {"name": "first", "key": CLIENT_KEY},
     {"name": "second", "key": SECOND_KEY, "requests": 2},
-    {"name": "earlier", "key": EXPIRED_KEY, "expires": "2026-01-31"},
+    # Its name is also a flag of HAProxy's.
+    {"name": "-i", "key": EXPIRED_KEY, "expires": "2026-01-31"},
 ]
 
 
@@ -311,8 +312,8 @@ def test_a_conversation_stays_where_its_prompt_is_cached(shared: Door) -> None:
         assert all(future.result()[0] == 200 for future in busy)
 
 
-def test_a_reload_ends_no_request_and_changes_keys(folder: Path) -> None:
-    with door(folder, StandIn("a", token_s=0.1)) as (_stand_ins, gateway):
+def test_a_reload_ends_no_request_and_changes_keys_and_the_order_of_models(folder: Path) -> None:
+    with door(folder, StandIn("a", token_s=0.1), StandIn("b", model="code")) as (_stand_ins, gateway):
         stop = threading.Event()
         failures: list[object] = []
 
@@ -330,7 +331,22 @@ def test_a_reload_ends_no_request_and_changes_keys(folder: Path) -> None:
             asking = threading.Thread(target=keep_asking)
             asking.start()
             try:
-                gateway.configure(llama_gateway_api_keys=[{"name": "next", "key": SECOND_KEY}])
+                gateway.write(
+                    llama_gateway_api_keys=[{"name": "next", "key": SECOND_KEY}],
+                    llama_gateway_groups=gateway.variables["llama_gateway_groups"][::-1],
+                )
+                # Its model has the other number by the time that all of it is there.
+                body = json.dumps(chat("x", model="code")).encode()
+                late = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S)
+                late.putrequest("POST", CHAT)
+                late.putheader("Authorization", f"Bearer {CLIENT_KEY}")
+                late.putheader("Content-Length", str(len(body)))
+                late.endheaders(body[:10])
+                time.sleep(0.5)
+                gateway.reload()
+                late.send(body[10:])
+                assert late.getresponse().getheader("X-Llama-Group") == "b"
+                late.close()
             finally:
                 stop.set()
                 asking.join()
@@ -396,12 +412,13 @@ def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> N
         ({"llama_gateway_api_keys": [{"name": "a b", "key": CLIENT_KEY}]}, "an entry without a name, or with one of"),
         ({"llama_gateway_api_keys": [{"name": "a", "key": GROUP_KEY}]}, "is also the key of a client"),
         (
-            {"llama_gateway_api_keys": [{"name": "a", "key": CLIENT_KEY, "expires": "soon"}]},
-            "llama_gateway_api_keys has expires: soon. Give a day, such as 2027-01-31.",
+            {"llama_gateway_api_keys": [{"name": "a", "key": CLIENT_KEY, "expires": "2027-02-29"}]},
+            "llama_gateway_api_keys has expires: 2027-02-29. Give a day, such as 2027-01-31.",
         ),
-        ({"llama_gateway_group_key": "short"}, "llama_gateway_group_key is not set, or too short"),
+        ({"llama_gateway_group_key": f"{GROUP_KEY}\n"}, "or has other characters, such as a line break at its end"),
         ({"llama_gateway_bind_address": "10.0.0.1"}, "say in llama_gateway_trusted_sources which addresses"),
         ({"llama_gateway_groups": []}, "There is no master in llama_masters"),
+        ({"llama_gateway_groups": [{"name": "wait", "model": "noise"}]}, "other than wait and BACKEND"),
     ],
 )
 def test_wrong_variables_are_said(folder: Path, variables: dict[str, Any], sentence: str) -> None:

@@ -58,12 +58,11 @@ class Gateway:
         """Who has the first key."""
         return Client("127.0.0.1", self.port, CLIENT_KEY)
 
-    def configure(self, **variables: Any) -> None:
-        """Write another configuration and reload it, as the role does."""
+    def write(self, **variables: Any) -> None:
+        """Write another configuration, as the role does."""
         self.variables |= variables
         result = write_configuration(self.folder, self.variables)
         assert result.returncode == 0, result.stdout + result.stderr
-        self.reload()
 
     def reload(self) -> None:
         """Have HAProxy read its configuration again."""

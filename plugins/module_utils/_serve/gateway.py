@@ -101,6 +101,8 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
     except OSError as error:
         return _silent(f"{UNIT} does not answer ({error}): see `journalctl -u {UNIT}` there.")
     groups = read_groups(statistics, models)
+    if not groups:
+        return _silent(f"{UNIT} says nothing of its groups: see `journalctl -u {UNIT}` there.")
     problems = [
         f"Group {group.name} ({group.model}) is {group.state}: {group.reason}" for group in groups if group.reason
     ]

@@ -3,7 +3,9 @@
 -- where no server is up. A server named `wait` leads here, and is no group.
 
 core.register_action("wait_for_group", { "http-req" }, function(txn)
-    local servers = core.backends[txn.f:req_hdr("x-llama-backend")].servers
+    -- None where a reload has taken the model away meanwhile.
+    local backend = core.backends[txn.f:req_hdr("x-llama-backend")]
+    local servers = backend and backend.servers or {}
     local deadline = tonumber(txn.f:req_hdr("x-llama-deadline"))
     repeat
         for name, server in pairs(servers) do

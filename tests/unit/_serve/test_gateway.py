@@ -60,6 +60,14 @@ def test_a_gateway_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     assert "does not answer" in gateway.look(tmp_path, tmp_path / "socket")["message"]
 
 
+def test_a_gateway_that_answers_nothing_is_not_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models.map").write_text("noise model1\n")
+    monkeypatch.setattr(gateway, "tell", lambda _command, _path: "")
+    found = gateway.look(tmp_path, tmp_path)
+    assert (found["running"], found["well"]) == (False, False)
+    assert "says nothing of its groups" in found["message"]
+
+
 def test_a_gateway_that_cannot_have_the_virtual_address_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
