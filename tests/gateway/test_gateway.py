@@ -101,6 +101,17 @@ def test_a_key_is_added_and_removed_while_clients_ask() -> None:
     assert ssh("worker4", "systemctl", "show", "--property=InvocationID", UNIT).stdout == before, "reloaded"
 
 
+def test_what_a_run_has_written_that_ended_before_the_reload_is_read_by_the_next_one() -> None:
+    keys = ssh("worker4", "cat", "/etc/llama_gateway/keys.map").stdout
+    # The limit is that of the inventory, so that keys.map alone differs.
+    both = [{"name": "first", "key": KEY, "requests": 32}, {"name": "other", "key": OTHER_KEY}]
+    playbook("gateway", llama_gateway_api_keys=both)
+    assert client(OTHER_KEY).answers()
+    ssh("worker4", "sh", "-c", "cat >/etc/llama_gateway/keys.map", text_in=keys)
+    playbook("gateway")
+    eventually(lambda: client(OTHER_KEY).request("/v1/models")[0] == 401, 10, "the key is refused")
+
+
 def test_a_stream_that_breaks_off_ends_with_an_error() -> None:
     # Both groups are asked, so that one of the two streams is of the group whose worker is killed.
     with client().stream(900) as first, client().stream(900, "a lake") as second:
