@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -36,6 +37,11 @@ def has_page(args: argparse.Namespace) -> bool:
     return (args.page / "index.html").exists()
 
 
+def model_name(args: argparse.Namespace) -> str:
+    """Return what clients call the model, by the name of its file; roles take no other characters."""
+    return re.sub(r"[^A-Za-z0-9._:+-]", "-", args.model.stem)
+
+
 def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
     """Return its address, or why there is none, as playbooks/demo.yml has written it down."""
     if has_page(args):
@@ -60,7 +66,7 @@ class Group:
     def settings(self, args: argparse.Namespace) -> dict[str, object]:
         """Return what the service is told, as role llama_server writes it."""
         keys = str(args.state / "api.keys")
-        arguments = ["--model", str(args.model), "--alias", args.model.stem]
+        arguments = ["--model", str(args.model), "--alias", model_name(args)]
         arguments += ["--host", "127.0.0.1", "--port", str(self.api_port), "--api-key-file", keys]
         arguments += ["--parallel", str(SLOTS), "--ctx-size", "4096", "--n-gpu-layers", "999", "--fit", "off"]
         arguments += ["--tensor-split", ",".join("1" for _port in self.ports), "--threads", "1", "--metrics"]
@@ -72,7 +78,7 @@ class Group:
             "workers": [f"127.0.0.1:{port}" for port in self.ports],
             "metrics_file": None,
             "model": str(args.model),
-            "alias": args.model.stem,
+            "alias": model_name(args),
             "address": "127.0.0.1",
             "port": self.api_port,
             "keys_file": keys,
@@ -140,7 +146,7 @@ def start_gateway(args: argparse.Namespace, groups: list[Group], port: int, key:
         "llama_gateway_groups": [
             {
                 "name": group.name,
-                "model": args.model.stem,
+                "model": model_name(args),
                 "address": "127.0.0.1",
                 "port": group.api_port,
                 "ready_port": group.ready_port,
