@@ -84,7 +84,10 @@ def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[
 
 def _check_outer(host: Host, network: str) -> None:
     """Raise AnsibleFilterError if packets of the tunnel cannot be sent to where the host says that it is."""
-    endpoint, sources = host.get("rpc_tunnel_endpoint"), host.get("rpc_firewall_source_addresses")
+    try:
+        endpoint, sources = host.get("rpc_tunnel_endpoint"), host.get("rpc_firewall_source_addresses")
+    except AnsibleFilterError:
+        return  # made of facts, which are not there yet
     try:
         if endpoint is not None:
             check_outer("rpc_tunnel_endpoint", endpoint, network)

@@ -67,13 +67,14 @@ def test_strangers_and_other_workers_reach_no_worker() -> None:
             ssh(host, "ip", "route", "del", f"{INSIDE['worker1']}/32")
     assert connect("worker2", INSIDE["worker1"]) != "connected", "in the tunnel"
     # As root of a worker sends by way of a master that forwards packets.
+    before = ssh("master", "sysctl", "net.ipv4.ip_forward").stdout.replace(" ", "").strip()
     ssh("master", "sysctl", "-qw", "net.ipv4.ip_forward=1")
     inner = f"{INSIDE['master']}/32,{INSIDE['worker1']}/32"
     ssh("worker2", "wg", "set", "llama-tunnel", "peer", *peers("worker2"), "allowed-ips", inner)
     try:
         assert connect("worker2", INSIDE["worker1"]) != "connected", "by way of the master"
     finally:
-        ssh("master", "sysctl", "-qw", "net.ipv4.ip_forward=0")
+        ssh("master", "sysctl", "-qw", before)
         ssh("worker2", "systemctl", "reload", UNIT)
     assert all_ready()
     assert len(peers("master")) == len(WORKERS)

@@ -12,7 +12,7 @@ from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems impor
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host import tunnel
-from jinja2 import Template
+from jinja2 import StrictUndefined, Template
 
 from support.tree import ROOT
 
@@ -96,8 +96,9 @@ def test_hosts_that_can_share_a_tunnel_are_not_refused() -> None:
     hosts = {
         "a": {**ON, "rpc_firewall_source_addresses": ["203.0.113.7", "10.0.0.0/24"]},
         "b": {**ON, "rpc_tunnel_endpoint": "b.example", "rpc_tunnel_port": 51821},
+        "c": {**ON, "rpc_tunnel_endpoint": StrictUndefined(name="ansible_facts")},
     }
-    assert cluster_problems(["b"], hosts, ["a"]) == []
+    assert cluster_problems(["b", "c"], hosts, ["a"]) == []
 
 
 def test_the_role_and_the_code_mean_the_same_network() -> None:
