@@ -119,7 +119,7 @@ def cluster_problems(
         found, wrong = _workers([host for host in workers if host not in twins], hostvars)
         problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
         problems += _group_problems(masters, found, hostvars, master_group, worker_group)
-        problems += _tunnel_problems(masters, workers, gateways, hostvars)
+        problems += _tunnel_problems(masters, found, gateways, hostvars)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
     return list(dict.fromkeys(problems))
@@ -138,15 +138,16 @@ def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[di
 
 
 def _tunnel_problems(
-    masters: Sequence[str], workers: Sequence[str], gateways: Sequence[str], hostvars: Mapping[str, Any]
+    masters: Sequence[str], workers: Sequence[Mapping[str, Any]], gateways: Sequence[str], hostvars: Mapping[str, Any]
 ) -> list[str]:
     """Return what is wrong with the addresses in the tunnel of each group, and in that of the gateways."""
     together: dict[str | None, list[str]] = {}
     found: list[str] = []
+    for worker in workers:
+        together.setdefault(worker["group"], []).append(worker["host"])
     try:
-        for host in (name for name in (*masters, *workers) if name in hostvars):
-            for group in groups_of(Host(host, hostvars[host])):
-                together.setdefault(group, []).append(host)
+        for master in (name for name in masters if name in hostvars):
+            together.setdefault(own_group(Host(master, hostvars[master])), []).insert(0, master)
     except AnsibleFilterError:
         return []  # what is said already
     # Masters of several groups need not agree where no gateway joins them.
