@@ -32,6 +32,12 @@ options:
     type: list
     elements: str
     required: true
+  gateways:
+    description: Names of the inventory hosts that are gateways, whose tunnel leads to all masters.
+    type: list
+    elements: str
+    default: []
+    version_added: 0.2.0
   endpoints:
     description:
       - The workers as C(host:port), where they are not those that the inventory describes.
@@ -82,6 +88,7 @@ from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.utils.vars import load_extra_vars
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of, own_group, rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 from jinja2 import UndefinedError
 
@@ -94,6 +101,7 @@ def cluster_problems(
     releases: Mapping[str, Mapping[str, Any]] | None = None,
     worker_group: str = "llama_workers",
     master_group: str = "llama_masters",
+    gateways: Sequence[str] = (),
 ) -> list[str]:
     """Return one sentence for each violation."""
     if any(isinstance(hosts, str) or not isinstance(hosts, Sequence) for hosts in (workers, masters)):
@@ -111,9 +119,10 @@ def cluster_problems(
         found, wrong = _workers([host for host in workers if host not in twins], hostvars)
         problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
         problems += _group_problems(masters, found, hostvars, master_group, worker_group)
+        problems += _tunnel_problems(masters, found, gateways, hostvars)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -126,6 +135,30 @@ def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[di
         except AnsibleFilterError as error:
             wrong.append(f"{str(error).strip().rstrip('.')}.")
     return found, wrong
+
+
+def _tunnel_problems(
+    masters: Sequence[str], workers: Sequence[Mapping[str, Any]], gateways: Sequence[str], hostvars: Mapping[str, Any]
+) -> list[str]:
+    """Return what is wrong with the addresses in the tunnel of each group, and in that of the gateways."""
+    together: dict[str | None, list[str]] = {}
+    found: list[str] = []
+    for worker in workers:
+        together.setdefault(worker["group"], []).append(worker["host"])
+    try:
+        for master in (name for name in masters if name in hostvars):
+            together.setdefault(own_group(Host(master, hostvars[master])), []).insert(0, master)
+    except AnsibleFilterError:
+        return []  # what is said already
+    # Masters of several groups need not agree where no gateway joins them.
+    if any(Host(name, hostvars[name]).get("rpc_tunnel_enabled") for name in gateways):
+        together[None] = [*gateways, *masters]
+    for members in together.values():
+        try:
+            tunnel_addresses(members, hostvars)
+        except AnsibleFilterError as error:
+            found.append(f"{str(error).strip().rstrip('.')}.")
+    return found
 
 
 def _group_problems(

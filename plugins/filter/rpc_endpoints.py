@@ -175,7 +175,7 @@ def tunnel_address(host: Host) -> str | None:
     try:
         return address_of(host.name, host.get("rpc_tunnel_network"), host.get("rpc_tunnel_address"))
     except TunnelError as error:
-        raise AnsibleFilterError(f"host {host.name}: {error}") from error
+        raise AnsibleFilterError(f"host {host.name}: {error}") from None
 
 
 def _instances(host: Host) -> Iterator[tuple[Mapping[str, Any], str, str]]:

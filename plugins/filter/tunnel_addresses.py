@@ -13,7 +13,9 @@ author:
 description:
   - The address of a host is C(rpc_tunnel_address), or else one of C(rpc_tunnel_network) that follows from the name of
     the host in the inventory. So it stays when other hosts come and go.
-  - Two of the hosts with the same address are an error that names both.
+  - Two of the hosts with the same address, or with different networks, are an error that names both.
+  - A host whose C(rpc_tunnel_endpoint) is no address, or is one of the tunnel, is an error too. The same holds for the
+    first of its C(rpc_firewall_source_addresses).
   - Hosts without C(rpc_tunnel_enabled) have none, and are left out.
 positional: _input, hostvars
 options:
@@ -47,6 +49,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, tunnel_address
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import NETWORK, TunnelError, check_outer
 
 
 def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
@@ -54,17 +57,44 @@ def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("tunnel_addresses needs a list of hosts, and the variables of the hosts: hostvars")
     found: dict[str, str] = {}
-    for name in hosts:
-        address = tunnel_address(Host(name, hostvars[name]))
-        twin = next((other for other, taken in found.items() if taken == address and other != name), None)
-        if address is not None and twin is not None:
+    networks: dict[str, str] = {}
+    for name in dict.fromkeys(hosts):
+        host = Host(name, hostvars[name])
+        address = tunnel_address(host)
+        if address is None:
+            continue
+        twin = next((other for other, taken in found.items() if taken == address), None)
+        if twin is not None:
             raise AnsibleFilterError(
                 f"hosts {twin} and {name} both have {address} in the tunnel: give one of them a free address of "
                 "rpc_tunnel_network with rpc_tunnel_address"
             )
-        if address is not None:
-            found[name] = address
+        network = str(host.get("rpc_tunnel_network") or NETWORK)
+        networks.setdefault(network, name)
+        if len(networks) > 1:
+            first, other = list(networks.items())
+            raise AnsibleFilterError(
+                f"rpc_tunnel_network of {first[1]} is {first[0]}, and that of {other[1]} is {other[0]}: set it alike "
+                "for all hosts of a group, and for gateways"
+            )
+        _check_outer(host, network)
+        found[name] = address
     return found
+
+
+def _check_outer(host: Host, network: str) -> None:
+    """Raise AnsibleFilterError if packets of the tunnel cannot be sent to where the host says that it is."""
+    try:
+        endpoint, sources = host.get("rpc_tunnel_endpoint"), host.get("rpc_firewall_source_addresses")
+    except AnsibleFilterError:
+        return  # made of facts, which are not there yet
+    try:
+        if endpoint is not None:
+            check_outer("rpc_tunnel_endpoint", endpoint, network)
+        elif isinstance(sources, (list, tuple)) and sources:
+            check_outer("the first of rpc_firewall_source_addresses,", sources[0], network)
+    except TunnelError as error:
+        raise AnsibleFilterError(f"host {host.name}: {error}") from None
 
 
 class FilterModule:

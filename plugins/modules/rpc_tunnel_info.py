@@ -20,6 +20,14 @@ options:
     description: The network of the tunnel's addresses.
     type: str
     default: 10.213.0.0/16
+  port:
+    description: The port (UDP) that the tunnel is to have, to find whether it is free; V(0) does not look.
+    type: int
+    default: 0
+  preshared_key:
+    description: The preshared key that the links are to have, to find which of them have it; empty for none.
+    type: str
+    default: ""
   links:
     description: Whether to look at the links to the peers, each of which gets a ping.
     type: bool
@@ -66,16 +74,32 @@ public_key:
   returned: success
   type: str
   sample: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
-up:
-  description: Whether the interface is there.
+new_key:
+  description: Whether the interface has another key, as a run was killed before the new one was put to use.
   returned: success
   type: bool
+state:
+  description:
+    - V(current) if the interface has what key and configuration say, V(outdated) if it has other keys, peers or another
+      port, and V(down) if it is not there or has another address.
+  returned: success
+  type: str
+  sample: current
 overlapping:
-  description: The other ways that the host has into O(network).
+  description: The other ways that the host has into O(network), and whom it talks to there past the tunnel.
   returned: success
   type: list
   elements: str
   sample: [10.213.7.0/24 dev eth1]
+port_taken:
+  description: Whether something else has O(port).
+  returned: success
+  type: bool
+port:
+  description: The port in the configuration; V(0) without one.
+  returned: success
+  type: int
+  sample: 51820
 address:
   description: The address in the configuration, with its prefix; empty without one.
   returned: success
@@ -99,6 +123,9 @@ peers:
     endpoint:
       description: Where its packets go.
       type: str
+    same_preshared_key:
+      description: Whether the link has O(preshared_key), in the configuration and in use.
+      type: bool
 links:
   description: The links to these peers; empty without O(links).
   returned: success
@@ -148,6 +175,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "network": {"type": "str", "default": NETWORK},
+            "port": {"type": "int", "default": 0},
+            "preshared_key": {"type": "str", "default": "", "no_log": True},
             "links": {"type": "bool", "default": False},
             "wait": {"type": "float", "default": 3},
         },
@@ -163,7 +192,7 @@ def main() -> None:
 
     params: dict[str, Any] = module.params
     try:
-        found = look(run, params["network"], params["links"], params["wait"])
+        found = look(run, **params)
     except TunnelError as error:
         module.fail_json(msg=str(error))
     module.exit_json(changed=False, **found)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support.lab.hosts import ADDRESS, LAB, PORT, WORKERS, at_once, connect, eventually, ssh
-from tunnel.ends import HOSTS, playbook
+from tunnel.ends import HOSTS, let_in, playbook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,10 @@ def own_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     keys = {host: ssh(host, "wg", "genkey").stdout.strip() for host in HOSTS}
     public = {host: ssh(host, "sh", "-c", f"echo {key} | wg pubkey").stdout.strip() for host, key in keys.items()}
     try:
-        at_once(lambda host: make(host, keys, public), HOSTS)
-        playbook("site", "-i", str(inventory), rpc_tunnel_enabled=False)
-        yield inventory
+        with let_in(KEPT):
+            at_once(lambda host: make(host, keys, public), HOSTS)
+            playbook("site", "-i", str(inventory), rpc_tunnel_enabled=False)
+            yield inventory
     finally:
         for host in HOSTS:
             ssh(host, "systemctl", "disable", "--now", UNIT, check=False)

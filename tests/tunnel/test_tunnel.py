@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +22,7 @@ from support.lab.hosts import (
     ssh,
     words,
 )
-from tunnel.ends import HOSTS, INSIDE, UNIT, captured, playbook, restart, weights_in
+from tunnel.ends import HOSTS, INSIDE, UNIT, captured, let_in, playbook, restart, weights_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +66,17 @@ def test_strangers_and_other_workers_reach_no_worker() -> None:
         for host in ("outsider", "worker2"):
             ssh(host, "ip", "route", "del", f"{INSIDE['worker1']}/32")
     assert connect("worker2", INSIDE["worker1"]) != "connected", "in the tunnel"
+    # As root of a worker sends by way of a master that forwards packets.
+    before = ssh("master", "sysctl", "net.ipv4.ip_forward").stdout.replace(" ", "").strip()
+    ssh("master", "sysctl", "-qw", "net.ipv4.ip_forward=1")
+    inner = f"{INSIDE['master']}/32,{INSIDE['worker1']}/32"
+    ssh("worker2", "wg", "set", "llama-tunnel", "peer", *peers("worker2"), "allowed-ips", inner)
+    try:
+        assert connect("worker2", INSIDE["worker1"]) != "connected", "by way of the master"
+    finally:
+        ssh("master", "sysctl", "-qw", before)
+        ssh("worker2", "systemctl", "reload", UNIT)
+    assert all_ready()
     assert len(peers("master")) == len(WORKERS)
     assert len(peers("worker1")) == 1
 
@@ -111,20 +121,67 @@ def test_it_is_all_back_after_a_restart_of_the_hosts() -> None:
     playbook("verify")
 
 
+RUN, TEXT = "llama-long-run", "/var/tmp/llama-long-run"
+# Longer than any rotation takes.
+LONG = (
+    f"/opt/llama_cpp/current/bin/llama-completion --rpc {','.join(ENDPOINTS)} --device RPC0,RPC1 -ngl 99 -fit off "
+    "-m /srv/models/random-weights.gguf -no-cnv --no-warmup --ignore-eos -c 32768 -n 32000 -p Once"
+)
+
+
+def written() -> int:
+    return int(ssh("master", "stat", "--format=%s", TEXT).stdout)
+
+
 def test_keys_are_rotated_while_a_run_goes_on() -> None:
     before = {host: peers(host) for host in HOSTS}
-    runs = []
-    longer = {"inference_n_predict": 1800, "inference_ctx_size": 2048}
-    thread = threading.Thread(target=lambda: runs.append(playbook("infer", check=False, **longer)))
-    thread.start()
-    open_ones = ["ss", "-tnH", "state", "established", "dst", INSIDE["worker1"]]
-    eventually(lambda: ssh("master", *open_ones).stdout, 120, "the run has its workers")
-    playbook("site", "--tags", "rpc_tunnel", rpc_tunnel_rotate=True)
-    assert not runs, "the run was to go on for longer than the rotation"
-    thread.join()
-    assert runs[0].returncode == 0, words(runs[0])
+    kept = (f"--property=StandardOutput=file:{TEXT}", "--property=RemainAfterExit=yes")
+    ssh("master", "systemd-run", f"--unit={RUN}", *kept, *LONG.split())
+    try:
+        eventually(lambda: written() > 100, 120, "the run generates")
+        playbook("site", "--tags", "rpc_tunnel", rpc_tunnel_rotate=True)
+        state = ssh("master", "systemctl", "show", "--property=SubState", "--value", RUN).stdout.strip()
+        size = written()
+        assert state == "running", f"{state} after {size} bytes, and it was to go on for longer than the rotation"
+        eventually(lambda: written() > size + 100, 60, "the run goes on")
+    finally:
+        ssh("master", "systemctl", "stop", RUN, check=False)
+        ssh("master", "systemctl", "reset-failed", RUN, check=False)
+        ssh("master", "rm", "-f", TEXT)
     for host in HOSTS:
         assert not set(before[host]) & set(peers(host))
+    eventually(all_ready, 60, "the workers serve nobody")
+
+
+def test_a_rotation_that_was_killed_is_mended_by_the_next_run() -> None:
+    """Its last step but one: the files are new, and one of both ends has read them."""
+    new = "umask 077; wg genkey >/etc/wireguard/llama-tunnel.key; wg pubkey </etc/wireguard/llama-tunnel.key"
+    old = ssh("worker1", "wg", "show", "llama-tunnel", "public-key").stdout.strip()
+    key = ssh("worker1", "sh", "-c", new).stdout.strip()
+    ssh("master", "sed", "-i", f"s|^PublicKey = {old}$|PublicKey = {key}|", "/etc/wireguard/llama-tunnel.conf")
+    done = playbook("site", "--limit", "worker1", check=False)
+    assert "worker1 changes its key, as a run was killed, and master would not learn of it" in words(done)
+    assert all_ready()
+    ssh("worker1", "systemctl", "reload", UNIT)
+    playbook("site", "--tags", "rpc_tunnel")
+    assert key in peers("master")
+    assert all_ready()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rpc_tunnel_preshared_key": "mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="}, "rpc_tunnel_preshared_key"),
+        ({"rpc_tunnel_port": 51821}, "rpc_tunnel_port"),
+        ({"rpc_tunnel_network": "10.214.0.0/16"}, "the address in the tunnel"),
+    ],
+)
+def test_what_a_host_that_is_left_out_would_not_learn_of_is_refused(given: dict[str, Any], said: str) -> None:
+    done = playbook("site", "--limit", "master,worker1", check=False, **given)
+    assert done.returncode != 0
+    assert f"master changes {said}" in words(done)
+    assert "and worker2 would not learn of it: name it in --limit too" in words(done)
+    assert set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}
     assert all_ready()
 
 
@@ -156,9 +213,10 @@ def test_a_worker_that_nobody_can_call_calls_its_master(tmp_path: Path) -> None:
     nobody = f"{ADDRESS['worker1'].rpartition('.')[0]}.250"
     behind.write_text(f"llama_workers: {{hosts: {{worker1: {{rpc_tunnel_endpoint: {nobody}}}}}}}\n")
     try:
-        playbook("site", "-i", str(behind), "--tags", "rpc_tunnel")
-        assert f"Endpoint = {nobody}:" in ssh("master", "cat", "/etc/wireguard/llama-tunnel.conf").stdout
-        eventually(all_ready, 60, "the worker has called")
+        with let_in(51820):
+            playbook("site", "-i", str(behind), "--tags", "rpc_tunnel")
+            assert f"Endpoint = {nobody}:" in ssh("master", "cat", "/etc/wireguard/llama-tunnel.conf").stdout
+            eventually(all_ready, 60, "the worker has called")
         assert ADDRESS["worker1"] in ssh("master", "wg", "show", "llama-tunnel", "endpoints").stdout
     finally:
         playbook("site", "--tags", "rpc_tunnel")

@@ -23,7 +23,12 @@ INTERFACE = "llama-tunnel"
 FOLDER = Path("/etc/wireguard")
 # Large, so that two of the few hosts of a group hardly ever get the same address.
 NETWORK = "10.213.0.0/16"
+# RFC 1918 and RFC 6598. Python also calls networks private that no interface can have, such as those of loopback.
+_PRIVATE = [ipaddress.IPv4Network(name) for name in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")]
 _SMALLEST, _PING, _PONG = 30, 8, 0
+# As `wg` shows that a link has no preshared key, and as a configuration says it.
+_NO_KEYS = ("(none)", "A" * 43 + "=")
+_OUTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z")
 
 # What a program prints, given its words and what it reads; None if it fails or is not there.
 Run = Callable[..., "str | None"]
@@ -37,9 +42,9 @@ def network_of(text: object) -> ipaddress.IPv4Network:
     """Return rpc_tunnel_network; raises TunnelError."""
     try:
         network = ipaddress.IPv4Network(str(text))
-    except ValueError as error:
-        raise TunnelError(f"rpc_tunnel_network {text} is no IPv4 network: write one such as {NETWORK}.") from error
-    if not network.is_private or network.prefixlen > _SMALLEST:
+    except ValueError:
+        raise TunnelError(f"rpc_tunnel_network {text} is no IPv4 network: write one such as {NETWORK}.") from None
+    if not any(map(network.subnet_of, _PRIVATE)) or network.prefixlen > _SMALLEST:
         raise TunnelError(
             f"rpc_tunnel_network {text} is not private, or smaller than a /{_SMALLEST}: write one such as {NETWORK}."
         )
@@ -54,24 +59,58 @@ def address_of(host: str, network: object = None, address: object = None) -> str
         return str(within[1 + number % (within.num_addresses - 2)])
     try:
         given = ipaddress.IPv4Address(str(address))
-    except ValueError as error:
-        raise TunnelError(f"rpc_tunnel_address {address} is no IPv4 address: write one of {within}.") from error
+    except ValueError:
+        raise TunnelError(f"rpc_tunnel_address {address} is no IPv4 address: write one of {within}.") from None
     if given not in within or given in (within.network_address, within.broadcast_address):
         raise TunnelError(f"rpc_tunnel_address {address} is no host's address in {within}: write one of that network.")
     return str(given)
 
 
-def overlapping(network: str, routes: str) -> list[str]:
-    """Return the ways that a host has into this network otherwise; `routes` as `ip -4 -o route` prints them."""
+def check_outer(variable: str, value: object, network: object = None) -> None:
+    """Raise TunnelError if packets of the tunnel cannot be sent to what a variable names: a name or an IPv4 address."""
+    text, within = str(value), network_of(network or NETWORK)
+    if not _OUTER.match(text):
+        raise TunnelError(f"{variable} {text} is no IPv4 address and no name: write one address, without a port.")
+    try:
+        inside = ipaddress.IPv4Address(text) in within
+    except ValueError:
+        return  # a name
+    if inside:
+        raise TunnelError(
+            f"{variable} {text} is an address of rpc_tunnel_network {within}, and the tunnel would hide it: set "
+            "rpc_tunnel_network to a private network that no host of the group knows."
+        )
+
+
+def overlapping(network: str, routes: str, connections: str = "") -> list[str]:
+    """Return the ways that a host has into this network otherwise, and with whom it talks there now.
+
+    `routes` are as `ip -4 -o route show table all` prints them, `connections` as `ss -Htn state established` does. So
+    the address of an administrator is found to whom only the default route leads.
+    """
+    within = network_of(network)
     found = []
     for words in map(str.split, routes.splitlines()):
         try:
             other = ipaddress.IPv4Network(words[0])
         except (ValueError, IndexError):
             continue  # default, blackhole, ...
-        if INTERFACE not in words and other.prefixlen > 0 and other.overlaps(network_of(network)):
+        if INTERFACE not in words and other.prefixlen > 0 and other.overlaps(within):
             found.append(" ".join(words[:3]))
-    return found
+    for words in map(str.split, connections.splitlines()):
+        own, peer = (_end(word) for word in words[2:4]) if len(words) > 3 else (None, None)
+        # What goes through the tunnel has an address of it at both ends.
+        if own and peer and peer in within and own not in within:
+            found.append(f"a connection with {peer}")
+    return list(dict.fromkeys(found))
+
+
+def _end(text: str) -> ipaddress.IPv4Address | None:
+    """Return the address of one end of a connection, as ss prints it; None if it is of IPv6 alone."""
+    try:
+        return ipaddress.IPv4Address(text.rpartition(":")[0].strip("[]").replace("::ffff:", "").partition("%")[0])
+    except ValueError:
+        return None
 
 
 def has_kernel(modules: Path = Path("/lib/modules"), loaded: Path = Path("/sys/module/wireguard")) -> bool:
@@ -82,45 +121,88 @@ def has_kernel(modules: Path = Path("/lib/modules"), loaded: Path = Path("/sys/m
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the address, and the peers without their preshared key, of a configuration that the role has written."""
+    """Return the address, the port and the peers of a configuration that the role has written."""
     peers = [
-        {"host": host, "public_key": key, "address": address, "endpoint": endpoint}
-        for host, key, address, endpoint in re.findall(
-            r"^# (\S+)\n\[Peer\]\nPublicKey = (\S+)\n(?:PresharedKey = \S+\n)?"
+        {"host": host, "public_key": key, "preshared_key": _key(shared), "address": address, "endpoint": endpoint}
+        for host, key, shared, address, endpoint in re.findall(
+            r"^# (\S+)\n\[Peer\]\nPublicKey = (\S+)\n(?:PresharedKey = (\S+)\n)?"
             r"AllowedIPs = (\S+)/32\nEndpoint = (\S+)$",
             text,
             re.MULTILINE,
         )
     ]
-    own = re.search(r"^Address = ([0-9./]+)$", text, re.MULTILINE)
-    return {"address": own.group(1) if own else "", "peers": peers}
+    own = re.search(r"^Address = ([0-9./]+)\nListenPort = (\d+)$", text, re.MULTILINE)
+    return {"address": own.group(1) if own else "", "port": int(own.group(2)) if own else 0, "peers": peers}
 
 
-def parse_dump(text: str) -> dict[str, dict[str, int]]:
-    """Return what `wg show NAME dump` says of each peer, by its public key."""
-    rows = [line.split("\t") for line in text.splitlines()[1:]]
+def parse_dump(text: str) -> dict[str, Any]:
+    """Return what `wg show NAME dump` says of the interface, and of each peer by its public key."""
+    own, *rows = [line.split("\t") for line in text.splitlines()] or [[]]
     return {
-        row[0]: {"handshake": int(row[4]), "received": int(row[5]), "sent": int(row[6])} for row in rows if len(row) > 6
+        # Before it is the private key, which is thrown away.
+        "public_key": own[1] if len(own) > 2 else "",
+        "port": int(own[2]) if len(own) > 2 else 0,
+        "peers": {
+            row[0]: {
+                "preshared_key": _key(row[1]),
+                "address": row[3].partition("/")[0],
+                "handshake": int(row[4]),
+                "received": int(row[5]),
+                "sent": int(row[6]),
+            }
+            for row in rows
+            if len(row) > 6
+        },
     }
 
 
-def look(run: Run, network: str, links: bool, wait: float) -> dict[str, Any]:
-    """Return what a host has of the tunnel; with `links` how those to its peers are."""
+def _key(text: str) -> str:
+    return "" if text in _NO_KEYS else text
+
+
+def is_current(config: Mapping[str, Any], public_key: str, running: Mapping[str, Any]) -> bool:
+    """Say whether what runs is what key and configuration say: a run that was killed may have written these alone."""
+    wanted = {(peer["public_key"], peer["preshared_key"], peer["address"]) for peer in config["peers"]}
+    found = {(key, peer["preshared_key"], peer["address"]) for key, peer in running["peers"].items()}
+    return (public_key, config["port"], wanted) == (running["public_key"], running["port"], found)
+
+
+def look(
+    run: Run, network: str, port: int = 0, preshared_key: str = "", links: bool = False, wait: float = 0
+) -> dict[str, Any]:
+    """Return what a host has of the tunnel, whether this port is free for it, and with `links` how those are."""
     try:
         config = parse_config((FOLDER / f"{INTERFACE}.conf").read_text(encoding="utf-8"))
     except OSError:
-        config = {"address": "", "peers": []}
+        config = parse_config("")
     try:
         key = (FOLDER / f"{INTERFACE}.key").read_text(encoding="utf-8")
     except OSError:
         key = ""
+    public_key = (run("wg", "pubkey", given=key) or "").strip() if key else ""
+    running = parse_dump(run("wg", "show", INTERFACE, "dump") or "")
+    own = (run("ip", "-4", "-o", "address", "show", "dev", INTERFACE) or "").split()
+    if not config["address"] or config["address"] not in own:
+        state = "down"
+    else:
+        state = "current" if is_current(config, public_key, running) else "outdated"
+    for peer in config["peers"]:
+        used = running["peers"].get(peer["public_key"], peer)["preshared_key"]
+        # No secret is in what is returned.
+        peer["same_preshared_key"] = peer.pop("preshared_key") == used == preshared_key
     return {
         "kernel": has_kernel(),
         "userspace": shutil.which("wireguard-go") is not None,
         "device": Path("/dev/net/tun").exists(),
-        "public_key": (run("wg", "pubkey", given=key) or "").strip() if key else "",
-        "up": Path("/sys/class/net", INTERFACE).exists(),
-        "overlapping": overlapping(network, run("ip", "-4", "-o", "route") or ""),
+        "public_key": public_key,
+        "new_key": bool(public_key and running["public_key"] not in ("", public_key)),
+        "state": state,
+        "overlapping": overlapping(
+            network,
+            run("ip", "-4", "-o", "route", "show", "table", "all") or "",
+            run("ss", "-Htn", "state", "established") or "",
+        ),
+        "port_taken": port not in (0, running["port"]) and bool(run("ss", "-Huln", f"sport = :{port}")),
         **config,
         "links": _links(run, config["peers"], wait) if links else [],
     }
@@ -128,8 +210,7 @@ def look(run: Run, network: str, links: bool, wait: float) -> dict[str, Any]:
 
 def _links(run: Run, peers: Sequence[Mapping[str, str]], wait: float) -> list[dict[str, Any]]:
     took = ask([peer["address"] for peer in peers], wait)
-    # The first line holds the private key, and is thrown away.
-    seen = parse_dump(run("wg", "show", INTERFACE, "dump") or "")
+    seen = parse_dump(run("wg", "show", INTERFACE, "dump") or "")["peers"]
     found = []
     for peer in peers:
         state = seen.get(peer["public_key"], {"handshake": 0, "received": 0, "sent": 0})
@@ -154,8 +235,9 @@ def message(link: Mapping[str, Any]) -> str:
     """Say what is wrong with a link; empty if it is well."""
     if not link["through_tunnel"]:
         return (
-            f"The way to {link['address']} of {link['host']} does not lead into the tunnel: look at `systemctl status "
-            f"wg-quick@{INTERFACE}` and `ip route` there, or run the playbook site."
+            f"The way to {link['address']} of {link['host']} does not lead into the tunnel: see `systemctl status "
+            f"wg-quick@{INTERFACE}` and `ip route get {link['address']}` on the host that says so, or run the "
+            "playbook site."
         )
     if link["round_trip_ms"] is not None:
         return ""

@@ -266,7 +266,7 @@ def render_services(services: Sequence[Mapping[str, Any]]) -> str:
 
 def render_links(links: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the links of the tunnel."""
-    header = ("master", "worker", "handshake", "received", "sent", "round trip", "RPC")
+    header = ("master", "peer", "handshake", "received", "sent", "round trip", "RPC")
     rows = [
         [
             link["master"],

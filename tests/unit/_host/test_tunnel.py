@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import cluster_problems
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host import tunnel
-from jinja2 import Template
+from jinja2 import StrictUndefined, Template
 
 from support.tree import ROOT
 
@@ -38,6 +38,10 @@ def test_an_address_stays_and_is_a_hosts_own() -> None:
     ("network", "address", "said"),
     [
         ("8.8.0.0/16", "", "not private"),
+        ("0.0.0.0/0", "", "not private"),
+        ("127.0.0.0/16", "", "not private"),
+        ("169.254.0.0/16", "", "not private"),
+        ("10.0.0.0/7", "", "not private"),
         ("10.0.0.0/31", "", "smaller than a /30"),
         ("10.0.0.1/16", "", "is no IPv4 network"),
         ("10.9.0.0/16", "10.8.0.1", "no host's address in 10.9.0.0/16"),
@@ -56,10 +60,45 @@ def test_workers_with_a_tunnel_are_reached_in_it() -> None:
     assert tunnel_addresses(list(hosts), hosts) == {"a": tunnel.address_of("a")}
 
 
-def test_two_hosts_with_one_address_are_named() -> None:
-    hosts = {name: {**ON, "rpc_tunnel_address": "10.213.0.9"} for name in ("a", "b")}
-    with pytest.raises(AnsibleFilterError, match=r"hosts a and b both have 10\.213\.0\.9"):
-        tunnel_addresses(list(hosts), hosts)
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        (
+            {"rpc_tunnel_address": "10.213.0.9"},
+            {"rpc_tunnel_address": "10.213.0.9"},
+            "hosts a and b both have 10.213.0.9",
+        ),
+        (
+            {"rpc_tunnel_network": "10.9.0.0/16"},
+            {},
+            "rpc_tunnel_network of a is 10.9.0.0/16, and that of b is 10.213.0.0/16",
+        ),
+        ({}, {"rpc_tunnel_network": "10.9.0.0"}, "host b: rpc_tunnel_network 10.9.0.0 is"),
+        ({}, {"rpc_tunnel_endpoint": "fd00::1"}, "host b: rpc_tunnel_endpoint fd00::1 is no IPv4 address and no name"),
+        ({}, {"rpc_tunnel_endpoint": "b.example:51820"}, "host b: rpc_tunnel_endpoint b.example:51820 is no IPv4"),
+        ({}, {"rpc_tunnel_endpoint": "10.213.0.7"}, "host b: rpc_tunnel_endpoint 10.213.0.7 is an address of rpc_tunn"),
+        (
+            {"rpc_firewall_source_addresses": ["10.0.0.0/24", "10.0.0.7"]},
+            {},
+            "host a: the first of rpc_firewall_source_addresses, 10.0.0.0/24 is no IPv4 address",
+        ),
+    ],
+)
+def test_hosts_that_can_share_no_tunnel_are_named_once(a: dict[str, Any], b: dict[str, Any], said: str) -> None:
+    hosts = {"a": {**ON, **a}, "b": {**ON, **b}}
+    (problem,) = [
+        problem for problem in cluster_problems(["b"], hosts, ["a"]) if "tunnel" in problem or "10.0" in problem
+    ]
+    assert problem.startswith(said)
+
+
+def test_hosts_that_can_share_a_tunnel_are_not_refused() -> None:
+    hosts = {
+        "a": {**ON, "rpc_firewall_source_addresses": ["203.0.113.7", "10.0.0.0/24"]},
+        "b": {**ON, "rpc_tunnel_endpoint": "b.example", "rpc_tunnel_port": 51821},
+        "c": {**ON, "rpc_tunnel_endpoint": StrictUndefined(name="ansible_facts")},
+    }
+    assert cluster_problems(["b", "c"], hosts, ["a"]) == []
 
 
 def test_the_role_and_the_code_mean_the_same_network() -> None:
@@ -75,6 +114,16 @@ def test_another_way_into_the_network_is_found() -> None:
     assert tunnel.overlapping("10.213.0.0/16", routes) == ["10.213.7.0/24 dev eth1", "10.0.0.0/8 via 10.0.0.9"]
 
 
+def test_who_is_there_by_the_default_route_is_found() -> None:
+    # An administrator, twice, once as a socket of IPv6 shows it; a worker in the tunnel; somebody elsewhere.
+    connections = (
+        "0 0 10.0.0.10:22 10.213.4.4:50110\n0 0 [::ffff:10.0.0.10]:22 [::ffff:10.213.4.4]:50111\n"
+        "0 0 10.213.1.9:41000 10.213.1.1:50052\n0 0 10.0.0.10:22 10.0.0.1:50112\n0 0 [fe80::1]:22 [fe80::2]:50113\n"
+    )
+    routes = "default via 10.0.0.1 dev eth0\n"
+    assert tunnel.overlapping("10.213.0.0/16", routes, connections) == ["a connection with 10.213.4.4"]
+
+
 def test_the_kernel_has_wireguard_if_a_list_of_modules_or_the_kernel_says_so(tmp_path: Path) -> None:
     folder = tmp_path / os.uname().release
     folder.mkdir()
@@ -84,14 +133,64 @@ def test_the_kernel_has_wireguard_if_a_list_of_modules_or_the_kernel_says_so(tmp
     assert tunnel.has_kernel(tmp_path, tmp_path / "none")
 
 
+# As wireguard-tools 1.0.20210914 prints it.
+DUMP = "PRIVATE\tOWN\t51820\toff\nPEER\t(none)\t10.0.0.11:51820\t10.213.1.1/32\t1764038400\t92\t180\t25\n"
+CONFIG = (
+    "[Interface]\nAddress = 10.213.1.9/16\nListenPort = 51820\n\n# worker1\n[Peer]\nPublicKey = PEER\n"
+    f"PresharedKey = {'A' * 43}=\nAllowedIPs = 10.213.1.1/32\nEndpoint = 10.0.0.11:51820\n"
+)
+
+
 def test_what_wg_prints_is_read_without_the_private_key() -> None:
-    # As wireguard-tools 1.0.20210914 prints it.
-    text = "PRIVATE\tOWN\t51820\toff\nPEER\t(none)\t10.0.0.11:51820\t10.213.1.1/32\t1764038400\t92\t180\t25\n"
-    assert tunnel.parse_dump(text) == {"PEER": {"handshake": 1764038400, "received": 92, "sent": 180}}
+    found = tunnel.parse_dump(DUMP)
+    assert (found["public_key"], found["port"]) == ("OWN", 51820)
+    peer = {"preshared_key": "", "address": "10.213.1.1", "handshake": 1764038400, "received": 92, "sent": 180}
+    assert found["peers"] == {"PEER": peer}
+    assert "PRIVATE" not in str(found)
+    assert tunnel.parse_dump("")["peers"] == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "dump", "found"),
+    [
+        (CONFIG, DUMP, {}),
+        (CONFIG, "", {"state": "down", "port_taken": True}),
+        ("", "", {"state": "down", "port_taken": True, "same": []}),
+        (CONFIG.replace("1.9/16", "1.8/16"), DUMP, {"state": "down"}),
+        # What a run leaves that was killed between the change of a file and its use.
+        (CONFIG.replace("PEER", "NEW"), DUMP, {"state": "outdated"}),
+        (CONFIG.replace("= 51820", "= 51821"), DUMP, {"state": "outdated"}),
+        (CONFIG, DUMP.replace("OWN", "OLD"), {"state": "outdated", "new_key": True}),
+        (CONFIG, DUMP.replace("(none)", "SECRET"), {"state": "outdated", "same": [False]}),
+        (CONFIG.replace("A" * 43 + "=", "SECRET"), DUMP, {"state": "outdated", "same": [False]}),
+    ],
+)
+def test_what_runs_is_compared_with_what_was_written(
+    config: str, dump: str, found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama-tunnel.conf").write_text(config)
+    (tmp_path / "llama-tunnel.key").write_text("PRIVATE")
+    monkeypatch.setattr(tunnel, "FOLDER", tmp_path)
+
+    def run(*command: str, given: str = "") -> str:
+        if command[:2] == ("wg", "pubkey"):
+            return f"{given.replace('PRIVATE', 'OWN')}\n"
+        said = {
+            "wg": dump,
+            "ip": "5: llama-tunnel inet 10.213.1.9/16 scope global" * ("address" in command and bool(dump)),
+        }
+        return said.get(command[0], "UNCONN 0 0 0.0.0.0:51820 0.0.0.0:*" * ("-Huln" in command))
+
+    seen = tunnel.look(run, tunnel.NETWORK, port=51820)
+    seen["same"] = [peer["same_preshared_key"] for peer in seen["peers"]]
+    usual = {"state": "current", "new_key": False, "port_taken": False, "same": [True]}
+    assert {**seen, **usual, **found} == {**seen, "public_key": "OWN"}
+    assert "SECRET" not in str(seen)
+    assert "PRIVATE" not in str(seen)
 
 
 @pytest.mark.parametrize("key", ["", "mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="])
-def test_what_the_role_writes_is_read_again_without_the_preshared_key(key: str) -> None:
+def test_what_the_role_writes_is_read_again(key: str) -> None:
     kept = {"host": "worker2", "public_key": "K2", "address": "10.213.1.2", "endpoint": "10.0.0.12:51820"}
     known = {"__rpc_tunnel_public_key": "K1", "__rpc_tunnel_own_endpoints": {"master": "10.0.0.11"}}
     template = ROOT / "roles/rpc_tunnel/templates/llama-tunnel.conf.j2"
@@ -99,10 +198,11 @@ def test_what_the_role_writes_is_read_again_without_the_preshared_key(key: str) 
         inventory_hostname="master",
         hostvars={"worker1": known},
         rpc_tunnel_network=tunnel.NETWORK,
-        rpc_tunnel_port=51820,
+        rpc_tunnel_port=51821,
         rpc_tunnel_preshared_key=key,
         __rpc_tunnel_key="/key",
         __rpc_tunnel_route_mark=213,
+        __rpc_tunnel_own_address="10.213.1.9/16",
         __rpc_tunnel_addresses={"master": "10.213.1.9", "worker1": "10.213.1.1"},
         __rpc_tunnel_present=["worker1"],
         __rpc_tunnel_kept=[kept],
@@ -111,9 +211,17 @@ def test_what_the_role_writes_is_read_again_without_the_preshared_key(key: str) 
     assert text.count(f"PresharedKey = {key or 'A' * 43 + '='}\n") == 2
     assert tunnel.parse_config(text) == {
         "address": "10.213.1.9/16",
+        "port": 51821,
         "peers": [
-            {"host": "worker1", "public_key": "K1", "address": "10.213.1.1", "endpoint": "10.0.0.11:51820"},
-            kept,
+            {
+                "host": "worker1",
+                "public_key": "K1",
+                "preshared_key": key,
+                "address": "10.213.1.1",
+                # The usual port, and not that of the host whose configuration this is.
+                "endpoint": "10.0.0.11:51820",
+            },
+            {**kept, "preshared_key": key},
         ],
     }
 
