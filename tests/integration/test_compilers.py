@@ -47,10 +47,8 @@ MACROS = {
         "avx512vbmi": "__AVX512VBMI__",
         "avx512_vnni": "__AVX512VNNI__",
         "avx512_bf16": "__AVX512BF16__",
-        "amx_tile": "__AMX_TILE__",
-        "amx_int8": "__AMX_INT8__",
-        "amx_bf16": "__AMX_BF16__",
         # No feature that ggml has code for, and none that may come along.
+        "amx_int8": "__AMX_INT8__",
         "avx512_vbmi2": "__AVX512VBMI2__",
         "avx512_fp16": "__AVX512FP16__",
         "bmi1": "__BMI__",

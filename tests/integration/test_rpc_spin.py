@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-REQUESTS = 40
+REQUESTS, ROUNDS = 40, 10
 # A worker stays awake for 20 ms. What a request takes by itself is less than a tenth of that.
 AWAKE_S, BRIEF_S = 0.020, 0.002
 
@@ -68,7 +68,11 @@ def somebody_computes() -> Iterator[None]:
 def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path) as worker:
         found = awake(worker)
-    # Where other tests compute, no more than a time slice.
+        # Where other tests compute, no more than a time slice, and none while both cores are taken.
+        for _round in range(ROUNDS):
+            if max(found) > BRIEF_S:
+                break
+            found += awake(worker)
     assert max(found) > BRIEF_S, found
     assert statistics.median(found) < 2 * AWAKE_S, found
 

@@ -83,18 +83,18 @@ _FEATURES: dict[str, dict[str, _Feature]] = {
         "avx512vbmi": _Feature("vbmi", needs=("avx512f",), option="AVX512_VBMI", flags=("-mavx512vbmi",)),
         "avx512_vnni": _Feature("vnni", needs=("avx512f",), option="AVX512_VNNI", flags=("-mavx512vnni",)),
         "avx512_bf16": _Feature("bf16", needs=("avx512f",), option="AVX512_BF16", flags=("-mavx512bf16",)),
-        "amx_tile": _Feature("amx", also=("xsave",), option="AMX_TILE", flags=("-mamx-tile",)),
-        "amx_int8": _Feature("amxint8", needs=("amx_tile",), option="AMX_INT8", flags=("-mamx-int8",)),
-        "amx_bf16": _Feature("amxbf16", needs=("amx_tile",), option="AMX_BF16", flags=("-mamx-bf16",)),
     },
 }
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 
-# The features of other machines that ggml switches on by itself, though not every CPU has them. (ggml/CMakeLists.txt)
-_OFF_ELSEWHERE = {
+# What no build has: features of other machines that ggml switches on by itself, though not every CPU has them
+# (ggml/CMakeLists.txt), and AMX. With AMX ggml aborts while it loads a model with latent attention, and a master
+# computes otherwise than its workers, whose weights never come to where AMX is used.
+_OFF = {
     "loongarch64": ("LASX", "LSX"),
     "riscv64": ("RVV", "RV_ZFH", "RV_ZVFH", "RV_ZICBOP", "RV_ZIHINTPAUSE", "RV_ZVFBFWMA", "XTHEADVECTOR"),
     "s390x": ("VXE", "NNPA"),
+    "x86_64": ("AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
 
 # What a build of all variants needs of a compiler: the newest of them. (ggml/src/CMakeLists.txt)
@@ -145,7 +145,8 @@ def cpu_class(
             options.update({f"GGML_{known.option}": word in chosen for word, known in _FEATURES[machine].items()})
     else:
         _refuse_features(machine, features)
-        options.update({f"GGML_{option}": False for option in _OFF_ELSEWHERE.get(machine, ())})
+    if not portable and native:
+        options.update({f"GGML_{option}": False for option in _OFF.get(machine, ())})
     return {
         "name": "-".join(filter(None, [machine, kind, re.sub(r"[^A-Za-z0-9_.]", "", libc)])),
         "machine": machine,

@@ -138,11 +138,11 @@ INTEL = {
         "x86_64-bmi2-avx2-avx512-vbmi-vnni-bf16-glibc2.36",
         "AVX AVX2 AVX512 AVX512_BF16 AVX512_VBMI AVX512_VNNI BMI2 F16C FMA SSE42",
     ),
-    "Sapphire-Rapids": (
+    "Sapphire-Rapids-without-its-AMX": (
         SAPPHIRE_RAPIDS,
         [],
-        "x86_64-bmi2-avx2-avxvnni-avx512-vbmi-vnni-bf16-amxint8-amxbf16-glibc2.36",
-        "AMX_BF16 AMX_INT8 AMX_TILE AVX AVX2 AVX512 AVX512_BF16 AVX512_VBMI AVX512_VNNI AVX_VNNI BMI2 F16C FMA SSE42",
+        "x86_64-bmi2-avx2-avxvnni-avx512-vbmi-vnni-bf16-glibc2.36",
+        "AVX AVX2 AVX512 AVX512_BF16 AVX512_VBMI AVX512_VNNI AVX_VNNI BMI2 F16C FMA SSE42",
     ),
     "AVX512-that-is-not-whole": (
         SKYLAKE_X.replace(" avx512vl", "") + " avx512_vnni",
