@@ -68,10 +68,10 @@ def host_reset(host: str) -> Iterator[None]:
 
 
 @contextmanager
-def silent(host: str) -> Iterator[None]:
+def silent(host: str, seconds: int = 40) -> Iterator[None]:
     with lab.unplugged(host):
         yield
-        time.sleep(40)
+        time.sleep(seconds)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,25 @@ def stopped(worker: str) -> bool:
     return "T (stopped)" in ssh(worker, "cat", f"/proc/{pid}/status", check=False).stdout
 
 
-def test_a_frozen_gateway_loses_no_request(saw: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "strike"),
+    [
+        ("gateway frozen for 20 s", lambda: program_stopped("worker4", "haproxy")),
+        ("gateway's host cut off for 20 s", lambda: silent("worker4", 20)),
+    ],
+)
+def test_a_gateway_that_says_nothing_loses_no_request(
+    fault: str, strike: Callable[[], AbstractContextManager[None]], saw: Callable[..., None]
+) -> None:
     with clients_that_keep_asking(CLIENTS, tokens=TOKENS, streams=CLIENTS // 2) as seen:
         eventually(lambda: seen.outcomes.total() >= CLIENTS, 120, "each client has asked")
-        with program_stopped("worker4", "haproxy"):
+        with strike():
             pass
         mended = time.monotonic()
         eventually(client().answers, BACK_WITHIN_S, "the gateway answers")
         back_s = time.monotonic() - mended
         eventually(lambda: seen.outcomes.total() >= REQUESTS, BACK_WITHIN_S, f"{REQUESTS} requests have ended")
-    saw("gateway frozen for 20 s", HERE, str(seen), None, back_s)
+    saw(fault, HERE, str(seen), None, back_s)
     assert set(seen.outcomes) == {"200"}, seen.outcomes
 
 
