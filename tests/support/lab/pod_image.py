@@ -59,7 +59,10 @@ def make_image(artifacts: list[Path], path: Path) -> Image:
 def unpack(image: Image, layout: Path) -> Path:
     """Unpack the image where all test hosts see it, as a container runtime does; returns its root."""
     place = SHARE / "image"
-    subprocess.run(["skopeo", "--insecure-policy", "copy", "--quiet", f"oci-archive:{image.path}", f"oci:{layout}:llama"], check=True)
+    subprocess.run(
+        ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci-archive:{image.path}", f"oci:{layout}:llama"],
+        check=True,
+    )
     shutil.rmtree(place, ignore_errors=True)
     subprocess.run(["umoci", "unpack", "--image", f"{layout}:llama", str(place)], check=True, capture_output=True)
     root = place / "rootfs"
