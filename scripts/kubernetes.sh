@@ -24,6 +24,14 @@ for tool in skopeo umoci; do
         exit 77
     }
 done
+# The checker of policies, which wants other versions of what the tests have.
+policy=$cache/policy-$(sha256sum requirements/policy.txt | cut -c 1-12)
+export CHECKOV="$policy/bin/checkov"
+if [ ! -x "$CHECKOV" ]; then
+    python -m venv --clear "$policy"
+    PIP_CACHE_DIR=$cache/pip "$policy/bin/python" -m pip install --quiet --require-hashes -r requirements/policy.txt
+fi
+
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
 # All hosts see this folder: it has the unpacked image and the model.
