@@ -451,7 +451,7 @@ def values() -> dict[str, str]:
         text = json.dumps(default(argument))
         lines.append(f"# {name}: # has to be given" if name in REQUIRED else f"{name}: {text}")
     schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$schema": "http://json-schema.org/draft-07/schema#",
         "$comment": f"{LICENCE}. {MADE}",
         "type": "object",
         "additionalProperties": False,

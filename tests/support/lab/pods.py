@@ -10,6 +10,7 @@ time of that is not in it.
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -242,11 +243,14 @@ class Controller:
         at_once(lambda name: self.pods[name].delete(), self.pods)
 
     def watch(self) -> None:
-        """Look at the pods until told that it is over."""
+        """Look at the pods until told that it is over; a node that fails is asked again, as a controller does."""
         while not self.over.wait(0.5):
-            if not all(at_once(lambda name: self.pods[name].active, self.pods).values()):
-                self.remove()
-                self.make()
+            try:
+                if not all(at_once(lambda name: self.pods[name].active, self.pods).values()):
+                    self.remove()
+                    self.make()
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                print(f"The stand-in for the controller tries again: {error}")
 
     @contextmanager
     def running(self) -> Iterator[None]:
