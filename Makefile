@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-performance test-fuzz bench check clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz bench check clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -69,6 +69,10 @@ test-tunnel: ## A tunnel between masters and workers on test hosts: who reaches 
 test-gateway: ## Two groups behind a gateway on test hosts: who reaches it, and what becomes of requests when something breaks (root); no part of test
 	@scripts/bootstrap.sh dev
 	@scripts/gateway.sh
+
+test-kubernetes: ## The image and a group of its pods on test hosts, with stand-ins for Kubernetes: who reaches them, and what a lost pod costs (root); no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/kubernetes.sh
 
 test-performance: ## What patched workers and masters compute, all of it, and what malformed requests do to them; builds llama.cpp several times
 	@scripts/bootstrap.sh dev

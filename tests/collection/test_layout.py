@@ -13,7 +13,7 @@ from support.tree import ROOT
 
 PAGE = (ROOT / "docs/development.md").read_text(encoding="utf-8")
 ROOMS = {
-    room: set(re.findall(r"`([\w.]+)`", text)) for room, text in re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", PAGE, re.M)
+    room: set(re.findall(r"`([\w.-]+)`", text)) for room, text in re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", PAGE, re.M)
 }
 # Names of files are told with their endings only where several are in use.
 WITH_ENDING = {"scripts", "requirements"}

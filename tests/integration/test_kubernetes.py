@@ -13,6 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from support.harness import ROOT
 from support.kubernetes import (
     GATEWAY,
     GIVEN,
@@ -150,6 +151,46 @@ def test_each_worker_has_a_node_of_its_own(manifests: list[dict[str, Any]]) -> N
     ]
     assert rule["topologyKey"] == "kubernetes.io/hostname"
     assert rule["labelSelector"]["matchLabels"] == labels(manifests, "worker")
+
+
+def test_groups_are_spread_over_zones_and_put_out_one_by_one(manifests: list[dict[str, Any]]) -> None:
+    [spread] = templates(manifests)["leader"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["maxSkew"]) == ("topology.kubernetes.io/zone", 1)
+    assert spread["labelSelector"]["matchLabels"] == labels(manifests, "leader")
+    [budget] = of_kind(manifests, "PodDisruptionBudget")
+    assert budget["spec"]["maxUnavailable"] == 1
+    selector = budget["spec"]["selector"]
+    [parts] = selector["matchExpressions"]
+    for part in ("leader", "worker"):
+        assert selector["matchLabels"].items() <= labels(manifests, part).items()
+        assert labels(manifests, part)[parts["key"]] in parts["values"]
+
+
+def test_out_of_the_group_a_pod_reaches_names_alone(manifests: list[dict[str, Any]]) -> None:
+    own = {labels(manifests, part)[INSTANCE] for part in templates(manifests)}
+    named = {"kubernetes.io/metadata.name": "kube-system"}
+    outside = set()
+    for policy in of_kind(manifests, "NetworkPolicy"):
+        for rule in policy["spec"].get("egress", []):
+            for peer in rule["to"]:
+                assert peer.keys() <= {"podSelector", "namespaceSelector"}, "no address of another network"
+                if "namespaceSelector" in peer:
+                    assert peer["namespaceSelector"]["matchLabels"] == named
+                    outside |= {(policy["metadata"]["name"], it["protocol"], it["port"]) for it in rule["ports"]}
+                else:
+                    assert peer["podSelector"]["matchLabels"][INSTANCE] in own
+    parts = {name.removeprefix("llama-") for name, _protocol, _port in outside}
+    assert parts == ({"leaders", "gateway"} if "gateway" in templates(manifests) else {"leaders"})
+    assert {(protocol, port) for _name, protocol, port in outside} == {("UDP", 53), ("TCP", 53)}
+
+
+def test_who_monitors_gets_the_dashboard(manifests: list[dict[str, Any]]) -> None:
+    boards = [it for it in of_kind(manifests, "ConfigMap") if "grafana_dashboard" in it["metadata"]["labels"]]
+    assert len(boards) == len(of_kind(manifests, "ServiceMonitor")) == ("gateway" in templates(manifests))
+    for board in boards:
+        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+        [text] = board["data"].values()
+        assert json.loads(text) == json.loads((ROOT / "docs/monitoring/dashboard.json").read_text(encoding="utf-8"))
 
 
 def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+../../../roles/llama_gateway/files/wait.lua

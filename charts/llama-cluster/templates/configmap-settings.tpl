@@ -1,0 +1,13 @@
+{{- /* SPDX-License-Identifier: GPL-3.0-or-later */ -}}
+{{- /* Written by scripts/chart.py from role kubernetes. */}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  namespace: {{ $.Release.Namespace | toRawJson }}
+  labels:
+    app.kubernetes.io/name: llama-cpp
+    app.kubernetes.io/instance: {{ include "llama.name" $ | toRawJson }}
+    app.kubernetes.io/managed-by: llama_cpp.cluster
+  name: {{ include "llama.name" $ }}-settings
+data:
+  pod.json: {{ include "llama.pod" $ | toRawJson }}

@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the Helm chart from role kubernetes, so that its manifests have one source.
+
+The role renders its manifests with values that occur nowhere else. Wherever one of them has gone, the chart gets the
+expression of Helm that puts a user's value there. Values of the chart have the names of the role's variables.
+It is written by `.venv/bin/python scripts/chart.py`; with --check nothing is, and the exit status is 1 where the chart
+is another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts/llama-cluster"
+LICENCE = "SPDX-License-Identifier: GPL-3.0-or-later"
+MADE = "Written by scripts/chart.py from role kubernetes."
+PODS, GATEWAY = (f"marker.example.com/{name}@sha256:{letter * 64}" for name, letter in (("pods", "e"), ("door", "f")))
+NAME, SPACE, ALIAS, CLIENT = "marker-name", "marker-space", "marker-alias", "marker-client"
+KEY, GROUP_KEY, CLIENT_KEY = (f"marker-{name}-0123456789" for name in ("key", "group", "client"))
+REPLICAS, SURGE, SLOTS, CONTEXT = 17, 19, 251, 7021
+LAST_GROUP, LAST_OF_GATEWAY = REPLICAS + SURGE - 1, REPLICAS - 1
+
+# What the role is given. Numbers are no others of the manifests, nor sums of them.
+MARKERS: dict[str, Any] = {
+    "kubernetes_image": PODS,
+    "kubernetes_replicas": REPLICAS,
+    "kubernetes_size": 13,
+    "kubernetes_max_unavailable": 23,
+    "kubernetes_max_surge": SURGE,
+    "kubernetes_worker_cpu": 7003,
+    "kubernetes_worker_memory": "7001Gi",
+    "kubernetes_leader_cpu": 7004,
+    "kubernetes_leader_memory": "7002Gi",
+    "kubernetes_node_selector": {"marker": "node"},
+    "kubernetes_model_volume": {"marker": "model"},
+    "kubernetes_cache_volume": {"marker": "cache"},
+    "kubernetes_trusted_peers": [{"marker": "trusted"}],
+    "kubernetes_monitoring_peers": [{"marker": "monitoring"}],
+    "kubernetes_gateway_image": GATEWAY,
+    "llama_server_model_path": "/marker-models/marker-file.gguf",
+    "llama_server_alias": ALIAS,
+    "llama_server_port": 7010,
+    "llama_server_api_keys": [KEY],
+    "llama_server_parallel": SLOTS,
+    "llama_server_ctx_size": CONTEXT,
+    "llama_server_threads": 7023,
+    "llama_server_cache_ram": 7022,
+    "llama_server_cache_reuse": 7024,
+    "llama_server_chat_template_file": "/marker-models/marker.jinja",
+    "llama_server_embeddings": True,
+    "llama_server_reasoning": "on",
+    "llama_server_stall_timeout": 7025,
+    "llama_server_drain_timeout": 7026,
+    "llama_gateway_group_key": GROUP_KEY,
+    "llama_gateway_api_keys": [{"name": CLIENT, "key": CLIENT_KEY, "expires": "2001-02-03", "requests": 7030}],
+    "llama_gateway_requests_per_key": 7031,
+    "llama_gateway_queue_length": 7032,
+    "llama_gateway_queue_timeout": 7033,
+    "llama_gateway_request_kib": 7034,
+    "llama_gateway_answer_timeout": 7035,
+    "llama_gateway_conversation_header": "X-Marker",
+}
+# What a manifest is without; by default there is none of either.
+SWITCHES = {"kubernetes_gateway_image": "", "kubernetes_monitoring_peers": []}
+
+
+def value(name: str) -> str:
+    """Return how a template says a value; $ is the same also within a loop."""
+    return f"$.Values.{name}"
+
+
+def number(name: str) -> str:
+    """Return how a template says a number: in a file of values it may be a float."""
+    return f"int64 {value(name)}"
+
+
+JSON = "| toRawJson"
+# Helm adds what a user gives to a dictionary of values.yaml, where it is to be in its place.
+CACHE = '(dict "emptyDir" dict)'
+PORT, CONTEXT_OF_ALL = (
+    number("llama_server_port"),
+    f"mul ({number('llama_server_parallel')}) ({number('llama_server_ctx_size')})",
+)
+# What is put in the place of a whole scalar, list or dictionary, as JSON.
+WHOLE: list[tuple[Any, str]] = [
+    *(
+        (MARKERS[name], f"{value(name)} {JSON}")
+        for name in (
+            "kubernetes_image",
+            "kubernetes_gateway_image",
+            "kubernetes_worker_memory",
+            "kubernetes_leader_memory",
+            "kubernetes_node_selector",
+            "kubernetes_trusted_peers",
+            "kubernetes_monitoring_peers",
+            "llama_server_model_path",
+            "llama_server_chat_template_file",
+            "llama_server_reasoning",
+        )
+    ),
+    *((it, number(name)) for name, it in MARKERS.items() if type(it) is int),
+    *((str(it), f"{number(name)} | toString {JSON}") for name, it in MARKERS.items() if type(it) is int),
+    (NAME, f'include "llama.name" $ {JSON}'),
+    (SPACE, f"$.Release.Namespace {JSON}"),
+    (ALIAS, f'include "llama.alias" $ {JSON}'),
+    (str(LAST_GROUP), f"$group | toString {JSON}"),
+    ({"marker": "model", "name": "model"}, f'include "llama.volume" (list "model" {value("kubernetes_model_volume")})'),
+    (
+        {"marker": "cache", "name": "cache"},
+        f'include "llama.volume" (list "cache" (default {CACHE} {value("kubernetes_cache_volume")}))',
+    ),
+    ("/marker-models", f"dir {value('llama_server_model_path')} {JSON}"),
+    (7001 << 30, f'include "llama.bytes" {value("kubernetes_worker_memory")}'),
+    (7002 << 30, f'include "llama.bytes" {value("kubernetes_leader_memory")}'),
+    (7011, f"add1 ({PORT})"),
+    ("/etc/llama_server/7010.keys", f'printf "/etc/llama_server/%d.keys" ({PORT}) {JSON}'),
+    ("7010.keys", f'printf "%d.keys" ({PORT}) {JSON}'),
+    (7026 + 30, f"add 30 ({number('llama_server_drain_timeout')})"),
+    (7022 << 20, f"mul 1048576 ({number('llama_server_cache_ram')})"),
+    (SLOTS * CONTEXT, CONTEXT_OF_ALL),
+    (str(SLOTS * CONTEXT), f"{CONTEXT_OF_ALL} | toString {JSON}"),
+    (65536, f"ternary 65536 1 {value('llama_server_embeddings')}"),
+    (f"{KEY}\n", f'printf "%s\\n" (join "\\n" {value("llama_server_api_keys")}) {JSON}'),
+    (KEY, f"first {value('llama_server_api_keys')} {JSON}"),
+]
+# Options of llama-server that are there only with a value.
+OPTIONAL = {
+    "--threads": "llama_server_threads",
+    "--cache-reuse": "llama_server_cache_reuse",
+    "--chat-template-file": "llama_server_chat_template_file",
+    "--embeddings": "llama_server_embeddings",
+}
+# Manifests that are there only with a value, and those of each group.
+CONDITIONAL = {
+    f"Secret {NAME}-keys": "llama_server_api_keys",
+    f"NetworkPolicy {NAME}-door": "kubernetes_trusted_peers",
+}
+OF_GROUP = re.compile(rf"({NAME}-[a-z]+-)(\d+)")
+GROUPS = f"add ({number('kubernetes_replicas')}) ({number('kubernetes_max_surge')})"
+# Texts that are files of the chart, and sums of them.
+TEXTS = {
+    "pod.json": f'include "llama.pod" $ {JSON}',
+    "haproxy.cfg": f'include "llama.haproxy" $ {JSON}',
+    "keys.map": f'include "llama.keys" $ {JSON}',
+    "models.map": f'include "llama.models" $ {JSON}',
+    "wait.lua": f'include "llama.lua" $ {JSON}',
+    "llama_cpp.json": f'include "llama.dashboard" $ {JSON}',
+    "checksum/settings": f'include "llama.pod" $ | sha256sum {JSON}',
+    "checksum/configuration": 'printf "%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) '
+    f'(include "llama.haproxy" $) (include "llama.lua" $) | sha256sum {JSON}',
+}
+LINKS = {
+    "files/wait.lua": "roles/llama_gateway/files/wait.lua",
+    "files/dashboard.json": "docs/monitoring/dashboard.json",
+}
+# In HAProxy's configuration: what is a line for each group or client, and what else is put in the place of what.
+GATEWAY_GROUPS = f"range $group := until (int {value('kubernetes_replicas')})"
+GROUPS_BEHIND, SLOTS_OF_ONE = number("kubernetes_replicas"), number("llama_server_parallel")
+LINES: list[tuple[str, str]] = [
+    (f"{NAME}-{LAST_OF_GATEWAY}", GATEWAY_GROUPS),
+    ("981158400", f"range {value('llama_gateway_api_keys')} }}}}{{{{ if .expires"),
+    ("7030", f"range {value('llama_gateway_api_keys')} }}}}{{{{ if .requests"),
+]
+PARTS: list[tuple[str, str]] = [
+    (rf"{NAME}-(group-)?{LAST_OF_GATEWAY}\b", r'{{ include "llama.name" $ }}-\1{{ $group }}'),
+    (rf"\b(eq|id) {REPLICAS}\b", r"\1 {{ add1 $group }}"),
+    (rf"\b(maxconn|weight) {SLOTS}\b", rf"\1 {{{{ {number('llama_server_parallel')} }}}}"),
+    (
+        rf"\b{REPLICAS * SLOTS + 7032}\b",
+        f"{{{{ add ({number('llama_gateway_queue_length')}) (mul ({GROUPS_BEHIND}) ({SLOTS_OF_ONE})) }}}}",
+    ),
+    (rf"\b{7034 * 1024 + 65536}\b", f"{{{{ add 65536 (mul 1024 ({number('llama_gateway_request_kib')})) }}}}"),
+    (rf"\b{7034 * 1024}\b", f"{{{{ mul 1024 ({number('llama_gateway_request_kib')}) }}}}"),
+    *(
+        (rf"(?<!\d){it}(?!\d)", f"{{{{ {number(name)} }}}}")
+        for name, it in MARKERS.items()
+        if name.startswith("llama_gateway") and type(it) is int
+    ),
+    ("7010", f"{{{{ {PORT} }}}}"),
+    ("7011", f"{{{{ add1 ({PORT}) }}}}"),
+    ("981158400", '{{ (toDate "2006-01-02 -0700" (printf "%s +0000" .expires)).Unix }}'),
+    ("7030", "{{ int64 .requests }}"),
+    (CLIENT, "{{ .name }}"),
+    (ALIAS, '{{ include "llama.alias" $ }}'),
+    (GROUP_KEY, f"{{{{ {value('llama_gateway_group_key')} }}}}"),
+    ("X-Marker", f"{{{{ {value('llama_gateway_conversation_header')} }}}}"),
+]
+_LEFT = re.compile(r"[Mm]arker|\b70[0-3]\d\b|ZZ")
+# What the schema says beyond the specifications of the roles' arguments, which have their ranges in rules.
+_KEY = "^[A-Za-z0-9._~+/=-]{16,}$"
+_QUANTITY, _IMAGE = "^[1-9][0-9]*[MGT]i$", "^[a-z0-9]+[A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}$"
+REQUIRED = (
+    "kubernetes_image",
+    "kubernetes_worker_cpu",
+    "kubernetes_worker_memory",
+    "kubernetes_model_volume",
+    "llama_server_model_path",
+)
+RANGES: dict[str, dict[str, Any]] = {
+    "kubernetes_image": {"pattern": _IMAGE},
+    "kubernetes_gateway_image": {"pattern": f"^$|{_IMAGE}"},
+    "kubernetes_replicas": {"minimum": 1},
+    "kubernetes_size": {"minimum": 2, "maximum": 16},
+    "kubernetes_max_unavailable": {"minimum": 0},
+    "kubernetes_max_surge": {"minimum": 0},
+    "kubernetes_worker_cpu": {"minimum": 1},
+    "kubernetes_worker_memory": {"pattern": _QUANTITY},
+    "kubernetes_leader_cpu": {"minimum": 1},
+    "kubernetes_leader_memory": {"pattern": _QUANTITY},
+    "kubernetes_model_volume": {"minProperties": 1},
+    "llama_server_model_path": {"pattern": "^/[A-Za-z0-9._/+-]+$"},
+    "llama_server_alias": {"pattern": "^[A-Za-z0-9._:/+-]*$"},
+    "llama_server_port": {"minimum": 1, "maximum": 65534},
+    "llama_server_parallel": {"minimum": 1, "maximum": 256},
+    "llama_server_ctx_size": {"minimum": 64},
+    "llama_server_threads": {"minimum": 0},
+    "llama_server_cache_ram": {"minimum": 0},
+    "llama_server_cache_reuse": {"minimum": 0},
+    "llama_server_chat_template_file": {"pattern": "^[A-Za-z0-9._/+-]*$"},
+    "llama_server_stall_timeout": {"minimum": 30},
+    "llama_server_drain_timeout": {"minimum": 0},
+    "llama_server_api_keys": {"items": {"type": "string", "pattern": _KEY}},
+    "llama_gateway_group_key": {"pattern": f"^$|{_KEY}"},
+    "llama_gateway_requests_per_key": {"minimum": 1},
+    "llama_gateway_queue_length": {"minimum": 0},
+    "llama_gateway_queue_timeout": {"minimum": 1},
+    "llama_gateway_request_kib": {"minimum": 16, "maximum": 65536},
+    "llama_gateway_answer_timeout": {"minimum": 1},
+    "llama_gateway_conversation_header": {"pattern": "^[A-Za-z0-9-]+$"},
+    "name": {"pattern": "^[A-Za-z0-9._-]{1,64}$"},
+    "key": {"pattern": _KEY},
+    "expires": {"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"},
+    "requests": {"minimum": 1},
+}
+# Of two numbers one is above 0; and what a gateway needs.
+TOGETHER: list[dict[str, Any]] = [
+    {
+        "anyOf": [
+            {"properties": {name: {"minimum": 1}}} for name in ("kubernetes_max_unavailable", "kubernetes_max_surge")
+        ]
+    },
+    {
+        "if": {"properties": {"kubernetes_gateway_image": {"minLength": 1}}},
+        "then": {
+            "properties": {"llama_gateway_group_key": {"minLength": 16}, "llama_gateway_api_keys": {"minItems": 1}}
+        },
+    },
+]
+TYPES = {"str": "string", "int": "integer", "bool": "boolean", "list": "array", "dict": "object"}
+Key = tuple[bool, ...]
+
+
+def rendered() -> dict[Key, list[dict[str, Any]]]:
+    """Return what the role writes, by whether each switch is on."""
+    keys = list(itertools.product((False, True), repeat=len(SWITCHES)))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tasks = [
+            {
+                "ansible.builtin.include_role": {"name": "llama_cpp.cluster.kubernetes"},
+                "vars": {
+                    **MARKERS,
+                    **{switch: off for (switch, off), on in zip(SWITCHES.items(), key) if not on},
+                    "kubernetes_name": NAME,
+                    "kubernetes_namespace": SPACE,
+                    "kubernetes_state": "rendered",
+                    "kubernetes_folder": str(folder / str(number)),
+                },
+            }
+            for number, key in enumerate(keys)
+        ]
+        (folder / "play.yml").write_text(
+            json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]), encoding="utf-8"
+        )
+        done = subprocess.run(
+            [Path(sys.executable).with_name("ansible-playbook"), folder / "play.yml"],
+            env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+        return {
+            key: list(yaml.safe_load_all((folder / f"{number}/{NAME}.yml").read_text(encoding="utf-8")))
+            for number, key in enumerate(keys)
+        }
+
+
+class Template:
+    """Data in which words stand for the expressions of Helm, until it is text."""
+
+    def __init__(self) -> None:
+        self.expressions: list[str] = []
+
+    def word(self, expression: str) -> str:
+        """Return a word for an expression."""
+        self.expressions.append(expression)
+        return f"ZZ{len(self.expressions) - 1}ZZ"
+
+    def marked(self, data: object) -> object:
+        """Return the data with words in the place of markers."""
+        for marker, expression in WHOLE:
+            if type(data) is type(marker) and data == marker:
+                return self.word(expression)
+        if isinstance(data, dict):
+            return {name: self.word(TEXTS[name]) if name in TEXTS else self.marked(it) for name, it in data.items()}
+        if isinstance(data, list):
+            return [self.marked(it) for it in data]
+        if isinstance(data, str):
+            found = OF_GROUP.fullmatch(data)
+            own = f"{found[1]}{self.word('$group')}" if found else data
+            return own.replace(NAME, self.word('include "llama.name" $')) if NAME in own else own
+        return data
+
+    def filled(self, text: str) -> str:
+        """Return the text with the expressions; what is JSON needs no quotes around it."""
+        return re.sub(r'"ZZ(\d+)ZZ"|ZZ(\d+)ZZ', lambda it: f"{{{{ {self.expressions[int(it[1] or it[2])]} }}}}", text)
+
+
+def as_template(manifest: dict[str, Any]) -> str:
+    """Return a manifest as YAML with expressions."""
+    template = Template()
+    return template.filled(yaml.safe_dump(template.marked(manifest), sort_keys=False, width=4096))
+
+
+def chosen(contents: dict[Key, str], switches: tuple[str, ...]) -> str:
+    """Return what is there by the values of the switches, of which those that change nothing are left out."""
+    if len(set(contents.values())) == 1:
+        return next(iter(contents.values()))
+    on, off = ({key[1:]: it for key, it in contents.items() if key[0] is side} for side in (True, False))
+    if on == off:
+        return chosen(on, switches[1:])
+    yes, no = chosen(on, switches[1:]), chosen(off, switches[1:])
+    other = f"{{{{- else }}}}\n{no}" if no else ""
+    return f"{{{{- if {value(switches[0])} }}}}\n{yes}{other}{{{{- end }}}}\n"
+
+
+def manifests() -> tuple[dict[str, str], str, str]:
+    """Return the templates by their names, the pods' settings, and HAProxy's configuration."""
+    contents: dict[str, dict[Key, str]] = {}
+    found = rendered()
+    settings = configuration = ""
+    for key, written in found.items():
+        for manifest in written:
+            group = OF_GROUP.fullmatch(manifest["metadata"]["name"])
+            if group and int(group[2]) != LAST_GROUP:
+                continue
+            name = f"{manifest['kind']} {group[1] + 'each' if group else manifest['metadata']['name']}"
+            contents.setdefault(name, dict.fromkeys(found, ""))[key] = as_template(manifest)
+            settings = manifest.get("data", {}).get("pod.json") or settings
+            configuration = manifest.get("stringData", {}).get("haproxy.cfg") or configuration
+    files = {}
+    for name, by_key in contents.items():
+        text = chosen(by_key, tuple(SWITCHES))
+        if name.endswith("-each"):
+            text = f"{{{{- range $group := until (int ({GROUPS})) }}}}\n---\n{text}{{{{- end }}}}\n"
+        if name in CONDITIONAL:
+            text = f"{{{{- if {value(CONDITIONAL[name])} }}}}\n{text}{{{{- end }}}}\n"
+        file = name.lower().replace(f" {NAME}", "") + ".tpl"
+        files[f"templates/{file}"] = f"{{{{- /* {LICENCE} */ -}}}}\n{{{{- /* {MADE} */}}}}\n{text}"
+    return files, settings, configuration
+
+
+def settings_file(settings: str) -> str:
+    """Return what pods are told, as a template."""
+    template = Template()
+    text = template.filled(json.dumps(template.marked(json.loads(settings))))
+    for option, name in OPTIONAL.items():
+        text = re.sub(rf', "{option}"(, {{{{ [^}}]+ }}}})?', rf"{{{{ if {value(name)} }}}}\g<0>{{{{ end }}}}", text)
+    return f"{text}\n"
+
+
+def configuration_file(configuration: str) -> str:
+    """Return what HAProxy reads, as a template."""
+    if "{{" in configuration:
+        raise SystemExit("HAProxy's configuration has {{, which Helm would take for its own.")
+    lines = [f"{{{{- /* {LICENCE} */ -}}}}"]
+    for line in configuration.splitlines():
+        groups = set(re.findall(rf"{NAME}-(?:group-)?(\d+)", line))
+        if groups - {str(LAST_OF_GATEWAY)}:
+            continue
+        loop = next((begin for marker, begin in LINES if marker in line), "")
+        text = line
+        for pattern, expression in PARTS:
+            text = re.sub(pattern, expression, text)
+        end = "{{- end }}" + "{{ end }}" * loop.count("{{ if")
+        lines += [f"{{{{- {loop} }}}}", text, end] if loop else [text]
+    return "\n".join([*lines, ""])
+
+
+def specifications() -> dict[str, dict[str, Any]]:
+    """Return the arguments of the roles that are values of the chart."""
+    found: dict[str, dict[str, Any]] = {}
+    for role in ("kubernetes", "llama_server", "llama_gateway"):
+        text = (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text(encoding="utf-8")
+        found.update(yaml.safe_load(text)["argument_specs"]["main"]["options"])
+    return {name: found[name] for name in MARKERS}
+
+
+def default(argument: dict[str, Any]) -> object:
+    """Return what a value is that nobody gives; what depends on an inventory is empty."""
+    found = {} if argument["type"] == "dict" else argument["default"]
+    return {"str": "", "int": 0, "list": []}[argument["type"]] if "{{" in str(found) else found
+
+
+def description(argument: dict[str, Any]) -> str:
+    """Return what is said first about an argument, without the marks of Ansible's documentation."""
+    text = argument["description"]
+    plain = re.sub(r"\b[A-Z]\(([^)#]+)[^)]*\)", r"\1", text if isinstance(text, str) else text[0])
+    by_default = argument["default"] if argument["type"] == "dict" and argument.get("default") else None
+    return f"{plain} By default {json.dumps(by_default)}." if by_default else plain
+
+
+def schema_of(name: str, argument: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a value."""
+    found: dict[str, Any] = {"description": description(argument), "type": TYPES[argument["type"]]}
+    if "choices" in argument:
+        found["enum"] = argument["choices"]
+    if argument["type"] == "list":
+        found["items"] = {"type": TYPES[argument["elements"]]}
+    if "options" in argument:
+        found["items"] |= {
+            "additionalProperties": False,
+            "required": [part for part, it in argument["options"].items() if it.get("required")],
+            "properties": {part: schema_of(part, it) for part, it in argument["options"].items()},
+        }
+    return {**found, **RANGES.get(name, {})}
+
+
+def values() -> dict[str, str]:
+    """Return the file of values and its schema."""
+    arguments = specifications()
+    lines = [f"# {LICENCE}", f"# {MADE}", "# Values have the names of the role's variables.", "---"]
+    for name, argument in arguments.items():
+        lines += textwrap.wrap(description(argument), 120, initial_indent="# ", subsequent_indent="# ")
+        text = json.dumps(default(argument))
+        lines.append(f"# {name}: # has to be given" if name in REQUIRED else f"{name}: {text}")
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$comment": f"{LICENCE}. {MADE}",
+        "type": "object",
+        "additionalProperties": False,
+        "required": list(REQUIRED),
+        # Helm has it for charts that this one is a part of.
+        "properties": {"global": {}, **{name: schema_of(name, it) for name, it in arguments.items()}},
+        "allOf": TOGETHER,
+    }
+    return {"values.yaml": "\n".join([*lines, ""]), "values.schema.json": json.dumps(schema, indent=2) + "\n"}
+
+
+def chart() -> dict[str, str]:
+    """Return the files of the chart that are made here."""
+    files, settings, configuration = manifests()
+    files |= values()
+    files |= {"files/pod.json": settings_file(settings), "files/haproxy.cfg": configuration_file(configuration)}
+    for name, text in files.items():
+        left = _LEFT.search(text)
+        if left:
+            raise SystemExit(f"{name} would have {left[0]}, which is no value of anybody: say what it stands for.")
+    return files
+
+
+def main() -> int:
+    """Write the chart, or say whether it is what it should be."""
+    parser = argparse.ArgumentParser(description="Write the Helm chart from role kubernetes.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something were written")
+    check = parser.parse_args().check
+    files = chart()
+    there = {str(path.relative_to(CHART)) for path in CHART.glob("templates/*.tpl") if not path.name.startswith("_")}
+    different = {
+        name for name, text in files.items() if not (CHART / name).exists() or (CHART / name).read_text() != text
+    }
+    different |= there - files.keys()
+    for name in sorted(different):
+        print(f"{CHART.relative_to(ROOT)}/{name} {'is another one' if check else 'is written'}")
+        if not check:
+            (CHART / name).parent.mkdir(exist_ok=True)
+            (CHART / name).write_text(files[name]) if name in files else (CHART / name).unlink()
+    return 1 if check and different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make test-kubernetes`: the image, and a group of its pods, on test hosts that this makes and removes. There is no Kubernetes: a stand-in
+# starts the pods as the manifests say. Arguments go to pytest, as in `scripts/kubernetes.sh -k killed`. Exit status 77: could not run here,
+# and says why.
+set -eu
+
+cd "$(dirname "$0")/.."
+if [ "$(id -u)" != 0 ]; then
+    echo "Not run: pods on test hosts; it makes containers, which needs root: sudo make test-kubernetes" >&2
+    exit 77
+fi
+# A lab of its own, beside that of `make lab`.
+export LAB_NUMBER="${LAB_NUMBER:-120}"
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+export LLAMA_CPP_CLUSTER_CACHE="$cache"
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
+
+# What makes an image (the lab installs mmdebstrap), and what unpacks it.
+for tool in skopeo umoci; do
+    command -v "$tool" >/dev/null || apt-get -qqy install --no-install-recommends "$tool" >/dev/null || {
+        echo "Not run: pods on test hosts; there is no $tool, and apt-get could not install it." >&2
+        exit 77
+    }
+done
+# The checker of policies, which wants other versions of what the tests have.
+policy=$cache/policy-$(sha256sum requirements/policy.txt | cut -c 1-12)
+export CHECKOV="$policy/bin/checkov"
+if [ ! -x "$CHECKOV" ]; then
+    python -m venv --clear "$policy"
+    PIP_CACHE_DIR=$cache/pip "$policy/bin/python" -m pip install --quiet --require-hashes -r requirements/policy.txt
+fi
+
+trap 'scripts/lab.sh down' EXIT
+trap 'exit 130' INT TERM
+# All hosts see this folder: it has the unpacked image and the model.
+python tests/lab/lab.py up master worker1 worker3 outsider --share "$cache/lab/kubernetes"
+mkdir -p "$cache/lab/kubernetes/models"
+model=$cache/lab/kubernetes/models/random-weights.gguf
+[ -e "$model" ] || python playbooks/files/random_model.py --layers 4 --width 2048 "$model"
+pytest -v --durations 10 "$@" tests/kubernetes

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The Helm chart, rendered by Helm itself: it is what role kubernetes writes with the same variables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import helm_python
+import pytest
+import yaml
+
+from support.harness import ROOT
+from support.kubernetes import GATEWAY, GIVEN, rendered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHART = ROOT / "charts/llama-cluster"
+# Every value is another than by default.
+ALL: dict[str, Any] = {
+    **GATEWAY,
+    "kubernetes_replicas": 3,
+    "kubernetes_size": 16,
+    "kubernetes_max_unavailable": 0,
+    "kubernetes_max_surge": 2,
+    "kubernetes_worker_memory": "1536Mi",
+    "kubernetes_leader_cpu": 3,
+    "kubernetes_leader_memory": "1Ti",
+    "kubernetes_node_selector": {"example.com/class": "v4", "example.com/<&>": "x"},
+    "kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}},
+    "llama_server_model_path": "/models/deep/Model-8B.Q4_0-00001-of-00003.gguf",
+    "llama_server_port": 9000,
+    "llama_server_api_keys": ["key-of-this-test-alone", "second/key+of~this.test=="],
+    "llama_server_parallel": 9,
+    "llama_server_ctx_size": 1000,
+    "llama_server_threads": 2,
+    "llama_server_cache_ram": 0,
+    "llama_server_cache_reuse": 32,
+    "llama_server_chat_template_file": "/models/deep/chat.jinja",
+    "llama_server_embeddings": True,
+    "llama_server_reasoning": "off",
+    "llama_server_stall_timeout": 61,
+    "llama_server_drain_timeout": 0,
+    "llama_gateway_api_keys": [
+        {"name": "first", "key": "key-of-the-first-client", "expires": "2027-01-31"},
+        {"name": "second", "key": "key-of-the-second-client", "requests": 2},
+        {"name": "third", "key": "key-of-the-third-client", "expires": "2030-12-01", "requests": 1},
+    ],
+    "llama_gateway_requests_per_key": 3,
+    "llama_gateway_queue_length": 0,
+    "llama_gateway_queue_timeout": 5,
+    "llama_gateway_request_kib": 16,
+    "llama_gateway_answer_timeout": 60,
+    "llama_gateway_conversation_header": "X-Chat",
+}
+CHOICES: dict[str, dict[str, Any]] = {
+    "least": {},
+    "one-by-one": {"llama_server_api_keys": [], "llama_server_alias": "eight/b:1", "llama_server_threads": 1,
+                   "kubernetes_monitoring_peers": [{"podSelector": {}}]},
+    "gateway": GATEWAY,
+    "all": ALL,
+}  # fmt: skip
+
+
+def by_helm(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> list[dict[str, Any]]:
+    """Return the manifests of the chart."""
+    with helm_python.Chart.load(CHART) as chart:
+        files = chart.render({**GIVEN, **values}, name=name, namespace=namespace)
+    assert files.pop("llama-cluster/templates/NOTES.txt")
+    return [it for text in files.values() for it in yaml.safe_load_all(text) if it]
+
+
+def in_order(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {f"{it['kind']} {it['metadata']['name']}": it for it in sorted(manifests, key=str)}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_the_chart_has_the_manifests_of_the_role(tmp_path: Path, choice: str) -> None:
+    variables = CHOICES[choice]
+    ours = in_order(rendered(tmp_path, {**variables, "kubernetes_name": "big", "kubernetes_namespace": "prod"}))
+    found = in_order(by_helm(variables, name="big", namespace="prod"))
+    assert found.keys() == ours.keys()
+    for name, manifest in ours.items():
+        assert found[name] == manifest, name
+
+
+def test_the_chart_is_written_from_the_role_as_it_is() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/chart.py", "--check"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}Run .venv/bin/python scripts/chart.py"
+
+
+def test_helm_finds_nothing_to_say_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+    report = helm_python.lint(CHART, GIVEN, strict=True)
+    assert report["errors"] == []
+    assert [it["error"] for it in report["messages"]] == ["icon is recommended"]
+    capfd.readouterr()
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "seventeen": ({"kubernetes_size": 17}, "'/kubernetes_size': maximum: got 17, want 16"),
+    "a-tag": ({"kubernetes_image": "llama:1"}, "'/kubernetes_image': 'llama:1' does not match pattern"),
+    "no-volume": ({"kubernetes_model_volume": {}}, "'/kubernetes_model_volume': minProperties: got 0, want 1"),
+    "no-change": ({"kubernetes_max_unavailable": 0}, "'/kubernetes_max_surge': minimum: got 0, want 1"),
+    "unit": ({"kubernetes_worker_memory": "24G"}, "'/kubernetes_worker_memory': '24G' does not match"),
+    "no-client": (
+        {**GATEWAY, "llama_gateway_api_keys": []},
+        "'/llama_gateway_api_keys': minItems: got 0, want 1",
+    ),
+    "of-the-role-alone": ({"llama_server_lora": ["a"]}, "additional properties 'llama_server_lora' not allowed"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_value_is_refused_by_its_name(name: str) -> None:
+    values, said = BAD[name]
+    with pytest.raises(helm_python.HelmValuesError) as refused:
+        by_helm(values)
+    assert said in str(refused.value)
+
+
+def test_what_has_to_be_given_is_named() -> None:
+    with helm_python.Chart.load(CHART) as chart, pytest.raises(helm_python.HelmValuesError) as refused:
+        chart.render({}, name="llama", namespace="default")
+    assert "missing properties 'kubernetes_image', 'kubernetes_worker_cpu'" in str(refused.value)
+
+
+def test_a_release_whose_pods_could_not_be_named_is_refused() -> None:
+    with pytest.raises(helm_python.HelmRenderError, match="The release is called 70b, which is no DNS label"):
+        by_helm({}, name="70b")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The image of leaders and workers, made by the playbooks that users have, and unpacked for test hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.lab.hosts import CACHE, play
+
+SHARE = CACHE / "lab/kubernetes"
+# A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
+MIRROR = os.environ.get("KUBERNETES_IMAGE_MIRROR") or "http://deb.debian.org/debian"
+OPTIMISED = "-O1 -DNDEBUG"
+
+
+@dataclass(frozen=True)
+class Image:
+    """An OCI archive, and what a registry calls the image in it."""
+
+    path: Path
+    digest: str
+
+
+def built(folder: Path) -> list[Path]:
+    """Return the programs of leaders and workers, as playbook build makes them for this machine's processors."""
+    here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
+    groups = {name: {"hosts": {"here": here}} for name in ("llama_masters", "llama_workers")}
+    variables = {
+        "llama_cpp_builder": "localhost",
+        "llama_cpp_targets": ["llama-server", "rpc-server"],
+        "llama_cpp_cmake_options": {"CMAKE_C_FLAGS_RELEASE": OPTIMISED, "CMAKE_CXX_FLAGS_RELEASE": OPTIMISED},
+        "llama_cpp_artifact_dir": str(folder / "artifacts"),
+    }
+    (folder / "here.json").write_text(json.dumps({"all": {"children": groups}}))
+    (folder / "build.json").write_text(json.dumps(variables))
+    play("build", "-e", f"@{folder}/build.json", inventory=folder / "here.json", timeout=7200)
+    return sorted((folder / "artifacts").glob("*.tar.gz"))
+
+
+def make_image(artifacts: list[Path], path: Path) -> Image:
+    """Make the image."""
+    variables = {
+        "kubernetes_image_archive": str(path),
+        "kubernetes_image_mirror": MIRROR,
+        "kubernetes_image_artifacts": [str(it) for it in artifacts],
+    }
+    given = path.with_suffix(".json")
+    given.write_text(json.dumps(variables))
+    said = play("image", "-e", f"@{given}", inventory=Path("localhost,")).stdout
+    return Image(path, "sha256:" + said.partition("@sha256:")[2][:64])
+
+
+def unpack(image: Image, layout: Path) -> Path:
+    """Unpack the image where all test hosts see it, as a container runtime does; returns its root."""
+    place = SHARE / "image"
+    subprocess.run(
+        ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci-archive:{image.path}", f"oci:{layout}:llama"],
+        check=True,
+    )
+    shutil.rmtree(place, ignore_errors=True)
+    subprocess.run(["umoci", "unpack", "--image", f"{layout}:llama", str(place)], check=True, capture_output=True)
+    root = place / "rootfs"
+    # A container runtime makes what a volume is mounted at.
+    for name in ("models", "etc/llama_server", "var/cache/llama_rpc"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / "etc/hosts").touch()
+    place.chmod(0o755)
+    return root
