@@ -73,6 +73,7 @@ MARKERS: dict[str, Any] = {
     "llama_gateway_answer_timeout": 7035,
     "llama_gateway_conversation_header": "X-Marker",
 }
+NUMBERS = {name: it for name, it in MARKERS.items() if isinstance(it, int) and not isinstance(it, bool)}
 # What a manifest is without; by default there is none of either.
 SWITCHES = {"kubernetes_gateway_image": "", "kubernetes_monitoring_peers": []}
 
@@ -111,8 +112,8 @@ WHOLE: list[tuple[Any, str]] = [
             "llama_server_reasoning",
         )
     ),
-    *((it, number(name)) for name, it in MARKERS.items() if type(it) is int),
-    *((str(it), f"{number(name)} | toString {JSON}") for name, it in MARKERS.items() if type(it) is int),
+    *((it, number(name)) for name, it in NUMBERS.items()),
+    *((str(it), f"{number(name)} | toString {JSON}") for name, it in NUMBERS.items()),
     (NAME, f'include "llama.name" $ {JSON}'),
     (SPACE, f"$.Release.Namespace {JSON}"),
     (ALIAS, f'include "llama.alias" $ {JSON}'),
@@ -186,8 +187,8 @@ PARTS: list[tuple[str, str]] = [
     (rf"\b{7034 * 1024}\b", f"{{{{ mul 1024 ({number('llama_gateway_request_kib')}) }}}}"),
     *(
         (rf"(?<!\d){it}(?!\d)", f"{{{{ {number(name)} }}}}")
-        for name, it in MARKERS.items()
-        if name.startswith("llama_gateway") and type(it) is int
+        for name, it in NUMBERS.items()
+        if name.startswith("llama_gateway")
     ),
     ("7010", f"{{{{ {PORT} }}}}"),
     ("7011", f"{{{{ add1 ({PORT}) }}}}"),
