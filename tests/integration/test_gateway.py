@@ -70,10 +70,11 @@ def door(folder: Path, *groups: StandIn, **variables: Any) -> Iterator[tuple[Sta
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Door]:
     """One gateway for tests that need no options of their own, each of which has models of its own."""
-    names = ["noise", "code", "queue", "one-key", "lost", "all-lost", "fatal", "broken", "ready", "home"]
-    counts = {"noise": 1, "code": 1, "fatal": 3, "broken": 1, "one-key": 1, "home": 4}
+    names = ["noise", "code", "queue", "order", "one-key", "lost", "all-lost", "fatal", "broken", "ready", "home"]
+    counts = {"noise": 1, "code": 1, "order": 1, "fatal": 3, "broken": 1, "one-key": 1, "home": 4}
     groups = {name: [StandIn(f"{name}{n}", model=name) for n in range(counts.get(name, 2))] for name in names}
     groups["queue"][1].slots = 1
+    groups["order"][0].slots = 1
     groups["one-key"][0].slots = 4
     everything = [group for of_model in groups.values() for group in of_model]
     with tempfile.TemporaryDirectory(prefix="gateway-") as path:
@@ -163,6 +164,23 @@ def test_no_group_gets_more_than_its_slots_and_the_rest_wait_in_turn(shared: Doo
     assert [group.most_busy for group in groups] == [2, 1]
     refused = next(answer for status, answer in answers if status == 429)
     assert "queue for this model is full" in refused["error"]["message"]
+
+
+def test_who_came_first_is_served_first(shared: Door) -> None:
+    shared.groups["order"][0].prompt_s = 0.5
+    served: list[int] = []
+
+    def ask(number: int) -> None:
+        assert shared.client.request(CHAT, chat(f"prompt {number}", model="order"))[0] == 200
+        served.append(number)
+
+    with ThreadPoolExecutor(5) as pool:
+        asked = []
+        for number in range(5):
+            asked.append(pool.submit(ask, number))
+            time.sleep(0.1)
+    assert all(one.exception() is None for one in asked)
+    assert served == [0, 1, 2, 3, 4]
 
 
 def test_who_waits_too_long_is_told_when_to_ask_again(folder: Path) -> None:
