@@ -52,7 +52,7 @@ def make_image(artifacts: list[Path], path: Path) -> Image:
     }
     given = path.with_suffix(".json")
     given.write_text(json.dumps(variables))
-    said = play("image", "-e", f"@{given}", inventory=Path("localhost,")).stdout
+    said = play("image", "--connection", "local", "-e", f"@{given}", inventory=Path("localhost,")).stdout
     return Image(path, "sha256:" + said.partition("@sha256:")[2][:64])
 
 
