@@ -87,9 +87,10 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.utils.vars import load_extra_vars
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of, own_group, rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, groups_of, own_group
 from jinja2 import UndefinedError
 
 

@@ -63,7 +63,12 @@ from ipaddress import IPv4Address
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, own_group, tunnel_address
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import (
+    Host,
+    check_hosts,
+    own_group,
+    tunnel_address,
+)
 
 # The defaults of role llama_server.
 ADDRESS = "127.0.0.1"
@@ -75,8 +80,7 @@ def gateway_groups(
     masters: Sequence[str], hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return what role llama_gateway takes for each master."""
-    if isinstance(masters, str) or not isinstance(masters, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("gateway_groups needs a list of masters, and the variables of the hosts: hostvars")
+    check_hosts("gateway_groups", masters, hostvars)
     found: list[dict[str, Any]] = []
     owners: dict[tuple[str, int], str] = {}
     inside = {name for name in gateways if tunnel_address(Host(name, hostvars[name]))}

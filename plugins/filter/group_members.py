@@ -49,14 +49,17 @@ _value:
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of, known_groups
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import (
+    Host,
+    check_hosts,
+    groups_of,
+    known_groups,
+)
 
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
     """Return the hosts that are of a group of `host`."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("group_members needs a list of hosts, and the variables of the hosts: hostvars")
+    check_hosts("group_members", hosts, hostvars)
     asked = [host] if isinstance(host, str) else host
     known = known_groups(asked, hostvars)
     groups = {name: set(known.get(name) or groups_of(Host(name, hostvars[name]))) for name in (*hosts, *asked)}

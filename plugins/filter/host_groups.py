@@ -47,14 +47,12 @@ _value:
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, groups_of
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, groups_of
 
 
 def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool = False) -> dict[str, list[str]]:
     """Return the groups of each host."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("host_groups needs a list of hosts, and the variables of the hosts: hostvars")
+    check_hosts("host_groups", hosts, hostvars)
     found = {name: groups_of(Host(name, hostvars[name])) for name in hosts}
     return _linked(found) if linked else found
 

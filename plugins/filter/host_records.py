@@ -49,8 +49,8 @@ _value:
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import check_hosts
 
 
 def host_records(
@@ -61,8 +61,7 @@ def host_records(
     **variables: str,
 ) -> dict[str, dict[str, Any]]:
     """Return what is known of each host."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("host_records needs a list of hosts, and the variables of the hosts: hostvars")
+    check_hosts("host_records", hosts, hostvars)
     records: dict[str, dict[str, Any]] = {}
     for host in hosts:
         known = hostvars[host]

@@ -4,19 +4,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ansible.errors import AnsibleError, AnsibleFilterError
-from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import TunnelError, address_of
+from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
     DEFAULT_PORT,
     EndpointError,
     parse_endpoint,
 )
-from jinja2 import Undefined, UndefinedError
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import (
+    Host,
+    instances_of,
+    known_groups,
+    own_group,
+    tunnel_address,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,7 +85,6 @@ _value:
   elements: raw
 """
 
-_GROUP = re.compile(r"[A-Za-z0-9_-]*\Z")
 _WILDCARDS = ("0.0.0.0", "*", "::", "[::]")  # noqa: S104 - recognised, not bound
 
 
@@ -116,86 +118,10 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group:
     return found
 
 
-class Host:
-    """The variables of one host; every error names the host and the variable."""
-
-    def __init__(self, name: str, variables: Mapping[str, Any]) -> None:
-        self.name = name
-        self._variables = variables
-
-    def get(self, variable: str) -> object:
-        """Return the value, templated; None if it is not set or empty."""
-        try:
-            value = self._variables.get(variable)
-            if isinstance(value, Undefined):
-                str(value)  # raises, and the error says what is undefined
-        except (AnsibleError, UndefinedError) as error:
-            raise self.error(variable, f"its template has no value, define what it uses: {error}") from error
-        return None if value == "" else value
-
-    def error(self, variable: str, problem: object) -> AnsibleFilterError:
-        """Return an error to raise."""
-        return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
-
-
-def own_group(host: Host) -> str:
-    """Return the name of the group that a host is of, empty for the one without a name; raises AnsibleFilterError."""
-    value = host.get("llama_group")
-    return "" if value is None else _group(host, "llama_group", value)
-
-
-def groups_of(host: Host) -> list[str]:
-    """Return the names of the groups that the workers of a host serve; without instances, of the one that it is of."""
-    return list(dict.fromkeys(group for _instance, _variable, group in _instances(host))) or [own_group(host)]
-
-
-def known_groups(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Return the groups of hosts that the playbooks' tasks check_inventory have found, which variables of a host hold.
-
-    To ask each host costs a look at all of its variables: minutes, where each of hundreds asks for all others.
-    """
-    first = next(iter(hosts), None)
-    found: Mapping[str, str] = {} if first is None else hostvars[first].get("__cluster_groups") or {}
-    return {name: groups.split(",") for name, groups in found.items()}
-
-
-def _group(host: Host, variable: str, value: object) -> str:
-    if not isinstance(value, str) or not _GROUP.match(value):
-        raise host.error(variable, f"{value!r} is no name of a group: give one, of letters, digits, _ and -")
-    return value
-
-
-def tunnel_address(host: Host) -> str | None:
-    """Return the tunnel's address of a host, None if it has no tunnel; raises AnsibleFilterError."""
-    try:
-        if not boolean(host.get("rpc_tunnel_enabled") or False):
-            return None
-    except TypeError as error:
-        raise host.error("rpc_tunnel_enabled", "is neither true nor false") from error
-    try:
-        return address_of(host.name, host.get("rpc_tunnel_network"), host.get("rpc_tunnel_address"))
-    except TunnelError as error:
-        raise AnsibleFilterError(f"host {host.name}: {error}") from None
-
-
-def _instances(host: Host) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Give each instance of a host, the variable that it is from, and its group."""
-    own = own_group(host)
-    instances = host.get("rpc_server_instances") or []
-    if not isinstance(instances, (list, tuple)):
-        raise host.error("rpc_server_instances", "must be a list of dictionaries, each with a port")
-    for index, instance in enumerate(instances):
-        variable = f"rpc_server_instances[{index}]"
-        if not isinstance(instance, Mapping) or "port" not in instance:
-            raise host.error(variable, "must be a dictionary with a port")
-        group = instance.get("group")
-        yield instance, variable, own if group in (None, "") else _group(host, f"{variable}, group", group)
-
-
 def _endpoints(host: Host) -> Iterator[tuple[str, str, str]]:
     """Give each endpoint of a host, the variable that is to blame for it, and its group."""
     address, source = _address(host)
-    instances = list(_instances(host))
+    instances = list(instances_of(host))
     if not instances:
         port = host.get("rpc_server_port")
         wanted = _endpoint(host, address, DEFAULT_PORT if port is None else port, source, "rpc_server_port")

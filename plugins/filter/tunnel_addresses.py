@@ -48,14 +48,13 @@ _value:
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host, tunnel_address
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import NETWORK, TunnelError, check_outer
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, tunnel_address
 
 
 def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
     """Return the tunnel's address of each host that has one."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("tunnel_addresses needs a list of hosts, and the variables of the hosts: hostvars")
+    check_hosts("tunnel_addresses", hosts, hostvars)
     found: dict[str, str] = {}
     networks: dict[str, str] = {}
     for name in dict.fromkeys(hosts):

@@ -57,8 +57,7 @@ _value:
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import Host
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts
 
 NAME = "llama_gateway_virtual_address"
 OWN = "llama_gateway_bind_address"
@@ -68,8 +67,7 @@ def virtual_address(
     value: object, hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str]
 ) -> dict[str, Any]:
     """Return what the role needs for an address, and why it cannot be had."""
-    if isinstance(gateways, str) or not isinstance(gateways, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("virtual_address needs hostvars, the name of a gateway, and a list of all gateways")
+    check_hosts("virtual_address", gateways, hostvars)
     found: dict[str, Any] = {"address": "", "interface": "", "peers": [], "router_id": 0, "problems": []}
     if not value:
         return found
