@@ -46,7 +46,7 @@ test-aarch64: ## A cluster of aarch64 hosts of two CPU classes, emulated where t
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
-test-matrix: ## Masters and workers of all generations of the RPC protocol meet each other, as docs/compatibility.md says; builds llama.cpp three times
+test-matrix: ## Masters and workers of all generations of the RPC protocol meet each other, as docs/reference/compatibility.md says; builds llama.cpp three times
 	@scripts/bootstrap.sh dev
 	@scripts/matrix.sh
 

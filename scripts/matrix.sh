@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make test-matrix`: masters and workers of every generation of the RPC protocol meet each other, and it is as the page
-# docs/compatibility.md says. Builds three releases more than the other tests, into the cache. `scripts/matrix.sh write`
+# docs/reference/compatibility.md says. Builds three releases more than the other tests, into the cache. `scripts/matrix.sh write`
 # writes that page anew.
 set -eu
 

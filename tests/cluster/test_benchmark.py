@@ -28,8 +28,8 @@ def ready() -> None:
 
 @pytest.mark.long
 def test_the_documented_playbook_says_how_quick_the_cluster_is(tmp_path: Path) -> None:
-    """The playbook of docs/benchmarking.md, with the model of the lab."""
-    text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/benchmarking.md").read_text(), re.DOTALL)
+    """The playbook of docs/how-to/benchmark.md, with the model of the lab."""
+    text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/benchmark.md").read_text(), re.DOTALL)
     assert text
     plays: list[dict[str, Any]] = yaml.safe_load(text[1].replace("/srv/models/model.gguf", MODEL))
     plays[0]["module_defaults"] = {"llama_cpp.cluster.llama_bench": SHORT}

@@ -148,14 +148,14 @@ def test_states_are_documented() -> None:
     states = documented("rpc_worker_info")
     assert named_first(states["workers"]["contains"]["state"]["description"]) == list(worker_status.STATES)
     assert set(states["counts"]["sample"]) == set(worker_status.STATES)
-    assert table("docs/troubleshooting.md", "States of a worker") == list(worker_status.STATES)
+    assert table("docs/how-to/troubleshoot.md", "States of a worker") == list(worker_status.STATES)
 
 
 def test_kinds_of_failure_are_documented() -> None:
     kinds = produced_kinds()
     listed = named_first(documented("distributed_inference")["failure"]["contains"]["kind"]["description"])
     assert (set(listed), len(listed)) == (kinds, len(kinds))
-    assert table("docs/troubleshooting.md", "Failures of a run") == listed
+    assert table("docs/how-to/troubleshoot.md", "Failures of a run") == listed
 
 
 def test_kinds_of_failure_of_a_benchmark_are_those_of_a_run() -> None:

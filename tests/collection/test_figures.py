@@ -18,12 +18,12 @@ def page(name: str) -> str:
 def test_what_a_second_worker_gives_generation_is_the_measured_figure() -> None:
     row = next(
         line
-        for line in page("performance.md").splitlines()
+        for line in page("explanation/performance.md").splitlines()
         if line.startswith("| two workers of one core / one, `ubatch` 64")
     )
     measured = row.split("|")[3].split()[0]
     assert f"two equal workers generated {measured} times as fast as one" in ONE_HOST
-    assert re.search(rf"two\s+equal workers {measured} times as fast as one", page("planning.md"))
+    assert re.search(rf"two\s+equal workers {measured} times as fast as one", page("explanation/planning.md"))
 
 
 def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
@@ -31,7 +31,7 @@ def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
     text = yaml.safe_dump(tasks)
     sizes = [re.search(rf"benchmark_{name} \| default\((\d+)\)", text) for name in ("n_prompt", "n_gen")]
     read, generated = [size[1] for size in sizes if size]
-    assert f"shows prompt (`pp{read}`) and generation (`tg{generated}`) apart" in page("performance.md")
+    assert f"shows prompt (`pp{read}`) and generation (`tg{generated}`) apart" in page("explanation/performance.md")
 
 
 def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
@@ -44,5 +44,5 @@ def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
 
 def test_no_example_of_an_upgrade_names_the_default_version() -> None:
     default = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
-    for text in ((ROOT / "README.md").read_text(), page("playbooks.md")):
+    for text in ((ROOT / "README.md").read_text(), page("reference/playbooks.md")):
         assert f"upgrade -e llama_cpp_version={default}" not in text

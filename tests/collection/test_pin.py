@@ -85,7 +85,9 @@ def test_a_version_and_a_commit_belong_together() -> None:
     [
         pytest.param(rf'Release\("{VERSION}", "{VERSION}"\)', ".py", id="releases-under-test"),
         pytest.param(rf"version: {VERSION}, targets: .*# protocol {VERSION}", ".yml", id="releases-that-are-built"),
-        pytest.param(rf"\(llama-cpp-python {VERSION}\) \| {VERSION}", "docs/compatibility.md", id="compatibility"),
+        pytest.param(
+            rf"\(llama-cpp-python {VERSION}\) \| {VERSION}", "docs/reference/compatibility.md", id="compatibility"
+        ),
     ],
 )
 def test_a_version_and_a_protocol_belong_together(pattern: str, suffix: str) -> None:
@@ -94,9 +96,11 @@ def test_a_version_and_a_protocol_belong_together(pattern: str, suffix: str) -> 
 
 
 def test_the_page_of_what_works_with_which_names_commits_of_the_table() -> None:
-    for _page, (commit, version) in found(rf"\| ([0-9a-f]+) \(llama-cpp-python {VERSION}\)", "docs/compatibility.md"):
+    for _page, (commit, version) in found(
+        rf"\| ([0-9a-f]+) \(llama-cpp-python {VERSION}\)", "docs/reference/compatibility.md"
+    ):
         assert ARCHIVES[version]["commit"].startswith(commit), version
-    assert PIN["protocol"] in (ROOT / "docs/compatibility.md").read_text()
+    assert PIN["protocol"] in (ROOT / "docs/reference/compatibility.md").read_text()
 
 
 def test_recorded_output_is_of_commits_of_the_table() -> None:
@@ -169,7 +173,7 @@ def test_each_patch_has_its_page_for_upstream_and_each_page_its_patch() -> None:
 
 @pytest.mark.parametrize("name", PIN["patches"])
 def test_a_page_for_upstream_is_whole(name: str) -> None:
-    """It has all parts, its tests are there, and its figures are those of docs/performance.md."""
+    """It has all parts, its tests are there, and its figures are those of docs/explanation/performance.md."""
     text = (UPSTREAM / f"{name}.md").read_text()
     parts = ["Problem", "Change", "Measured", "Tests", "Risks"]
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == parts
@@ -177,5 +181,5 @@ def test_a_page_for_upstream_is_whole(name: str) -> None:
     assert tests
     assert [test for test in tests if not (ROOT / test).exists()] == []
     measured = text.partition("**Measured.**")[2].partition("**Tests.**")[0]
-    known = (ROOT / "docs/performance.md").read_text()
+    known = (ROOT / "docs/explanation/performance.md").read_text()
     assert [figure for figure in re.findall(r"\d+\.\d+", measured) if figure not in known] == []

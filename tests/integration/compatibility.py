@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What masters and workers of the generations of the RPC protocol make of each other, as the tables of a page.
 
-As a program it runs all of them (`make test-matrix` builds them) and writes docs/compatibility.md anew.
+As a program it runs all of them (`make test-matrix` builds them) and writes docs/reference/compatibility.md anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import yaml
 from support.collection import FilterModule, parse_endpoint, probe
 from support.harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
 
-PAGE = ROOT / "docs/compatibility.md"
+PAGE = ROOT / "docs/reference/compatibility.md"
 BEGINS = "<!-- What follows was seen, and is written by `scripts/matrix.sh write`. -->\n"
 NAMES = ("node1:50052", "node2:50052")
 REFUSED = "protocol_mismatch"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/compatibility.md says what masters and workers of different generations make of each other.
+"""docs/reference/compatibility.md says what masters and workers of different generations make of each other.
 
 Here those generations meet that are built: those that other tests run too, and each with each once `make test-matrix`
 has built the rest, which it sets ALL_GENERATIONS for.
@@ -23,7 +23,7 @@ HERE = [
     for protocol, generation in GENERATIONS.items()
     if protocol in RELEASES or generation.rpc_server.exists() or os.environ.get("ALL_GENERATIONS")
 ]
-AGAIN = "`scripts/matrix.sh write` writes docs/compatibility.md anew"
+AGAIN = "`scripts/matrix.sh write` writes docs/reference/compatibility.md anew"
 
 
 @pytest.fixture(autouse=True)

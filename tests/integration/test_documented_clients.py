@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lines for curl and Python in docs/clients.md are run as they are, against a real service."""
+"""The lines for curl and Python in docs/how-to/use-the-api.md are run as they are, against a real service."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers in a WireGuard network that somebody else keeps, as docs/security.md has it: they listen there alone."""
+"""Workers in a WireGuard network that somebody else keeps listen there alone (docs/explanation/security.md)."""
 
 from __future__ import annotations
 

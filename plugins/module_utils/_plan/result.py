@@ -140,7 +140,7 @@ def suggestions(planned: Planned, cluster: Cluster) -> list[dict[str, Any]]:
 ONE_HOST = (
     "Each token goes through the layers one after another, so that while one worker computes it the others wait: "
     "dividing the model does not make generation faster (two equal workers generated 0.99 times as fast as one where "
-    "that was measured, see docs/performance.md)"
+    "that was measured, see docs/explanation/performance.md)"
 )
 
 
