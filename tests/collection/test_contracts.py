@@ -114,6 +114,13 @@ def table(page: str, heading: str) -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
 
+def row(page: str, name: str) -> str:
+    """Return what the table of a page says of a name."""
+    found = re.search(rf"^\| `{name}` \| (.*) \|$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert found, f"{page} has no {name}"
+    return found[1]
+
+
 @pytest.mark.parametrize(
     ("page", "contract"),
     [
@@ -156,6 +163,35 @@ def test_kinds_of_failure_are_documented() -> None:
     listed = named_first(documented("distributed_inference")["failure"]["contains"]["kind"]["description"])
     assert (set(listed), len(listed)) == (kinds, len(kinds))
     assert table("docs/how-to/troubleshoot.md", "Failures of a run") == listed
+
+
+RESULTS = "docs/reference/results-and-failures.md"
+
+
+def test_the_page_of_results_has_each_key_state_and_kind() -> None:
+    run = documented("distributed_inference")
+    assert set(table(RESULTS, "Results of a run")) == run.keys()
+    assert table(RESULTS, "Failures of a run") == named_first(run["failure"]["contains"]["kind"]["description"])
+    assert table(RESULTS, "States of a worker") == list(worker_status.STATES)
+    assert set(re.findall(r"`(\w+)`", row(RESULTS, "perf"))) == PERF_LOG["perf"].keys()
+    assert set(re.findall(r"`(\w+)`", row(RESULTS, "failure"))) == INFERENCE["failure"].keys()
+
+
+@pytest.mark.parametrize(
+    ("heading", "name", "keys_to_state"),
+    [
+        ("States of an API", "llama_server_info", ["servers", "state"]),
+        ("States of a group behind a gateway", "llama_gateway_info", ["groups", "state"]),
+        ("States of a tunnel", "rpc_tunnel_info", ["state"]),
+    ],
+)
+def test_the_page_of_results_has_each_state_that_a_module_documents(
+    heading: str, name: str, keys_to_state: list[str]
+) -> None:
+    value: dict[str, Any] = {"contains": documented(name)}
+    for key in keys_to_state:
+        value = value["contains"][key]
+    assert table(RESULTS, heading) == re.findall(r"V\((\w+)\)", str(value["description"]))
 
 
 def test_kinds_of_failure_of_a_benchmark_are_those_of_a_run() -> None:

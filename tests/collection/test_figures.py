@@ -44,5 +44,5 @@ def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
 
 def test_no_example_of_an_upgrade_names_the_default_version() -> None:
     default = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
-    for text in ((ROOT / "README.md").read_text(), page("reference/playbooks.md")):
-        assert f"upgrade -e llama_cpp_version={default}" not in text
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        assert f"upgrade -e llama_cpp_version={default}" not in path.read_text(), path

@@ -20,7 +20,7 @@ from support.collection import FilterModule, parse_endpoint, probe
 from support.harness import GENERATIONS, HANG_S, ROOT, Release, Worker, run_module, running_worker
 
 PAGE = ROOT / "docs/reference/compatibility.md"
-BEGINS = "<!-- What follows was seen, and is written by `scripts/matrix.sh write`. -->\n"
+BEGINS = "<!-- `scripts/matrix.sh write` writes what follows. -->\n"
 NAMES = ("node1:50052", "node2:50052")
 REFUSED = "protocol_mismatch"
 
@@ -31,15 +31,19 @@ Tables = dict[str, dict[str, list[str]]]
 
 READS = "What the collection reads"
 WORKS = "Which master works with which worker"
-SAID = "What is said of the others"
+SAID = "What the failed runs say"
+EVERY = "every master with a worker of another protocol"
+# What stands in a sentence for the protocols of both.
+_MASTER, _WORKER = "MASTER", "WORKER"
 _COLUMNS = {
     READS: [
         "llama.cpp", "RPC protocol", "`rpc_worker_info`", "program of the master", "devices in the log",
         "figures in the log",
     ],
     WORKS: ["master \\ worker", *GENERATIONS],
-    SAID: ["master", "worker", "asked before the run (`verify: true`)", "not asked (`verify: false`)"],
+    SAID: ["master and worker", "workers asked before the run (`verify: true`)", "not asked (`verify: false`)"],
 }  # fmt: skip
+_INTRODUCTION = {SAID: f"{_MASTER} and {_WORKER} stand for the protocols of the master and of the worker.\n\n"}
 
 
 def infer(release: Release, model: Path, workers: list[Worker], **arguments: Any) -> dict[str, Any]:
@@ -121,16 +125,45 @@ def row(ends: dict[bool, dict[str, Any]]) -> list[str]:
     return [f"`{end['kind']}`: {end['said']}" if end["kind"] else str(end["said"]) for end in ends.values()]
 
 
+def pair(master: str, worker: str) -> str:
+    return f"{master} with {worker}"
+
+
+def gathered(said: dict[tuple[str, str], list[str]]) -> dict[str, list[str]]:
+    """Return one row for all pairs of a master and a worker of which the same is said, but for their protocols."""
+    alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for (master, worker), cells in said.items():
+        general = tuple(
+            cell.replace(f"protocol {worker}", f"protocol {_WORKER}").replace(f"master {master}", f"master {_MASTER}")
+            for cell in cells
+        )
+        alike.setdefault(general, []).append((master, worker))
+    others = list(itertools.permutations(GENERATIONS, 2))
+    return {
+        EVERY if sorted(pairs) == sorted(others) else ", ".join(itertools.starmap(pair, pairs)): list(cells)
+        for cells, pairs in alike.items()
+    }
+
+
+def said_of(tables: Tables, master: str, worker: str) -> list[list[str]]:
+    """Return what the page says of a master and a worker: the cells of each row that is about both."""
+    return [
+        [cell.replace(_MASTER, master).replace(_WORKER, worker) for cell in cells]
+        for about, cells in tables[SAID].items()
+        if pair(master, worker) in about.split(", ") or (about == EVERY and master != worker)
+    ]
+
+
 def seen(model: Path) -> Tables:
     """Run everything; return the tables."""
-    ends = {pair: meet(*pair, model) for pair in itertools.product(GENERATIONS, repeat=2)}
+    ends = {both: meet(*both, model) for both in itertools.product(GENERATIONS, repeat=2)}
     return {
         READS: {cells[0]: cells[1:] for release in GENERATIONS.values() for cells in [reads(release, model)]},
         WORKS: {
             master: ["works" if ends[master, worker][True]["kind"] is None else "refused" for worker in GENERATIONS]
             for master in GENERATIONS
         },
-        SAID: {" | ".join(pair): row(found) for pair, found in ends.items() if found[True]["kind"]},
+        SAID: gathered({both: row(found) for both, found in ends.items() if found[True]["kind"]}),
     }
 
 
@@ -138,7 +171,7 @@ def rendered(tables: Tables) -> str:
     text = BEGINS
     for heading, rows in tables.items():
         columns = _COLUMNS[heading]
-        text += f"\n## {heading}\n\n| {' | '.join(columns)} |\n|{'--|' * len(columns)}\n"
+        text += f"\n## {heading}\n\n{_INTRODUCTION.get(heading, '')}| {' | '.join(columns)} |\n|{'--|' * len(columns)}\n"
         text += "".join(f"| {' | '.join([about, *cells])} |\n" for about, cells in rows.items())
     return text
 
@@ -151,9 +184,8 @@ def documented() -> Tables:
             tables[line[3:]] = rows = {}
         elif line.startswith("| "):
             cells = line.strip("| ").split(" | ")
-            about = 2 if cells[1] in GENERATIONS and cells[0] in GENERATIONS else 1
-            if cells != [*next(columns for h, columns in _COLUMNS.items() if h == list(tables)[-1])]:
-                rows[" | ".join(cells[:about])] = cells[about:]
+            if cells != _COLUMNS[list(tables)[-1]]:
+                rows[cells[0]] = cells[1:]
     return tables
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.compatibility import READS, REFUSED, SAID, WORKS, documented, meet, reads, row
+from integration.compatibility import READS, REFUSED, WORKS, documented, meet, reads, row, said_of
 from support.harness import GENERATIONS, RELEASES
 
 pytestmark = pytest.mark.llama
@@ -48,10 +48,11 @@ def test_what_two_generations_make_of_each_other_is_documented(master: str, work
     assert [end["kind"] for end in ends.values()] == [None if works else REFUSED] * 2
     tables = documented()
     assert tables[WORKS][master][list(GENERATIONS).index(worker)] == ("works" if works else "refused"), AGAIN
-    assert tables[SAID].get(f"{master} | {worker}") == (None if works else row(ends)), AGAIN
+    assert said_of(tables, master, worker) == ([] if works else [row(ends)]), AGAIN
 
 
 def test_the_page_has_every_meeting() -> None:
     tables = documented()
     assert [cells[0] for cells in tables[READS].values()] == list(tables[WORKS]) == list(GENERATIONS)
-    assert list(tables[SAID]) == [f"{one} | {other}" for one, other in itertools.permutations(GENERATIONS, 2)]
+    for master, worker in itertools.product(GENERATIONS, repeat=2):
+        assert len(said_of(tables, master, worker)) == (master != worker), f"{master} with {worker}"
