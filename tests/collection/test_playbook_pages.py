@@ -76,6 +76,4 @@ def test_a_page_has_the_tags_of_its_playbook(playbook: str) -> None:
     tags = {tag for found in re.findall(r"\btags: \[(.*)\]", text) for tag in found.split(", ")} - INTERNAL
     page = (FOLDER / f"{playbook}.md").read_text(encoding="utf-8")
     listed = next((line for line in page.splitlines() if line.startswith("The tags are ")), "")
-    assert {tag for tag in tags if f"`{tag}`" not in listed} == set()
-    if not tags:
-        assert "The playbook has no tags" in page
+    assert set(re.findall(r"`(\w+)`", listed)) == tags

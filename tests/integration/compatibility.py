@@ -171,7 +171,9 @@ def rendered(tables: Tables) -> str:
     text = BEGINS
     for heading, rows in tables.items():
         columns = _COLUMNS[heading]
-        text += f"\n## {heading}\n\n{_INTRODUCTION.get(heading, '')}| {' | '.join(columns)} |\n|{'--|' * len(columns)}\n"
+        text += (
+            f"\n## {heading}\n\n{_INTRODUCTION.get(heading, '')}| {' | '.join(columns)} |\n|{'--|' * len(columns)}\n"
+        )
         text += "".join(f"| {' | '.join([about, *cells])} |\n" for about, cells in rows.items())
     return text
 
