@@ -102,7 +102,7 @@ def test_the_rules_are_sound_and_each_has_an_example_that_comes_true(promtool: s
 def test_rules_and_dashboard_ask_for_nothing_that_is_not_written(written: set[str]) -> None:
     asked = set(METRIC.findall("\n".join([*queries(), (MONITORING / "alerts.yml").read_text()])))
     assert asked <= written
-    assert set(METRIC.findall((MONITORING / "README.md").read_text())) == written, "the page names each of them"
+    assert set(METRIC.findall(PAGE.read_text())) == written, "the page names each of them"
 
 
 def test_each_query_of_the_dashboard_is_one_of_prometheus(promtool: str, tmp_path: Path) -> None:
