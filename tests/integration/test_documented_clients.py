@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-CLIENTS = [block for block in blocks("bash", "python") if block.page.name == "clients.md"]
+CLIENTS = [block for block in blocks("bash", "python") if block.page.name == "use-the-api.md"]
 CURL = [block for block in CLIENTS if block.text.startswith("curl ")]
 PYTHON = [block for block in CLIENTS if "import OpenAI" in block.text]
 

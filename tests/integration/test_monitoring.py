@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "docs/monitoring"
+PAGE = ROOT / "docs/how-to/monitor.md"
 PROGRAM = ROOT / "roles/rpc_server/files/llama_rpc_metrics.py"
 PARTS = (PROGRAM, *(ROOT / "plugins/module_utils/_rpc" / name for name in ("listeners.py", "units.py")))
 METRIC = re.compile(r"\bllama_rpc_[a-z_]+\b")
@@ -101,7 +102,7 @@ def test_the_rules_are_sound_and_each_has_an_example_that_comes_true(promtool: s
 def test_rules_and_dashboard_ask_for_nothing_that_is_not_written(written: set[str]) -> None:
     asked = set(METRIC.findall("\n".join([*queries(), (MONITORING / "alerts.yml").read_text()])))
     assert asked <= written
-    assert set(METRIC.findall((MONITORING / "README.md").read_text())) == written, "the page names each of them"
+    assert set(METRIC.findall(PAGE.read_text())) == written, "the page names each of them"
 
 
 def test_each_query_of_the_dashboard_is_one_of_prometheus(promtool: str, tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")
         # The first one of the page; the other is a gateway's.
-        config = re.findall(r"```\n(scrape_configs:\n.*?)```", (MONITORING / "README.md").read_text(), re.DOTALL)[0]
+        config = re.findall(r"```\n(scrape_configs:\n.*?)```", PAGE.read_text(), re.DOTALL)[0]
         for written, here in {
             "/etc/prometheus/llama_server.key": str(tmp_path / "key"),
             "master.example.com:8080": f"127.0.0.1:{service.port}",
@@ -268,7 +269,7 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         wait_for(lambda: ask_prometheus(url, 'up{job="llama_server"} == 1'), 60)
         figures = (tmp_path / "llama_server.prom").read_text()
         assert run(promtool, "check", "metrics", text_in=figures) == "", "no name or unit is against conventions"
-        documents = [*queries(), *((MONITORING / name).read_text() for name in ("alerts.yml", "README.md"))]
+        documents = [*queries(), (MONITORING / "alerts.yml").read_text(), PAGE.read_text()]
         asked = set(API_METRIC.findall("\n".join(documents)))
         assert {name for name in asked if not name.startswith("llamacpp:")} == set(API_METRIC.findall(figures))
         for name in asked:
@@ -295,7 +296,7 @@ def test_a_gateway_has_all_that_rules_dashboard_and_page_ask_for(promtool: str, 
                 with pytest.raises((http.client.IncompleteRead, ConnectionError)):
                     answer.read()
             figures, end = (asked_with_key(f"{door}/metrics{page}").read().decode() for page in ("", "/certificate"))
-    documents = [*queries(), *((MONITORING / name).read_text() for name in ("alerts.yml", "README.md"))]
+    documents = [*queries(), (MONITORING / "alerts.yml").read_text(), PAGE.read_text()]
     asked = set(GATEWAY_METRIC.findall("\n".join(documents)))
     assert not asked - set(re.findall(r"^[a-z_]+", figures + end, re.MULTILINE))
     assert 'haproxy_server_server_aborts_total{proxy="model1",server="a"} 1' in figures
