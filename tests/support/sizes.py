@@ -49,7 +49,7 @@ SHAPES = (
 
 
 def tensors(shape: Shape) -> list[Tensor]:
-    """Return what upstream's llama-quantize makes of it as Q4_0: Q6_K for the output (or what is tied to it), Q4_0, and F32."""
+    """Return what upstream's llama-quantize makes of it as Q4_0: Q6_K for the output, Q4_0, and F32."""
     found: list[Tensor] = []
 
     def add(name: str, *sizes: int, kind: str = "") -> None:
@@ -97,7 +97,11 @@ def header(shape: Shape) -> Header:
         "vocab_size": shape.vocabulary,
     }
     if shape.experts:
-        numbers |= {"expert_count": shape.experts, "expert_used_count": 8, "expert_feed_forward_length": shape.feed_forward}
+        numbers |= {
+            "expert_count": shape.experts,
+            "expert_used_count": 8,
+            "expert_feed_forward_length": shape.feed_forward,
+        }
     metadata = {f"{architecture}.{name}": number for name, number in numbers.items()}
     of_model = tuple(tensors(shape))
     return Header(3, len(of_model), None, {"general.architecture": architecture, **metadata}, tensors=of_model)
@@ -106,7 +110,9 @@ def header(shape: Shape) -> Header:
 def fits(of: Header, workers: int, each_bytes: int, master_bytes: int = PLENTY) -> bool:
     """Whether an API fits on so many equal workers with so much memory available each."""
     hosts = tuple(Worker(f"worker{number}:50052", each_bytes) for number in range(workers))
-    result = plan([of], LOAD, Cluster(hosts, RESERVE_BYTES, RESERVE_PERCENT, master_memory_available_bytes=master_bytes))
+    result = plan(
+        [of], LOAD, Cluster(hosts, RESERVE_BYTES, RESERVE_PERCENT, master_memory_available_bytes=master_bytes)
+    )
     assert result["kv_known"]
     assert result["compute_known"]
     return bool(result["fits"])
@@ -153,6 +159,7 @@ def by_hosts() -> list[str]:
 def shapes() -> list[str]:
     """Return the rows of the table of shapes."""
     return [
-        f"| {s.name} | {s.layers} | {s.width} | {s.feed_forward}{' for each expert' if s.experts else ''} | {s.heads} | {s.kv_heads} | {s.vocabulary} |"
+        f"| {s.name} | {s.layers} | {s.width} | {s.feed_forward}{' for each expert' if s.experts else ''} | {s.heads} "
+        f"| {s.kv_heads} | {s.vocabulary} |"
         for s in SHAPES
     ]
