@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The tables of docs/how-to/size.md are what the planner says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support import sizes
+from support.tree import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = (ROOT / "docs/how-to/size.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("rows", [sizes.by_hosts, sizes.by_memory, sizes.shapes], ids=lambda rows: rows.__name__)
+def test_the_table_is_the_planner_s(rows: Callable[[], list[str]]) -> None:
+    wanted = rows()
+    assert "\n".join(wanted) in PAGE, "write these rows into the page:\n" + "\n".join(wanted)
