@@ -130,12 +130,47 @@ def test_a_worker_is_replaced_and_back(spare: str) -> None:
     assert workers_of("master") == [f"{lab.ADDRESS['worker1']}:{lab.PORT}"]
 
 
+def test_no_worker_is_replaced_whose_master_is_dead(spare: str) -> None:
+    with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged("master"):
+        eventually(lambda: states()["a"] == "DOWN", 60, "the gateway has left it")
+        said = replaced(spare, "worker1", SPARE, "-e", "ansible_ssh_timeout=5", check=False)
+        assert "master is out, so nothing was changed. It cannot be reached over SSH" in said
+    assert ssh(SPARE, "test", "-e", "/opt/llama_cpp", check=False).returncode
+    assert ssh("worker1", "systemctl", "is-active", WORKER_UNIT).stdout.strip() == "active"
+    unharmed(seen)
+    eventually(all_in, 60, "both groups take requests")
+
+
 def test_a_worker_is_added_to_a_group(spare: str) -> None:
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen:
         playbook("site", "-i", spare, "--limit", f"master,worker1,{SPARE}")
         eventually(all_in, 60, "both groups take requests")
         assert set(workers_of("master")) == {f"10.87.{lab.NUMBER}.{last}:{lab.PORT}" for last in (11, 16)}
     unharmed(seen)
+
+
+def test_a_worker_that_is_dead_is_not_added_and_the_group_serves_as_before(spare: str) -> None:
+    before = workers_of("master")
+    with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged(SPARE):
+        limited = ("--limit", f"master,worker1,{SPARE}", "-e", "ansible_ssh_timeout=5")
+        done = playbook("site", "-i", spare, *limited, check=False)
+        assert done.returncode != 0
+        assert f"{SPARE} is out. It cannot be reached over SSH" in words(done)
+        assert workers_of("master") == before
+        eventually(all_in, 60, "both groups take requests")
+    unharmed(seen)
+
+
+def test_a_group_whose_worker_is_dead_keeps_its_model_and_the_other_one_serves() -> None:
+    with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged("worker1"):
+        limited = ("--limit", "master,worker1", "-e", "ansible_ssh_timeout=5")
+        done = playbook("site", *limited, check=False, gguf_model_path="/srv/models/other.gguf")
+        assert done.returncode != 0
+        assert "worker1 is out. It cannot be reached over SSH" in words(done)
+    unharmed(seen)
+    eventually(all_in, 120, "both groups take requests")
+    assert "/srv/models/other.gguf" not in ssh("master", "pgrep", "-a", "-x", "llama-server").stdout
+    ssh("master", "rm", "-f", "/srv/models/other.gguf")
 
 
 def test_a_group_is_added_while_the_other_serves(tmp_path: Path) -> None:
