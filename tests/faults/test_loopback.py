@@ -313,7 +313,7 @@ def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> Non
 
 
 def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None:
-    run = cluster.run(ctx_size=8192, n_predict=8000, extra_args=["--ignore-eos"])
+    run = cluster.run(ctx_size=8192, n_predict=4000, extra_args=["--ignore-eos"])
     run.reaches(progress.GENERATING, cluster.struck)
     began = time.monotonic()
     second = infer(cluster.release, cluster.model, cluster.workers)
