@@ -24,6 +24,9 @@ myst_heading_anchors = 6
 # Output with a gap in it is no JSON, and is coloured all the same as far as it is.
 suppress_warnings = ["misc.highlighting_failure"]
 
+# In site.css.
+antsibull_ext_color_scheme = "none"
+
 html_theme = "furo"
 html_title = f"{project} {version}"
 html_static_path = ["static"]
@@ -56,6 +59,24 @@ def elsewhere(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: n
     return nodes.reference("", "", content, internal=False, refuri=f"{ANSIBLE}/{page}") if page else None
 
 
+# What is scrolled must have the focus of a keyboard, and there is no attribute `aria-role`.
+REPAIRS = {
+    "<pre>": '<pre tabindex="0">',
+    '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
+    ' aria-role="button"': "",
+}
+
+
+def repair(app: Sphinx, error: Exception | None) -> None:
+    """Mend what Sphinx, the theme and antsibull-docs write that a screen reader or a keyboard stumbles over."""
+    for page in Path(app.outdir).rglob("*.html") if error is None else ():
+        text = page.read_text(encoding="utf-8")
+        for wrong, right in REPAIRS.items():
+            text = text.replace(wrong, right)
+        page.write_text(text, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> None:
     """Tell Sphinx."""
     app.connect("missing-reference", elsewhere)
+    app.connect("build-finished", repair)
