@@ -13,11 +13,12 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import time
 from html import escape
 from pathlib import Path
 
-COLUMNS = 110
+COLUMNS = 120
 LONGEST_WAIT_S = 2.0
 LINE_PX, CHARACTER_PX, MARGIN_PX = 18, 7.85, 16
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f]")
@@ -53,7 +54,7 @@ def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     for at, line in lines:
         now += min(at - before, LONGEST_WAIT_S)
         before = at
-        shown += [(now, line[start : start + COLUMNS]) for start in range(0, max(1, len(line)), COLUMNS)]
+        shown += [(now, part) for part in textwrap.wrap(line, COLUMNS, drop_whitespace=False) or [""]]
     return shown
 
 
