@@ -218,6 +218,11 @@ def main() -> int:
         return 0
     pages = Pages(target)
     pages.write()
+    # The theme has a list of headings beside each page, and warns of a second one.
+    for page in target.glob("reference/collection/*.rst"):
+        page.write_text(
+            re.sub(r"^\.\. contents::\n(?: +:.*\n)*", "", page.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
+        )
     for problem in pages.problems:
         print(problem, file=sys.stderr)
     return 1 if pages.problems else 0
