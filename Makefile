@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz bench check clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs bench check docs clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -29,6 +29,14 @@ serve: ## An OpenAI-compatible API on this machine until Ctrl-C, over workers; M
 check: ## Lint and unit tests, after every change
 	@scripts/bootstrap.sh dev
 	@scripts/check.sh
+
+docs: ## The site, from docs/ and from the specs of roles and plugins, in build/docs/html; opened as files, it needs no network
+	@scripts/bootstrap.sh dev
+	@scripts/docs.sh
+
+test-docs: ## The site in a browser: phone and desktop, light and dark, accessibility, search; no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/docs.sh test
 
 test: ## Everything: check, sanity, the built collection, real llama.cpp processes, clusters on test hosts (root)
 	@scripts/bootstrap.sh dev

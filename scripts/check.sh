@@ -62,6 +62,7 @@ start unit-tests pytest -q --no-header -n "$processes" -m "not llama" tests/unit
 reads=$(digest_of . ':!scripts' ':!*.md' ':!tests/*.py' ':!plugins/module_utils') \
     start ansible-lint ansible-lint -q
 start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins
+start prose python scripts/prose.py
 start yamllint yamllint --strict .
 start ruff ruff check --quiet --output-format concise .
 start ruff-format ruff format --check --quiet .

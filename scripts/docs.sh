@@ -1,0 +1,42 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-3.0-or-later
+# `make docs`: the site, from the pages and from the specs of roles and plugins, in build/docs/html; it needs no network then.
+# `scripts/docs.sh test` builds it and looks at it in a browser, too. Further arguments go to pytest.
+set -eu
+
+cd "$(dirname "$0")/.."
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+export LLAMA_CPP_CLUSTER_CACHE="$cache"
+PATH=$PWD/.venv/bin:$PATH
+export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" ANSIBLE_HOME="$cache/ansible" NO_COLOR=1 PYTHONDONTWRITEBYTECODE=1
+
+tools=$cache/docs-$(sha256sum requirements/docs.txt | cut -c 1-12)
+if [ ! -e "$tools/complete" ]; then
+    echo "==> Installing requirements/docs.txt into $tools (pinned, with digests)"
+    python -m venv --clear "$tools"
+    PIP_CACHE_DIR=$cache/pip "$tools/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r requirements/docs.txt
+    : >"$tools/complete"
+fi
+
+work=$PWD/build/docs
+mkdir -p "$work"
+# What a page no longer has must not stay in the site.
+rm -rf "$work/pages" "$work/html"
+specs=$work/pages/reference/collection
+mkdir -p "$specs"
+"$tools/bin/python" scripts/site/pages.py collection "$work/collections/ansible_collections/llama_cpp/cluster"
+ANSIBLE_COLLECTIONS_PATH=$work/collections "$tools/bin/antsibull-docs" collection --use-current --squash-hierarchy \
+    --fail-on-error --no-add-antsibull-docs-version --dest-dir "$specs" llama_cpp.cluster >"$work/antsibull-docs.log" 2>&1 || {
+    cat "$work/antsibull-docs.log" >&2
+    exit 1
+}
+"$tools/bin/python" scripts/site/pages.py pages "$work/pages"
+"$tools/bin/sphinx-build" --quiet --fail-on-warning --keep-going --jobs auto --builder html \
+    --conf-dir scripts/site --doctree-dir "$work/doctrees" "$work/pages" "$work/html"
+"$tools/bin/python" scripts/site/look.py "$work/html"
+echo "The site is $work/html/index.html"
+
+if [ "${1:-}" = test ]; then
+    shift
+    SITE=$work/html pytest -q --no-header tests/site "$@"
+fi

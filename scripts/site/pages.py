@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What the site is built from, put in a folder: `pages.py collection FOLDER` and then `pages.py pages FOLDER`.
+
+`collection` makes a copy of the collection that antsibull-docs can read. `pages` copies docs/ and the READMEs of roles.
+It lets links to anything else in the tree lead to a page that shows it, and makes the navigation from the folders: a
+page's title is its heading, and pages come in the order in which docs/index.md names them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+# The sections, in their order; a folder that does not exist is left out.
+SECTIONS = {
+    "start": "Start",
+    "how-to": "How-to guides",
+    "runbooks": "Runbooks",
+    "explanation": "Explanation",
+    "reference": "Reference",
+}
+# Folders inside sections, for the ones without an index of their own.
+FOLDERS = {"reference/roles": "Roles", "reference/playbooks": "Playbooks", "upstream": "Patches, for llama.cpp"}
+# Pages of the top of the tree, which are for contributors.
+TOP = ("CONTRIBUTING.md", "SECURITY.md")
+LANGUAGES = {".yml": "yaml", ".yaml": "yaml", ".json": "json", ".py": "python", ".sh": "bash", ".j2": "jinja"}
+FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=^)(\[[^\]]+\]: )(\S+)", re.MULTILINE)
+HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
+
+
+def tracked() -> list[str]:
+    """Return the paths of what is in the tree, without what git ignores."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], check=True, capture_output=True, text=True
+    )
+    return [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
+
+
+def copy_collection(target: Path) -> None:
+    """Copy what has documentation, with templated defaults in words: antsibull-docs wants a value of the type."""
+    shutil.rmtree(target, ignore_errors=True)
+    for path in tracked():
+        if path.split("/")[0] not in {"galaxy.yml", "meta", "plugins", "roles", "README.md"}:
+            continue
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith("/meta/argument_specs.yml"):
+            spec = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+            for entry in spec["argument_specs"].values():
+                _tell_templates(entry.get("options", {}))
+            copy.write_text(yaml.safe_dump(spec, sort_keys=False, allow_unicode=True, width=1000), encoding="utf-8")
+        else:
+            shutil.copyfile(ROOT / path, copy)
+
+
+def _tell_templates(options: dict[str, Any]) -> None:
+    for option in options.values():
+        default = option.get("default")
+        if option.get("type", "str") != "str" and isinstance(default, str) and "{{" in default:
+            told = option.get("description", [])
+            option["description"] = [*([told] if isinstance(told, str) else told), f"The default is C({default})."]
+            del option["default"]
+        _tell_templates(option.get("options", {}))
+
+
+class Pages:
+    """The pages of the site, by their paths in the tree."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.tree = set(tracked())
+        self.folders = {posixpath.dirname(path) for path in self.tree}
+        self.folders |= {str(parent) for path in self.tree for parent in Path(path).parents} - {"."}
+        self.problems: list[str] = []
+        self.places: dict[str, str] = {}
+        for path in sorted(self.tree):
+            place = self._place(path)
+            if place:
+                self.places[path] = place
+        # The site has a front page of its own.
+        self.places["README.md"] = "index.md"
+
+    @staticmethod
+    def _place(path: str) -> str | None:
+        role = re.fullmatch(r"roles/([^/]+)/README\.md", path)
+        if role:
+            return f"reference/roles/{role[1]}.md"
+        if path in TOP:
+            return path
+        if path.startswith("docs/images/"):
+            return path[len("docs/") :]
+        if path.startswith("docs/") and path.endswith(".md"):
+            return re.sub(r"/README\.md$", "/index.md", path[len("docs/") :])
+        return None
+
+    def write(self) -> None:
+        """Write all pages and their navigation."""
+        texts: dict[str, str] = {}
+        for path, place in list(self.places.items()):
+            if path == "README.md":
+                continue
+            if not place.endswith(".md"):
+                self._copy(path, place)
+                continue
+            texts[place] = self._linked(path, place)
+        self._navigation(texts)
+        for place, text in texts.items():
+            self._put(place, text)
+
+    def _copy(self, path: str, place: str) -> None:
+        copy = self.target / place
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / path, copy)
+
+    def _put(self, place: str, text: str) -> None:
+        page = self.target / place
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+
+    def _linked(self, path: str, place: str) -> str:
+        """Return a page whose links are those of the site."""
+        text = (ROOT / path).read_text(encoding="utf-8")
+        parts = FENCED.split(text)
+        line = 1
+        for number, part in enumerate(parts):
+            if number % 2 == 0:
+                parts[number] = LINK.sub(lambda found, at=line, in_=part: self._link(path, place, found, at, in_), part)
+            line += part.count("\n")
+        return "".join(parts)
+
+    def _link(self, path: str, place: str, found: re.Match[str], line: int, part: str) -> str:
+        before, link = (found[2], found[3]) if found[2] else ("", found[1])
+        where, _, anchor = link.partition("#")
+        if not where or re.match(r"[a-z]+:", where):
+            return before + link
+        aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), where))
+        if aim.startswith("docs/") and aim in self.folders:
+            self.places[aim] = f"{aim[len('docs/') :]}/index.md"
+        if aim not in self.places:
+            if aim not in self.tree and aim not in self.folders:
+                at = line + part.count("\n", 0, found.start())
+                self.problems.append(f"{path}:{at}: the link leads to {aim}, which is not there")
+                return before + link
+            self._show(aim)
+        to = posixpath.relpath(self.places[aim], posixpath.dirname(place) or ".")
+        return f"{before}{to}#{anchor}" if anchor else before + to
+
+    def _show(self, path: str) -> None:
+        """Give a file or folder that is no page a page that shows it."""
+        place = self.places[path] = f"files/{path}.md" if path in self.tree else f"files/{path}/index.md"
+        if path in self.tree:
+            text = (ROOT / path).read_text(encoding="utf-8")
+            body = f"````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n````\n"
+        else:
+            inside = sorted(found for found in self.tree if found.startswith(f"{path}/"))
+            for found in inside:
+                if found not in self.places:
+                    self._show(found)
+            here = posixpath.dirname(place)
+            body = "".join(
+                f"- [{found[len(path) + 1 :]}]({posixpath.relpath(self.places[found], here)})\n" for found in inside
+            )
+        self._put(place, f"---\norphan: true\n---\n# {path}\n\nThis is a part of the repository.\n\n{body}")
+
+    def _navigation(self, texts: dict[str, str]) -> None:
+        front = texts.setdefault("index.md", "# llama_cpp.cluster\n")
+        order = {place: number for number, place in enumerate(re.findall(r"\]\(([\w./-]+\.md)", front))}
+        for folder in sorted({posixpath.dirname(place) for place in texts} - {""}, key=len, reverse=True):
+            index = f"{folder}/index.md"
+            title = SECTIONS.get(folder) or FOLDERS.get(folder) or Path(folder).name
+            generated = index not in texts
+            text = texts.setdefault(index, f"# {title}\n")
+            inside = [place for place in texts if posixpath.dirname(place) == folder and place != index]
+            inside += [place for place in texts if re.fullmatch(rf"{re.escape(folder)}/[^/]+/index\.md", place)]
+            if folder == "reference":
+                inside.append("reference/collection/index.rst")
+            inside.sort(key=lambda place: (order.get(place, len(order)), self._title(texts.get(place, "# The specs"))))
+            texts[index] = text + _toctree([posixpath.relpath(place, folder) for place in inside], hidden=not generated)
+        for place in texts:
+            role = re.fullmatch(r"reference/roles/(?!index)(.+)\.md", place)
+            if role:
+                texts[place] += f"\n## All variables\n\n[Role {role[1]}](../collection/{role[1]}_role.rst) has them.\n"
+        rest = [place for place in (*TOP, "upstream/index.md") if place in texts]
+        if "development.md" in texts:
+            texts["development.md"] += _toctree(rest, hidden=True)
+        sections = [f"{folder}/index.md" for folder in SECTIONS if f"{folder}/index.md" in texts]
+        texts["index.md"] += _toctree([*sections, "development.md"], hidden=True)
+
+    @staticmethod
+    def _title(text: str) -> str:
+        found = HEADING.search(text)
+        return found[1].replace("`", "").lower() if found else ""
+
+
+def _toctree(places: list[str], *, hidden: bool) -> str:
+    option = ":hidden:\n" if hidden else ":maxdepth: 1\n"
+    return (
+        f"\n```{{toctree}}\n{option}\n"
+        + "".join(f"{re.sub('[.](md|rst)$', '', place)}\n" for place in places)
+        + "```\n"
+    )
+
+
+def main() -> int:
+    """Do one of the two."""
+    what, target = sys.argv[1], Path(sys.argv[2])
+    if what == "collection":
+        copy_collection(target)
+        return 0
+    pages = Pages(target)
+    pages.write()
+    # The theme has a list of headings beside each page, and warns of a second one.
+    for page in target.glob("reference/collection/*.rst"):
+        page.write_text(
+            re.sub(r"^\.\. contents::\n(?: +:.*\n)*", "", page.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
+        )
+    for problem in pages.problems:
+        print(problem, file=sys.stderr)
+    return 1 if pages.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
