@@ -30,7 +30,7 @@ def size(**variables: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), ROOT / "playbooks/size.yml", *given],
         cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
-        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
 
