@@ -13,13 +13,13 @@ options: {}
 attributes:
   check_mode:
     support: full
-    description: Reads only, so it does the same in check mode.
+    description: The module only reads, so it does the same in check mode.
   diff_mode:
     support: none
-    description: There is nothing to show a difference of.
+    description: The module changes nothing, so there is no difference to show.
   idempotent:
     support: full
-    description: Changes nothing.
+    description: The module changes nothing.
 notes:
-  - Works with Python 3.8 and newer on the host, and needs no Python library but the standard one.
+  - Needs Python 3.8 or newer on the host, and only Python's standard library.
 """

@@ -13,13 +13,14 @@ options:
   workers:
     description:
       - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
-      - At most 15. Host names and IPv4 addresses; llama.cpp RPC has no IPv6.
+      - At most 15 host names or IPv4 addresses. llama.cpp's RPC does not support IPv6.
     type: list
     elements: str
     required: true
   n_gpu_layers:
     description:
-      - How many layers to offload to the workers, at least one for each. A number above the model's layers means all.
+      - How many layers to offload to the workers, at least one for each worker. A number larger than the model's
+        layers means all.
     type: int
     default: 999
   tensor_split:
@@ -32,7 +33,8 @@ options:
     default: []
   threads:
     description:
-      - Threads of the master. By default llama.cpp decides. Those of a worker are an option of its RPC server.
+      - The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its RPC
+        server.
     type: int
   bin_dir:
     description:

@@ -6,16 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: benchmark_report
-short_description: The report of a benchmark, as data, HTML and Markdown
+short_description: Make the report of a benchmark, as data, HTML and Markdown
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Joins what modules of this collection returned into one report, with a sentence on top that says the result.
-  - The HTML is one file that loads nothing and runs no script, for screens of any width, light or dark, and for print.
+  - Joins the results of modules of this collection into one report. A sentence at the top says the result.
+  - The HTML is one file that loads no other file and runs no script. It fits screens of any width, light and dark
+    mode, and print.
   - Names of hosts, models and builds are text in it, whatever they hold; control characters and marks that turn the
     direction of writing are replaced.
-  - A history is either used as a whole or not at all. Given nothing else, it is only looked at.
+  - A history is used completely or not at all. If you give only a history, the filter only checks it.
 positional: _input
 options:
   _input:

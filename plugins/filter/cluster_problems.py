@@ -6,16 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: cluster_problems
-short_description: What is wrong with the shape of a cluster
+short_description: Find what is wrong in the inventory of a cluster
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says in one sentence for each violation why hosts of the inventory make no cluster, or nothing if they do.
-  - A cluster has a master and 1 to 15 workers, no host and no endpoint twice, sound addresses and ports, and the same
-    llama.cpp everywhere.
-  - Where hosts have C(llama_group), each group is a cluster, with one master of its own.
-  - It only compares variables. No host is asked.
+  - Returns one sentence for each problem that keeps the hosts of the inventory from being a cluster. If there is
+    none, the list is empty.
+  - A cluster has a master and 1 to 15 workers, no host and no endpoint twice, valid addresses and ports, and the
+    same llama.cpp on all hosts.
+  - If hosts have C(llama_group), each group is a cluster with its own master.
+  - It only compares variables, and contacts no host.
 positional: _input, hostvars
 options:
   _input:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: cluster_status
-short_description: Whether a cluster is well
+short_description: Tell whether a cluster is healthy
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Joins what workers say of themselves with what masters see of them, and says in a sentence what is not well.
-  - A worker that serves a client is well.
-  - The playbook C(llama_cpp.cluster.verify) is made of it.
+  - Joins what workers report about themselves with what masters see, and returns a sentence for each problem.
+  - A worker that serves a client is healthy.
+  - The playbook C(llama_cpp.cluster.verify) uses it.
 positional: _input, seen
 options:
   _input:

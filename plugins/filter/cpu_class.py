@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 DOCUMENTATION = r"""
 name: cpu_class
-short_description: The class of hosts that one build of llama.cpp serves
+short_description: Find the class of hosts that can share one build of llama.cpp
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Turns what a host says of its CPU and C library into its CPU class, which is the machine, the instruction-set
-    features that llama.cpp has code of its own for, and the C library.
-  - A program that is built with RV(_value.cmake_options) and against the C library of the class runs on every host of
-    it.
-  - A feature counts only if the CPU has all that a compiler takes as given with it, such as C(avx512cd), C(avx512bw),
-    C(avx512dq) and C(avx512vl) with C(avx512f).
-  - Features are known for C(x86_64) and C(aarch64); the class of another machine has none.
+  - Turns facts about a host's CPU and C library into its CPU class. The class is the machine, the instruction-set
+    features that llama.cpp has special code for, and the C library.
+  - A program that is built with RV(_value.cmake_options) and against the C library of the class runs on every host
+    of the class.
+  - A feature counts only if the CPU also has all features that a compiler assumes with it, such as C(avx512cd),
+    C(avx512bw), C(avx512dq) and C(avx512vl) with C(avx512f).
+  - The filter knows features of C(x86_64) and C(aarch64). The class of another machine has no features.
 options:
   _input:
     description: What a host says of itself.

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: failure_reason
-short_description: Why a task has failed, in one line
+short_description: Say in one line why a task has failed
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Reads the result of a failed task, C(ansible_failed_result) in a rescue, and of a loop the first item that failed.
-  - Roles and playbooks of this collection put what it returns into sentences of their own.
+  - Reads the result of a failed task (C(ansible_failed_result) in a rescue). For a loop, it reads the first item
+    that failed.
+  - Roles and playbooks of this collection use the result in their messages.
 options:
   _input:
     description: The result of the task.

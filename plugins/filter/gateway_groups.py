@@ -6,16 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: gateway_groups
-short_description: The groups that a gateway stands in front of
+short_description: List the groups behind a gateway
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Turns masters of the inventory into what role P(llama_cpp.cluster.llama_gateway#role) takes, from the variables of
-    role P(llama_cpp.cluster.llama_server#role) that the inventory has for each.
-  - A master with C(rpc_tunnel_enabled) is reached at its address in the tunnel, if another host of O(gateways) has it
-    too.
-  - A master that gateways cannot reach, and two masters at the same address and port, are errors that name the host.
+  - Turns masters of the inventory into the groups that the role P(llama_cpp.cluster.llama_gateway#role) takes. It
+    reads each master's variables of the role P(llama_cpp.cluster.llama_server#role).
+  - If a master and another host of O(gateways) both have C(rpc_tunnel_enabled), gateways reach the master at its
+    address in the tunnel.
+  - The filter fails with the name of the host if gateways cannot reach a master, or if two masters have the same
+    address and port.
 positional: _input, hostvars, gateway, gateways
 options:
   _input:

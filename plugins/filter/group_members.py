@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: group_members
-short_description: The hosts of the same group of a master and its workers
+short_description: List the hosts of the same group
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs. Hosts without
-    it make the one group without a name.
-  - A host whose C(rpc_server_instances) have a C(group) is of the groups of its instances.
+  - An inventory may have several clusters. C(llama_group) of a host says to which of them it belongs. Hosts without
+    it are one group without a name.
+  - A host whose C(rpc_server_instances) have a C(group) belongs to the groups of its instances.
 positional: _input, hostvars, host
 options:
   _input:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: host_groups
-short_description: The groups of masters and workers that each host is of
+short_description: Find the groups that each host belongs to
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Several clusters may be in one inventory. C(llama_group) of a host says to which of them it belongs, and C(group) of
-    each of its C(rpc_server_instances) if they belong to others.
+  - An inventory may have several clusters. C(llama_group) of a host says to which of them it belongs. C(group) of
+    an entry in C(rpc_server_instances) says so for one server of the host.
 positional: _input, hostvars
 options:
   _input:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: host_records
-short_description: What is known of each of some hosts
+short_description: Collect variables of several hosts
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Collects variables of hosts, most often facts that tasks have set there, into one dictionary for each host.
-  - Each further option is a key of these dictionaries, and its value the name of the variable; a variable that a host
-    does not have is V(null).
+  - Each further option is a key of these dictionaries, and its value is the name of the variable. If a host does
+    not have the variable, the value is V(null).
 positional: _input, hostvars
 options:
   _input:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: llama_perf
-short_description: Performance figures, devices, offload and build out of a llama.cpp log
+short_description: Read performance figures, devices, offload and build from a llama.cpp log
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -17,7 +17,7 @@ description:
     level and colour codes.
   - Standard output and standard error may be mixed. Generated text that looks like a log line is not taken for one
     where the log itself shows it to be text. Where the figures serve as proof, give standard error alone.
-  - What a log does not hold is V(null), and so are figures that upstream printed as C(inf) or C(nan).
+  - A value that the log does not contain is V(null). So is a figure that llama.cpp printed as C(inf) or C(nan).
 notes:
   - Performance figures are printed by a run that ended by itself. Device, buffer and offload lines need C(-lv 4) in
     builds from b9151 on.

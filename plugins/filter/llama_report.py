@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: llama_report
-short_description: Plain-text tables of a distributed run
+short_description: Print the result of a distributed run as plain-text tables
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Renders the result of M(llama_cpp.cluster.distributed_inference) as three parts, aligned for a terminal of 100
     columns, namely the workers and what each of them holds, the generated text, and the performance figures.
-  - If the run failed, a line that says so comes first.
+  - If the run failed, the first line says so.
   - Control characters in the text, in names and in messages are replaced, so that none reaches the terminal.
   - Null is printed as a dash.
 options:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DOCUMENTATION = r"""
 name: rpc_endpoints
-short_description: The endpoints of the RPC workers that an inventory describes
+short_description: List the endpoints of the RPC workers in an inventory
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -40,7 +40,8 @@ description:
   - A host that runs several RPC servers has C(rpc_server_instances) instead, a list of instances, each with its C(port)
     and, if they differ from those of the host, its C(address) and its C(group). It replaces the one of
     C(rpc_server_port).
-  - A wrong address or port, and two workers at the same endpoint, are errors that name the host and the variable.
+  - The filter fails with the host and the variable if an address or a port is wrong, or if two workers have the
+    same endpoint.
 positional: _input, hostvars
 options:
   _input:

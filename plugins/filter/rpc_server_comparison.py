@@ -6,13 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: rpc_server_comparison
-short_description: The RPC servers that a host is to have, compared with what it has
+short_description: Compare the RPC servers of a host with those that it should have
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says what stands in the way of the servers, and whether each runs from its unit and from the release in use.
-  - Role P(llama_cpp.cluster.rpc_server#role) changes what differs.
+  - Returns what prevents the servers from running, and whether each server runs from its current unit and from the
+    release in use.
+  - The role P(llama_cpp.cluster.rpc_server#role) changes what differs.
 positional: _input, found
 options:
   _input:

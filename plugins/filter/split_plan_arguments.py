@@ -6,20 +6,20 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: split_plan_arguments
-short_description: What split_plan is asked for the workers of an inventory
+short_description: Make the options of split_plan for the workers of an inventory
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns endpoints of workers, C(/proc/meminfo) of their hosts and options of llama.cpp into options of the module
     P(llama_cpp.cluster.split_plan#module).
-  - Workers of one host share its memory; the limit of a worker is C(rpc_server_memory_max) of its host or C(memory_max)
-    of its instance.
-  - Where groups share a host, each worker there has a share, its limit, or else an equal part of what the limits leave
-    of what all of them hold and the host has available. What workers of other groups do not hold yet of their shares is
-    not available.
-  - Where that cannot be planned, because the memory of a worker is not known or llama.cpp is told to divide the model
-    in another way, the reason is in C(skipped).
+  - Workers of one host share its memory. The limit of a worker is C(rpc_server_memory_max) of its host, or
+    C(memory_max) of its instance.
+  - If groups share a host, each worker there has a share of its memory. The share is the worker's limit. Workers
+    without a limit get equal parts of the rest. The part of their shares that workers of other groups do not use
+    yet is not available.
+  - If there can be no plan, because the memory of a worker is unknown or an option of llama.cpp divides the model
+    in another way, C(skipped) gives the reason.
 positional: _input, hostvars
 options:
   _input:

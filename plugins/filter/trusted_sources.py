@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 DOCUMENTATION = r"""
 name: trusted_sources
-short_description: Trusted addresses as the networks they stand for
+short_description: Turn trusted addresses into a list of networks
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns IPv4 and IPv6 addresses and CIDRs into the smallest list of CIDRs that covers the same, IPv4 first.
-  - What is wrong is returned rather than raised, one sentence for each address, so that all can be mended at once.
+  - The filter does not fail for a wrong address. It returns one sentence for each, so that you can correct all of
+    them at once.
 options:
   _input:
     description: The addresses and CIDRs.

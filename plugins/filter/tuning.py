@@ -6,16 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tuning
-short_description: What to measure next to find the quickest options of a cluster
+short_description: Choose what to measure next to find the fastest options of a cluster
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - The playbook P(llama_cpp.cluster.tune#playbook) is made of it.
-  - From the playbook's variables and a record of each run so far, says which run is next, or what has won. Nothing is
-    remembered between two calls.
-  - Goes along one option at a time, and keeps what is quicker than the best so far by more than the spread of both.
-    What there was is measured again at the end, and what won must beat it there too.
+  - The playbook P(llama_cpp.cluster.tune#playbook) uses it.
+  - From the playbook's variables and a record of each run so far, it returns the next run, or the best options. It
+    keeps no state between two calls.
+  - It varies one option at a time. It keeps a value if it is faster than the best so far by more than the spread of
+    both. At the end it measures the original options again, and the best options must be faster there too.
 positional: _input, records
 options:
   _input:

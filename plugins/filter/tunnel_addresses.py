@@ -6,17 +6,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: tunnel_addresses
-short_description: The addresses that hosts have in the tunnel between masters and workers
+short_description: Find the addresses of hosts in the tunnel between masters and workers
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - The address of a host is C(rpc_tunnel_address), or else one of C(rpc_tunnel_network) that follows from the name of
-    the host in the inventory. So it stays when other hosts come and go.
-  - Two of the hosts with the same address, or with different networks, are an error that names both.
-  - A host whose C(rpc_tunnel_endpoint) is no address, or is one of the tunnel, is an error too. The same holds for the
-    first of its C(rpc_firewall_source_addresses).
-  - Hosts without C(rpc_tunnel_enabled) have none, and are left out.
+  - The address of a host is C(rpc_tunnel_address). Without it, the filter derives an address of
+    C(rpc_tunnel_network) from the host's inventory name. So the address stays when you add or remove other hosts.
+  - The filter fails with the names of two hosts that have the same address or different networks.
+  - It also fails if C(rpc_tunnel_endpoint) of a host is not an address, or is an address in the tunnel. The same
+    applies to the first of its C(rpc_firewall_source_addresses).
+  - The result does not contain hosts without C(rpc_tunnel_enabled).
 positional: _input, hostvars
 options:
   _input:

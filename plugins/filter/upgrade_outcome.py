@@ -6,13 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: upgrade_outcome
-short_description: What became of an upgrade, in a sentence for each host
+short_description: Report the outcome of an upgrade for each host
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says which llama.cpp each host has after an upgrade, or after a failed one, and what is left to do.
-  - The playbook P(llama_cpp.cluster.upgrade#playbook) is made of it.
+  - Returns which llama.cpp each host has after an upgrade or a failed upgrade, and what is left to do.
+  - The playbook P(llama_cpp.cluster.upgrade#playbook) uses it.
 positional: _input, planned
 options:
   _input:

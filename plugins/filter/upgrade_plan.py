@@ -6,15 +6,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: upgrade_plan
-short_description: Which llama.cpp release each host of a cluster goes to
+short_description: Choose the llama.cpp release for each host of an upgrade
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says from what all hosts have noted whether an upgrade was interrupted, and how it is ended, or else which release
-    each host is to get and whether that can be.
-  - An interrupted upgrade ends with the old releases, unless a host was told that all had the new ones and were well.
-  - The playbook P(llama_cpp.cluster.upgrade#playbook) is made of it.
+  - Reads the notes of all hosts. If an upgrade was interrupted, it returns how to finish it. Otherwise it returns
+    which release each host gets, and whether that is possible.
+  - An interrupted upgrade ends with the old releases, unless a host has noted that all hosts had the new ones and
+    were healthy.
+  - The playbook P(llama_cpp.cluster.upgrade#playbook) uses it.
 positional: _input, master
 options:
   _input:

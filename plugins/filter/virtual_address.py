@@ -6,14 +6,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: virtual_address
-short_description: What an address that moves among gateways needs
+short_description: Find what a virtual address of several gateways needs
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Looks at an address that is to move among the gateways of an inventory, and says what role
-    P(llama_cpp.cluster.llama_gateway#role) needs for it, and what speaks against it.
-  - The network is compared once the host's facts are there.
+  - Checks an address that moves among the gateways of an inventory. It returns what the role
+    P(llama_cpp.cluster.llama_gateway#role) needs for it, and what prevents it.
+  - It checks the network only if the host's facts are known.
 positional: _input, hostvars, gateway, gateways
 options:
   _input:

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: source_patches
-short_description: Patches of a source, found on the controller and examined
+short_description: Find patches of a source on the controller and check them
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Finds patches, and examines them as far as that can be done without the source.
+  - Finds patches, and checks them as far as possible without the source.
   - A patch is a unified diff C(<name>.patch), with lines before its first change that say what it is made for. See
     O(llama_cpp.cluster.verified_archive#module:patches).
-  - What is wrong is no error, but RV(_value.problem).
+  - The lookup does not fail for a bad patch. RV(_value.problem) says what is wrong.
 options:
   _terms:
     description:

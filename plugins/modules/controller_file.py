@@ -8,11 +8,11 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: controller_file
-short_description: Send a large file of the controller to a host, as it is
+short_description: Send a large file from the controller to a host
 version_added: 0.1.0
 description:
-  - Sends one file straight to its place over the connection of the host. Nothing is digested on either side, and no
-    second copy is made in a temporary folder, as M(ansible.builtin.copy) does with each file.
+  - Sends one file directly to its destination over Ansible's connection. Unlike M(ansible.builtin.copy), it
+    computes no digest and makes no second copy in a temporary folder.
   - It is meant for M(llama_cpp.cluster.model_file), which makes the folder first and verifies and renames the file
     afterwards.
 author:

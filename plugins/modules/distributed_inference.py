@@ -7,20 +7,20 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: distributed_inference
-short_description: Generate text with a model that is spread over llama.cpp RPC workers
+short_description: Generate text with a model that is divided among llama.cpp RPC workers
 version_added: 0.1.0
 description:
   - Runs on the master, the host that has the model file. Continues a prompt once with C(llama-completion), with the
     layers of the model on RPC workers, and returns the text and the performance figures.
-  - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
-    exit status of the program says.
-  - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
+    program exits with 0.
+  - The program has no standard input and a time limit, so the task always ends.
   - Shows about every ten seconds one line with the host, the time that has passed, the phase (verifying, loading the
     model, reading the prompt, generating), how much of the model is loaded or of the text is there, and how long the
     phase will take if it goes on like that. The share is what is there at least. Nothing is shown with C(async), in
     check mode, by the program C(ansible), or if the callback (C(stdout_callback)) is not known to be for people.
-  - Builds since 2026 can end before their last lines are written. Then the run is repeated, at most five times and
-    as long as O(timeout) leaves the time for it. A text that may be cut off is never taken for a result.
+  - llama.cpp builds since 2026 can exit before they have written their last lines. The module then repeats the run,
+    at most five times and within O(timeout). It never returns a text that may be truncated.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
@@ -42,13 +42,14 @@ options:
     required: true
   n_predict:
     description:
-      - How many tokens to generate. There are fewer if the model ends its text before.
+      - How many tokens to generate. The text is shorter if the model ends it earlier.
     type: int
     default: 64
   ctx_size:
     description:
-      - Length of the context in tokens, prompt and generated text together. V(0) means what the model was trained with.
-      - It determines the memory that workers need beside the weights.
+      - The length of the context in tokens, for prompt and generated text together. V(0) means the length that the
+        model was trained with.
+      - It determines how much memory workers need besides the weights.
     type: int
     default: 2048
   seed:
@@ -58,21 +59,21 @@ options:
     default: 1
   temperature:
     description:
-      - Sampling temperature. With V(0) the likeliest token is always taken.
+      - The sampling temperature. V(0) always takes the likeliest token.
     type: float
     default: 0.0
   extra_args:
     description:
-      - Further arguments of the program, as they are, after all others.
-      - Those that the module gives itself are refused, with the name of the option to use instead.
+      - More arguments for the program. They are passed on unchanged, after all others.
+      - The module refuses arguments that it sets itself, and names the option to use instead.
     type: list
     elements: str
     default: []
   timeout:
     description:
-      - Limit of the run in seconds, a repetition included. The program is ended when it is reached.
-      - A worker that answers a master that is gone dies of it (SIGPIPE), so workers may have to be started again
-        then; a service manager should do so.
+      - The time limit of the run in seconds, including repetitions. The module then stops the program.
+      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
+        service manager should do that.
       - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
         one second for each 40 bytes of the prompt, plus 2 s for each token of O(n_predict).
     type: int
@@ -87,13 +88,14 @@ options:
     type: int
 attributes:
   check_mode:
-    description: In check mode everything is verified, the workers too, and nothing is run.
+    description: In check mode the module checks everything, including the workers, and runs nothing.
     support: full
   diff_mode:
-    description: Nothing is changed, so there is nothing to compare.
+    description: The module changes nothing, so there is no difference to show.
     support: none
   idempotent:
-    description: Changes nothing on any host. The text is the same again if O(temperature=0), or for a fixed O(seed).
+    description: >-
+      The module changes no host. The text is the same each time with O(temperature=0), or with a fixed O(seed).
     support: full
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info

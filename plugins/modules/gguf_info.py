@@ -8,28 +8,29 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: gguf_info
-short_description: Say whether a path is a whole GGUF model, and what it takes to load it
+short_description: Check whether a path is a complete GGUF model, and what it needs to be loaded
 version_added: 0.1.0
 description:
-  - Reads the header of a GGUF file, and of the other parts of a split model, and says whether all of it is there.
-  - Says what the model is (architecture, shape, quantisation), where the bytes of its weights are (by layer, and
+  - Reads the header of a GGUF file, and of the other parts of a split model, and checks whether the model is
+    complete.
+  - Returns what the model is (architecture, shape, quantisation), how large its weights are (for each layer, and
     outside of layers), and how many bytes llama.cpp's KV cache takes for each token, for each cache type.
-  - The weights are not read, so this takes less than a second, and little memory, for a model of any size. A file that
-    was cut off is noticed all the same, since the header says how long the file must be.
-  - Versions 2 and 3 of the format are read, in the byte order of little-endian machines. What is refused is what
-    llama.cpp itself refuses to load, such as tensors that overlap; and headers that are larger than any model's.
-  - It never fails because the model is bad; RV(valid) and RV(message) say what is wrong.
+  - The module does not read the weights, so it takes less than a second and little memory for a model of any size.
+    It still detects a truncated file, because the header says how long the file must be.
+  - It reads versions 2 and 3 of the format, in little-endian byte order. It refuses what llama.cpp itself refuses
+    to load, such as overlapping tensors, and headers that are larger than those of any model.
+  - It never fails because of a bad model. RV(valid) and RV(message) say what is wrong.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
-    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
+    description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
   draft_model:
     description:
-      - A model that is to draft tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
-        takes it for that, which depends on the vocabularies of both.
+      - A model that drafts tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
+        accepts it. That depends on the vocabularies of both models.
     type: path
     version_added: 0.2.0
 extends_documentation_fragment:

@@ -11,14 +11,14 @@ module: hub_files
 short_description: Look up files of a Hugging Face repository
 version_added: 0.1.0
 description:
-  - Asks the hub for addresses, sizes and digests of files of a repository, all of the same commit, in the shape that
-    M(llama_cpp.cluster.verified_download) takes.
-  - A part of a split GGUF file (C(...-00001-of-00003.gguf)) brings all the others with it.
+  - Asks the hub for URLs, sizes and digests of files of a repository, all from the same commit. It returns them in
+    the form that M(llama_cpp.cluster.verified_download) takes.
+  - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   repo:
-    description: The repository, owner and name.
+    description: The repository, as C(owner/name).
     type: str
     required: true
   files:
@@ -26,11 +26,11 @@ options:
     type: list
     elements: str
   patterns:
-    description: Shell patterns. Of the repository's files, but not those in folders, all are taken that fit one.
+    description: Shell patterns. The module takes all files at the top level of the repository that match one.
     type: list
     elements: str
   excludes:
-    description: Shell patterns of names that are not taken after all.
+    description: Shell patterns of names to leave out.
     type: list
     elements: str
     default: []
@@ -43,18 +43,18 @@ options:
     type: str
     default: https://huggingface.co
   token:
-    description: An access token. It is sent to O(endpoint) alone, and is in no message.
+    description: An access token. It is sent only to O(endpoint), and appears in no message.
     type: str
   timeout:
-    description: After so many seconds it is given up.
+    description: The time limit in seconds.
     type: int
     default: 300
   stall_timeout:
-    description: How long to wait for an answer, in seconds, before it is tried again.
+    description: How long to wait for an answer, in seconds, before a retry.
     type: int
     default: 60
   retries:
-    description: How often it is tried again.
+    description: How often to retry.
     type: int
     default: 5
 extends_documentation_fragment:

@@ -12,9 +12,9 @@ version_added: 0.1.0
 description:
   - Runs on the master, the host that has the model file. Measures with upstream's C(llama-bench) how many tokens per
     second the workers read and generate, and returns the figures with their spread.
-  - Proves that every named worker took part. A run in which one held no part of the model is a failure, whatever the
-    exit status of the program says.
-  - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
+    program exits with 0.
+  - The program has no standard input and a time limit, so the task always ends.
   - Shows about every ten seconds where it is (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
   - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
@@ -107,16 +107,17 @@ options:
     default: 5
   timeout:
     description:
-      - Limit of the run in seconds. The program is ended when it is reached; what was measured until then is returned.
-      - A worker that hangs, or whose host is gone without a word, is noticed by this limit only.
-      - A worker that answers a master that is gone dies of it (SIGPIPE), so workers may have to be started again
-        then; a service manager should do so.
+      - The time limit of the run in seconds. The module then stops the program, and returns what was measured until
+        then.
+      - Only this limit ends a run whose worker hangs or whose worker's host has disappeared.
+      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
+        service manager should do that.
       - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each test, repetition
         and warm-up one second for each 10 tokens read and 2 s for each token generated.
     type: int
 attributes:
   check_mode:
-    description: In check mode everything is verified, the workers too, and nothing is run.
+    description: In check mode the module checks everything, including the workers, and runs nothing.
 seealso:
   - module: llama_cpp.cluster.distributed_inference
   - module: llama_cpp.cluster.rpc_worker_info

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: llama_gateway_info
-short_description: Which groups a gateway sends requests to
+short_description: Show which groups a gateway sends requests to
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Asks the HAProxy that role P(llama_cpp.cluster.llama_gateway#role) has set up on this host.
-  - It never fails because the gateway or a group is bad; RV(message) says what is wrong.
+  - It never fails because of a bad gateway or group. RV(message) says what is wrong.
   - It needs root to reach HAProxy's own socket.
 options: {}
 extends_documentation_fragment:

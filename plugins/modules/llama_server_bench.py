@@ -12,10 +12,10 @@ version_added: 0.2.0
 description:
   - Runs on the master, the host that has the model file. Starts a C(llama-server) of its own over the workers, on a
     port of loopback and with a key that nobody is told, asks it as so many clients at a time would, and ends it.
-  - Returns the tokens of all clients a second, the time to the first token and the time between two.
-  - Workers serve one master at a time, so a service that holds them is paused before
-    (the playbook C(tune) does so).
-  - Standard input of the program is closed and its time is limited, so the task always ends.
+  - Returns the tokens per second of all clients together, the time to the first token, and the time between two
+    tokens.
+  - Workers serve one master at a time, so pause a service that uses them first. The playbook C(tune) does that.
+  - The program has no standard input and a time limit, so the task always ends.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: llama_server_info
-short_description: How the OpenAI-compatible API services of a master are
+short_description: Show the state of the OpenAI-compatible API services of a master
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Looks at the services that role P(llama_cpp.cluster.llama_server#role) has set up on this host, and asks their API.
-  - It never fails because a service is bad; RV(servers[].state) and RV(servers[].message) say what is wrong and what to
-    do next.
-  - It needs root to read a service's keys, which it returns to nobody.
+  - Reads the state of the services that the role P(llama_cpp.cluster.llama_server#role) has set up on this host,
+    and asks their API.
+  - It never fails because of a bad service. RV(servers[].state) and RV(servers[].message) say what is wrong and
+    what to do next.
+  - It needs root to read a service's keys. It does not return them.
 options:
   ask:
     description:

@@ -8,24 +8,24 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: model_file
-short_description: Put the files of a model under their names, whole and recorded
+short_description: Put the verified files of a model in their place
 version_added: 0.1.0
 description:
-  - With O(state=staged) it says which files of the model have to be brought, checks that there is room for them, and
-    makes a folder beside the model in which they can be put together.
-  - With O(state=present) it verifies what was brought there, and gives it its names by renaming, so that the model is
-    there whole or not at all.
+  - With O(state=staged) it returns which files of the model are missing, checks that the disk has room for them,
+    and makes a folder for them beside the model.
+  - With O(state=present) it verifies the files in that folder, and renames them into place, so that the model is
+    there completely or not at all.
   - Beside each file a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). As long as size,
     inode and time of change are those of the record, the file is not digested again.
-  - With O(state=absent) the records in the folder of the model go, and what a killed run has left there, and, if
-    O(remove_files) is true, the files that have a record, unless they were there before.
-  - A file that is there without a record is never overwritten. It is taken over if its digest is the wanted one, and
-    refused otherwise.
+  - With O(state=absent) it removes the records in the folder of the model and leftovers of killed runs. If
+    O(remove_files) is true, it also removes the files that have a record, unless they were there before.
+  - It never overwrites a file without a record. It accepts such a file if the digest matches, and fails otherwise.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
-    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)), which stands for all of them.
+    description: >-
+      The model. For a split model, its first part (C(...-00001-of-00003.gguf)), which stands for all parts.
     type: path
     required: true
   state:
@@ -34,7 +34,7 @@ options:
     choices: [staged, present, absent]
     required: true
   origin:
-    description: Where the model comes from, in any words; kept in the record, and compared as a whole.
+    description: Where the model comes from, in any form. The record keeps it, and the module compares it as a whole.
     type: dict
     default: {}
   sha256:
@@ -44,7 +44,7 @@ options:
     type: dict
     default: {}
   space_bytes:
-    description: How much room is needed on the file system of O(path). For O(state=staged).
+    description: The space that is needed on the file system of O(path). For O(state=staged).
     type: int
     default: 0
   owner:

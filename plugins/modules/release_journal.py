@@ -7,17 +7,17 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: release_journal
-short_description: Which llama.cpp releases a host has, and what an upgrade notes there
+short_description: Show which llama.cpp releases a host has, and keep the notes of an upgrade
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says which releases the role P(llama_cpp.cluster.llama_cpp#role) has put on a host, which one is in use, and whether
-    an upgrade is under way there, or was the last one that came to a good end.
-  - Writes these notes, for the playbook C(llama_cpp.cluster.upgrade). They are what a later run goes by when the
-    controller was killed in the middle. Each is there whole or not at all. C(upgrade.json) in O(prefix) is there as
-    long as hosts of the cluster may differ, C(upgraded.json) is what there is to roll back.
-  - Which release is in use is changed by the entry point C(use) of that role, not here.
+  - Returns which releases the role P(llama_cpp.cluster.llama_cpp#role) has put on a host, which one is in use,
+    whether an upgrade is under way there, and which upgrade was the last that succeeded.
+  - Writes notes for the playbook C(llama_cpp.cluster.upgrade). A later run reads them if the controller was killed
+    during an upgrade. Each note is complete or missing. C(upgrade.json) in O(prefix) exists while hosts of the
+    cluster may differ. C(upgraded.json) says what can be rolled back.
+  - This module does not change which release is in use. The entry point C(use) of that role does.
 options:
   prefix:
     description: The folder that holds the releases.

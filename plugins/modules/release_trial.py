@@ -7,18 +7,18 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: release_trial
-short_description: Whether the programs of a llama.cpp release can run on this host
+short_description: Check whether the programs of a llama.cpp release can run on this host
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Looks at the programs of a llama.cpp release and runs each of them once, such that llama.cpp's CPU code is
-    initialised. No model is read, no port is opened, and no GPU is looked at.
+  - Inspects the programs of a llama.cpp release and runs each of them once, so that llama.cpp's CPU code is
+    initialised. It reads no model, opens no port and uses no GPU.
   - It fails, with the reason, if a program cannot run on this host. That is so if it is for another machine or another
     C library, uses CPU features that this host lacks, needs a newer glibc or a library that is not there, uses an
     instruction that the CPU lacks, or does not end in time.
-  - The CPU features that a release was built for are told by its C(manifest.json), if it has one. Without it, only
-    those that are used as soon as a program starts are found missing.
+  - The C(manifest.json) of a release says which CPU features it was built for. Without that file, the module only
+    detects missing features that a program uses as soon as it starts.
 options:
   path:
     description: The folder of the release, whose programs are in C(bin).

@@ -13,18 +13,18 @@ version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Puts those tensors of a GGUF model into the cache of a worker that its master would ask for by hash, so that the
-    first load finds them there and does not send them over the network.
-  - The model is a file on the worker's host, or, with O(from_controller), on the controller, from which what is missing
-    is sent over the connection of the host. What the cache has already is read, and neither sent nor written
-    again unless it is damaged.
-  - A tensor is written under another name and renamed, so that each entry is whole; a run that was broken off goes on
-    with the next tensor.
-  - Entries are what llama.cpp's split mode C(layer) uses, the default one. In split mode C(tensor) workers get slices
-    of tensors, which are other entries; tensors of no more than 10 MiB never come from the cache.
+  - Puts the tensors of a GGUF model that a master would otherwise send into the cache of a worker. The first load
+    then finds them there and does not send them over the network.
+  - The model is a file on the worker's host. With O(from_controller) it is on the controller, which sends the
+    missing tensors over Ansible's connection. Tensors that the cache already has are only read, unless they are
+    corrupted.
+  - The module writes each tensor under another name and then renames it, so that each entry is complete. After an
+    interrupted run, the next run continues with the next tensor.
+  - The entries are those of llama.cpp's default split mode, C(layer). In split mode C(tensor) workers get slices of
+    tensors, which are different entries. Tensors of up to 10 MiB never come from the cache.
 options:
   model:
-    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
+    description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
   from_controller:
@@ -55,7 +55,7 @@ options:
         type: bool
         default: false
   min_free:
-    description: How much of the disk that holds the cache is to stay free, such as V(20G) or V(10%).
+    description: How much of the cache's disk stays free, such as V(20G) or V(10%).
     type: str
     default: 10%
   program:
@@ -95,7 +95,7 @@ attributes:
     description: What is there is not added again.
     support: full
 notes:
-  - Bound its time with the C(timeout) of the task; a disk reads some 500 MB in a second.
+  - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
   - With O(from_controller), each tensor is digested there and the entries of the cache that have its size here, to know
     what is missing.
 seealso:

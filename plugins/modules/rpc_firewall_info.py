@@ -8,14 +8,14 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: rpc_firewall_info
-short_description: What has to change in firewalld so that only trusted addresses reach the RPC ports
+short_description: Find what must change in firewalld so that only trusted addresses reach the RPC ports
 version_added: 0.1.0
 description:
-  - Reads firewalld's permanent and runtime configuration, or the permanent one alone where the daemon does not run, and
-    compares it with a zone of its own whose sources are the trusted addresses and whose only opening is the RPC ports.
-  - Says what has to change, in an order in which the SSH session that the module runs over is open at every moment, and
-    what stands in the way. Nothing is changed; that is left to the role P(llama_cpp.cluster.rpc_firewall#role).
-  - Of a host without firewalld it says what would have to change in firewalld's own defaults.
+  - Reads firewalld's permanent and runtime configuration, or only the permanent one if the daemon does not run. It
+    compares them with a zone that admits the trusted addresses and opens only the RPC ports.
+  - Returns the changes, in an order that keeps the module's own SSH session open, and what prevents them. It
+    changes nothing. The role P(llama_cpp.cluster.rpc_firewall#role) makes the changes.
+  - For a host without firewalld, it returns what would have to change in firewalld's defaults.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
@@ -24,7 +24,7 @@ options:
     type: str
     required: true
   state:
-    description: Whether the zone shall be there. If not, O(sources) and O(ports) do not matter.
+    description: Whether the zone should exist. If not, O(sources) and O(ports) have no effect.
     type: str
     choices: [present, absent]
     default: present
@@ -40,13 +40,13 @@ options:
     default: []
   port_sources:
     description:
-      - By port the CIDRs that may reach it, where not all of O(sources) may. These are among O(sources), and the port
-        is one of O(ports).
+      - For each port that not all O(sources) may reach, the CIDRs that may. The CIDRs must be in O(sources), and
+        the port in O(ports).
     type: dict
     default: {}
     version_added: 0.2.0
   tunnel_port:
-    description: The port (UDP) of a tunnel, which all of O(sources) reach; 0 without one.
+    description: The UDP port of a tunnel, which all O(sources) can reach. V(0) means that there is no tunnel.
     type: int
     default: 0
     version_added: 0.2.0
@@ -54,7 +54,7 @@ extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
   - Needs root, as firewalld does.
-  - Direct rules and the entries of ipsets are not looked into.
+  - It does not check direct rules and the entries of ipsets.
 """
 
 EXAMPLES = r"""

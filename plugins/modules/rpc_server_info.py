@@ -7,19 +7,19 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rpc_server_info
-short_description: Who listens on the RPC ports of a host, and whom it serves
+short_description: Show who listens on the RPC ports of a host, and whom it serves
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Says which process and which systemd unit listen on each port, and which clients are connected, from C(/proc) alone,
-    and what the worker itself says of weights that it has repacked.
-  - Says what is in the tensor cache of each worker that runs as a service.
-  - No connection is made, unless O(ask) is set. That matters, since each connection to a worker that serves a client
-    waits in its queue until that client is gone.
-  - What workers answer to others is the business of M(llama_cpp.cluster.rpc_worker_info).
-  - On request it says in the same look what else of P(llama_cpp.cluster.rpc_server#role) is on the host, since each
-    look at a slow one takes seconds.
+  - Returns which process and which systemd unit listen on each port, and which clients are connected. It reads this
+    from C(/proc). It also returns how many weights the worker says it has repacked.
+  - Returns what is in the tensor cache of each worker that runs as a service.
+  - It makes no connection, unless O(ask) is set. A connection to a worker that serves a client would wait in the
+    worker's queue until that client is gone.
+  - To see what workers answer to other hosts, use M(llama_cpp.cluster.rpc_worker_info).
+  - It can also return what else the role P(llama_cpp.cluster.rpc_server#role) has put on the host. One call for
+    everything saves seconds on a slow host.
 options:
   ports:
     description: The TCP ports.

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rpc_tunnel_info
-short_description: What a host has of the tunnel between masters and workers
+short_description: Show the state of the tunnel between masters and workers on a host
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Looks at the WireGuard interface that role P(llama_cpp.cluster.rpc_tunnel#role) sets up on this host.
-  - It never fails because a link is down; RV(links[].message) says what is wrong.
-  - It needs root. The private key is read here, and is in no result.
+  - Reads the state of the WireGuard interface that the role P(llama_cpp.cluster.rpc_tunnel#role) sets up on this
+    host.
+  - It never fails because a link is down. RV(links[].message) says what is wrong.
+  - It needs root. It reads the private key and does not return it.
 options:
   network:
     description: The network of the tunnel's addresses.

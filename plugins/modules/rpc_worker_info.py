@@ -7,24 +7,23 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: rpc_worker_info
-short_description: Look at llama.cpp RPC workers over their own protocol
+short_description: Check llama.cpp RPC workers over their own protocol
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Connects to each endpoint, does the handshake of the llama.cpp RPC protocol, and reports the protocol version, the
     devices and their memory.
-  - It never fails because a worker is bad; RV(workers[].state) and RV(workers[].message) say what is wrong and what to
-    do next.
-  - All endpoints are looked at side by side, so that the whole takes little more than O(timeout), however many do not
-    answer.
-  - It works from any host that the workers admit; the host that is to use them, the master, gives the answer that
-    counts.
+  - It never fails because of a bad worker. RV(workers[].state) and RV(workers[].message) say what is wrong and what
+    to do next.
+  - It checks all endpoints at the same time, so it takes little more than O(timeout), even if many do not answer.
+  - It works on any host that the workers admit. Run it on the master, because that is the host that uses the
+    workers.
 options:
   endpoints:
     description:
-      - The workers, each as C(host) or C(host:port), with a host name or an IPv4 address; the port is 50052 if it is
-        left out.
+      - The workers, each as C(host) or C(host:port), with a host name or an IPv4 address. The default port is
+        50052.
       - llama.cpp RPC has no IPv6, and neither do these endpoints.
     type: list
     elements: str
@@ -43,8 +42,8 @@ options:
     type: str
   wait:
     description:
-      - How long to look again at workers that are not ready, in seconds, from 0 to 3600. It ends when all are, and
-        every second between two looks.
+      - For how many seconds, from 0 to 3600, to check again workers that are not ready. The module checks every
+        second, and stops as soon as all workers are ready.
     type: float
     default: 0
 extends_documentation_fragment:

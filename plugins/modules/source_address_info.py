@@ -8,12 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: source_address_info
-short_description: The address under which another host sees this one
+short_description: Find the address under which another host sees this one
 version_added: 0.1.0
 description:
-  - Asks the kernel which source address it puts into packets for each of O(destinations). No packet is sent, so it does
-    not matter whether anything is there.
-  - A translation of addresses (NAT) on the way is not seen; who sits behind one has to say what the other side sees.
+  - Asks the kernel which source address it uses for packets to each of O(destinations). It sends no packet, so the
+    destinations need not exist.
+  - It does not detect address translation (NAT) on the way. Behind NAT you have to configure the address that the
+    other side sees.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

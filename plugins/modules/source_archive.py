@@ -11,10 +11,10 @@ module: source_archive
 short_description: Keep a pinned source archive in a cache folder
 version_added: 0.1.0
 description:
-  - Fetches an archive of source code that is pinned by its digest, or by a git commit, and keeps it at O(path).
-  - What is there already is verified again each time; a file that was damaged is fetched anew rather than trusted.
-  - A fetched file takes its place by renaming, once its digest was verified. Calls for the same O(path) at the same
-    time wait for each other, so that it is fetched once.
+  - Fetches an archive of source code and keeps it at O(path). A digest or a git commit pins the archive.
+  - It verifies an existing file each time, and fetches a corrupted file again.
+  - It renames a fetched file into place after it has verified the digest. Simultaneous calls for the same O(path)
+    wait for each other, so that the file is fetched once.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

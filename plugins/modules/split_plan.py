@@ -8,26 +8,26 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: split_plan
-short_description: Divide a model among llama.cpp RPC workers, and say beforehand whether it fits
+short_description: Divide a model among llama.cpp RPC workers and check whether it fits
 version_added: 0.1.0
 description:
-  - Reads the header of a GGUF model and says which layers each worker gets, what it needs for them (weights, KV cache,
-    compute buffers), and what room is left; and the same of the master.
-  - Chooses RV(tensor_split) so that the fullest worker is as empty as can be, or, if workers have a
-    O(workers[].weight), so that none has more to do for its speed than it must. With O(tensor_split), says what comes
-    of that one.
-  - If it does not fit, says what each host lacks, and the smallest changes with which it would fit.
-  - Runs where the model is, reads nothing but its header, and asks no worker.
-  - That a model does not fit is no failure of this module; RV(fits) and RV(message) say so.
+  - Reads the header of a GGUF model. For each worker and for the master it returns the layers, the memory that they
+    need (weights, KV cache, compute buffers), and the memory that is left.
+  - Chooses RV(tensor_split) so that the fullest worker has as much memory left as possible. If workers have a
+    O(workers[].weight), it balances their work by their speed instead. If you give O(tensor_split), it checks that
+    one.
+  - If the model does not fit, it returns what each host lacks, and the smallest changes that would help.
+  - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
+  - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   model:
-    description: The model; of a split one the first part (C(...-00001-of-00003.gguf)).
+    description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
   workers:
-    description: The workers in the order in which llama.cpp gets them (C(--rpc)); 1 to 15.
+    description: The workers, 1 to 15, in the order in which llama.cpp gets them (C(--rpc)).
     type: list
     elements: dict
     required: true
@@ -38,28 +38,28 @@ options:
         required: true
       memory_available_bytes:
         description:
-          - What its host can still give to programs (C(MemAvailable) of C(/proc/meminfo)).
-          - What a worker says of itself is no good for this; CPU workers report all memory as free.
+          - The memory that its host has available (C(MemAvailable) in C(/proc/meminfo)).
+          - Do not use the memory that a worker reports. CPU workers report all memory as free.
         type: int
       weight:
-        description: Its speed next to the other workers'; those without one count as V(1).
+        description: Its speed relative to the other workers. Without a value it is V(1).
         type: float
       host:
-        description: A name of its host. Workers that have the same share its memory.
+        description: A name of its host. Workers with the same name share the memory of that host.
         type: str
       memory_max_bytes:
-        description: What the worker may use at most (C(MemoryMax) of its service), if there is a limit.
+        description: The most memory that the worker may use (C(MemoryMax) of its service), if there is a limit.
         type: int
   ctx_size:
-    description: Tokens of context (C(--ctx-size)); V(0) for what the model was trained for.
+    description: The context in tokens (C(--ctx-size)). V(0) means the context that the model was trained for.
     type: int
     default: 0
   batch_size:
-    description: Tokens of a batch (C(--batch-size)).
+    description: The tokens of a batch (C(--batch-size)).
     type: int
     default: 2048
   ubatch_size:
-    description: Tokens that are computed at a time (C(--ubatch-size)).
+    description: The tokens that are computed at a time (C(--ubatch-size)).
     type: int
     default: 512
   cache_type_k:
@@ -81,21 +81,22 @@ options:
     default: auto
   n_gpu_layers:
     description:
-      - How many layers go to the workers (C(--n-gpu-layers)), the output counted as one, as upstream does; the first
-        layers stay with the master. A number beyond the model's layers means all.
+      - How many layers go to the workers (C(--n-gpu-layers)). The output counts as one layer, as in llama.cpp. The
+        first layers stay with the master. A number larger than the model's layers means all.
     type: int
     default: 999
   parallel:
     description:
-      - How many slots C(llama-server) serves at a time (C(--parallel)). O(ctx_size) is the context of all of them.
-      - V(0) is for a program that serves one sequence and may want the output of each of its tokens.
+      - How many slots C(llama-server) serves at a time (C(--parallel)). O(ctx_size) is the context of all slots
+        together.
+      - V(0) means a program that serves one sequence and may need the output of each token.
     type: int
     default: 0
     version_added: 0.2.0
   outputs_per_slot:
     description:
-      - Of how many tokens of a slot the output is wanted at a time, with O(parallel). That is 1, and one more for each
-        token that is drafted; or O(ubatch_size) where embeddings are served.
+      - With O(parallel), for how many tokens of a slot the program needs the output at a time. This is 1, plus one
+        for each drafted token. If the program serves embeddings, it is O(ubatch_size).
     type: int
     default: 1
     version_added: 0.2.0
@@ -105,40 +106,44 @@ options:
     default: false
     version_added: 0.2.0
   draft_model:
-    description: A model that drafts tokens for the other (C(--spec-draft-model)), in the master's own memory.
+    description: >-
+      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory.
     type: path
     version_added: 0.2.0
   lora:
-    description: Files of LoRA adapters (C(--lora)). Their tensors lie on the workers, beside those that they change.
+    description: Files of LoRA adapters (C(--lora)). Each tensor is on the worker that has the tensor that it changes.
     type: list
     elements: path
     default: []
     version_added: 0.2.0
   master_other_bytes:
-    description: What the program keeps in the master's memory besides, such as prompts (C(--cache-ram), in MiB).
+    description: Other memory that the program uses on the master, such as for prompts (C(--cache-ram), there in MiB).
     type: int
     default: 0
     version_added: 0.2.0
   tensor_split:
-    description: A share for each worker, to be judged; empty to have one chosen.
+    description: A share for each worker, to be checked. If the list is empty, the module chooses the shares.
     type: list
     elements: float
     default: []
   reserve_bytes:
     description:
-      - What is to stay free on each host, for the worker's own program and work, and for all else that runs there.
-      - Of this and O(reserve_percent) the greater one counts.
+      - The memory that stays free on each host, for the worker's program and for everything else that runs there.
+      - The greater of this and O(reserve_percent) counts.
     type: int
     default: 268435456
   reserve_percent:
-    description: What is to stay free on each host, in percent of what is available there.
+    description: The memory that stays free on each host, in percent of the available memory.
     type: float
     default: 5
   master_memory_available_bytes:
-    description: What the master's own host can still give; without it, the master's share is shown and not judged.
+    description: >-
+      The memory that the master's host has available. Without it, the module shows the master's need and does not
+      check it.
     type: int
   master_host:
-    description: The O(workers[].host) that is the master too; its share is then taken from there.
+    description: >-
+      The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
     type: str
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
@@ -191,13 +196,13 @@ EXAMPLES = r"""
 RETURN = r"""
 fits:
   description:
-    - Whether each host has room for what it would hold, its reserve left free, and each worker gets a layer.
-    - V(null) if it would without the cache, whose size is not known for this architecture (RV(kv_known)).
+    - Whether each host has enough memory with its reserve left free, and each worker gets a layer.
+    - V(null) if the model fits without the cache, whose size is unknown for this architecture (RV(kv_known)).
   returned: success
   type: bool
   sample: true
 message:
-  description: The same in a sentence, with what is lacking and what would help.
+  description: The result in a sentence, with what is missing and what would help.
   returned: success
   type: str
   sample: It fits; the least room is left on 192.0.2.12:50052, 2.9 GiB.

@@ -8,17 +8,17 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: verified_archive
-short_description: Unpack an archive of known digest, whole or not at all
+short_description: Verify an archive of known digest and unpack it atomically
 version_added: 0.1.0
 description:
-  - Verifies the SHA-256 digest of an archive (tar, plain or with gzip, bzip2 or xz), then examines every member of it,
-    and only then unpacks it.
-  - An archive is refused, by the name of the member, if a member has an absolute path, a path through a parent folder,
-    is a symbolic or hard link that leads out of the root, lies beneath a link, appears twice, or is a device or a pipe.
-  - The content is unpacked beside O(dest) and takes its place by renaming, so that O(dest) is whole or not there.
-  - On request the content is patched before it takes its place. Nothing is unpacked unless all of the patches apply.
-  - Owners and the set-user-ID, set-group-ID and sticky bits of members are dropped; files get mode V(0644), or V(0755)
-    if executable, and folders V(0755).
+  - Verifies the SHA-256 digest of an archive (tar, plain or with gzip, bzip2 or xz), then checks every member, and
+    only then unpacks it.
+  - Fails with the name of the member if a member has an absolute path or a path through a parent folder, is a
+    symbolic or hard link that leads out of the root, is below a link, appears twice, or is a device or a pipe.
+  - Unpacks the content beside O(dest) and renames it into place, so that O(dest) is complete or missing.
+  - Can apply patches to the content before the rename. It unpacks nothing unless all patches apply.
+  - Drops owners and the set-user-ID, set-group-ID and sticky bits of members. Files get mode V(0644), or V(0755) if
+    executable, and folders V(0755).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

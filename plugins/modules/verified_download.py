@@ -8,34 +8,33 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: verified_download
-short_description: Download large files of known digest, and go on where an earlier run broke off
+short_description: Download large files of known digest, and resume interrupted downloads
 version_added: 0.1.0
 description:
-  - Downloads each file to C(<name>.part) beside its place, digests it on the way, and renames it only when it is whole
-    and has the digest that is wanted. A file with the ending C(.gguf) must be a whole GGUF file too.
-  - What an earlier run has left is taken up with an HTTP range request. If the server cannot do that, or has another
-    version meanwhile, the download begins anew. What turned out to have another digest is not kept.
-  - Room on the disk is checked for all files together before anything is written.
+  - Downloads each file to C(<name>.part) beside its destination, and renames it only when it is complete and has
+    the right digest. A file that ends in C(.gguf) must also be a complete GGUF file.
+  - Resumes the download of an earlier run with an HTTP range request. If the server does not support that, or has
+    another version by then, the download starts again. A file with a wrong digest is deleted.
+  - Checks that the disk has room for all files together before it writes anything.
   - Beside each file a record says what it is (C(.model.gguf.llama_cpp.json)). As long as size, inode and time of change
     are those of the record, the file is neither fetched nor digested again.
-  - A file that is there without a record is never overwritten. It is taken over if its digest is the wanted one, and
-    refused otherwise.
+  - It never overwrites a file without a record. It accepts such a file if the digest matches, and fails otherwise.
   - Two runs that fetch the same file at the same time wait for each other.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   files:
-    description: The files. The first one takes its place last, so that it stands for all of them.
+    description: The files. The first one is renamed last, so that it stands for all of them.
     type: list
     elements: dict
     required: true
     suboptions:
       url:
-        description: Where it is fetched from, with C(http) or C(https).
+        description: The URL of the file, with C(http) or C(https).
         type: str
         required: true
       dest:
-        description: Where it is put. Its folder is made if need be.
+        description: The destination. The module makes its folder if it is missing.
         type: path
         required: true
       sha256:
@@ -45,7 +44,7 @@ options:
         description: The name of its content in git, instead of O(files[].sha256).
         type: str
       size_bytes:
-        description: Its size, if it is known before; else the server is asked.
+        description: Its size, if you know it. Otherwise the module asks the server.
         type: int
   origin:
     description: Where the files come from, in any words; kept in their records, and compared as a whole.
@@ -53,20 +52,20 @@ options:
     default: {}
   token:
     description:
-      - Is sent as C(Authorization) header (C(Bearer)) to the host of each URL.
-      - It is not sent on when that redirects to another host, and is in no message.
+      - A token that is sent as C(Authorization) header (C(Bearer)) to the host of each URL.
+      - It is not sent to other hosts after a redirect, and appears in no message.
     type: str
   timeout:
-    description: After so many seconds all is given up; what has arrived is kept for the next run.
+    description: The time limit for all files, in seconds. The next run resumes what has arrived until then.
     type: int
     default: 21600
   stall_timeout:
-    description: How long to wait for the next byte, in seconds, before it is tried again.
+    description: How long to wait for the next byte, in seconds, before a retry.
     type: int
     default: 60
   retries:
     description:
-      - How often it is tried again in a row without a byte having arrived, with growing pauses of up to 30 seconds.
+      - How often in a row to retry while no byte arrives, with growing pauses of up to 30 seconds.
     type: int
     default: 5
 attributes:

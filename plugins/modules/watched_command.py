@@ -11,10 +11,10 @@ module: watched_command
 short_description: Run a long command and show its progress
 version_added: 0.1.0
 description:
-  - Runs a command on the host, detached from the connection, and shows about every ten seconds one line with the host,
-    the time that has passed and the last line of its output.
-  - If the controller goes away, is interrupted or can no longer reach the host, the command is ended a minute later. A
-    later call for the same folder waits until it has ended before it starts its own.
+  - Runs a command on the host, detached from the connection. About every ten seconds it shows one line with the
+    host, the elapsed time and the last line of the command's output.
+  - If the controller exits, is interrupted or can no longer reach the host, the command is stopped a minute later.
+    A later call for the same folder waits for that before it starts its own command.
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

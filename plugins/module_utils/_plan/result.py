@@ -43,7 +43,9 @@ def _suggest_context(planned: Planned, cluster: Cluster) -> dict[str, Any] | Non
     if not low:
         return None
     size = low * _SMALLEST_CONTEXT
-    return {"kind": "context", "ctx_size": size, "message": f"a ctx_size of {size} instead of {planned.context} fits"}
+    whose = " for all slots together" if planned.load.parallel > 1 else ""
+    words = f"a ctx_size of {size} instead of {planned.context}{whose} fits"
+    return {"kind": "context", "ctx_size": size, "message": words}
 
 
 def _suggest_parallel(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
