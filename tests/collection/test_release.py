@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A release is the same bytes each time, lists what is in it, and is installed only with the signature that belongs to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.tree import ROOT, load_yaml, run
+
+EPOCH = "1700000000"
+
+
+def release(*arguments: str | Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/release.py", *arguments],
+        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return Path(done.stdout.strip())
+
+
+def build(folder: Path) -> Path:
+    result = run("ansible-galaxy", "collection", "build", ROOT, "--output-path", folder / "built", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (built,) = (folder / "built").iterdir()
+    (folder / "out").mkdir()
+    return release("archive", built, folder / "out")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def bill(archive: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(release("sbom", archive).read_text())
+    return found
+
+
+def test_two_builds_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
+    assert build(tmp_path).read_bytes() == archive.read_bytes()
+    with tarfile.open(archive) as content:
+        assert {member.mtime for member in content.getmembers()} == {int(EPOCH)}
+
+
+def test_the_bill_lists_every_file_with_its_digest(archive: Path, bill: dict[str, Any]) -> None:
+    listed = {part["name"]: part["hashes"][0]["content"] for part in bill["components"] if part["type"] == "file"}
+    with tarfile.open(archive) as content:
+        files = [member for member in content.getmembers() if member.isfile()]
+        digests = {member.name: hashlib.sha256(content.extractfile(member).read()).hexdigest() for member in files}  # type: ignore[union-attr]
+    assert listed == {name: digest for name, digest in digests.items() if name not in ("MANIFEST.json", "FILES.json")}
+    assert bill["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def test_the_bill_lists_the_pinned_source_with_its_patches(bill: dict[str, Any]) -> None:
+    table = load_yaml(ROOT / "roles/llama_cpp/vars/main.yml")["__llama_cpp_archives"]
+    sources = {part["version"]: part for part in bill["components"] if part["name"] == "llama-cpp-python"}
+    assert sorted(sources) == sorted(table)
+    version = str(load_yaml(ROOT / "roles/llama_cpp/defaults/main.yml")["llama_cpp_version"])
+    assert sources[version]["hashes"][0]["content"] == table[version]["sha256"]
+    assert sources[version]["pedigree"]["commits"] == [{"uid": table[version]["commit"]}]
+    patches = [patch["diff"]["url"] for patch in sources[version]["pedigree"]["patches"]]
+    assert len(patches) == len(table[version]["patches"])
+    assert set(patches) <= {part["name"] for part in bill["components"] if part["type"] == "file"}
+
+
+def test_the_bill_lists_what_galaxy_and_the_controller_need(bill: dict[str, Any]) -> None:
+    names = {part["name"] for part in bill["components"]}
+    assert {"ansible-core", "jmespath", "torch", *load_yaml(ROOT / "galaxy.yml")["dependencies"]} <= names
+    references = [part["bom-ref"] for part in bill["components"]]
+    assert len(references) == len(set(references))
+
+
+def test_files_of_the_execution_environment_ship(archive: Path) -> None:
+    with tarfile.open(archive) as content:
+        names = set(content.getnames())
+    needs = load_yaml(ROOT / "meta/execution-environment.yml")["dependencies"]
+    assert {"meta/execution-environment.yml", *needs.values()} <= names
+
+
+def test_only_the_signature_of_a_trusted_key_installs(archive: Path, tmp_path: Path) -> None:
+    # gpg-agent's socket has a path of at most 108 bytes.
+    home = Path("/tmp") / f"gpg-{os.getpid()}"  # noqa: S108
+    home.mkdir(mode=0o700)
+
+    def gpg(*arguments: str | Path) -> None:
+        command = ["gpg", "--homedir", home, "--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback"]
+        subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
+
+    def install(manifest: Path, keyring: Path) -> subprocess.CompletedProcess[str]:
+        signature = tmp_path / "signature.asc"
+        signature.unlink(missing_ok=True)
+        gpg("--local-user", "release", "--armor", "--detach-sign", "--output", signature, manifest)
+        return run(
+            "ansible-galaxy", "collection", "install", archive, "--offline", "--no-deps", "--force",
+            "--keyring", keyring, "--signature", signature.as_uri(), "-p", tmp_path / "collections",
+            cwd=tmp_path,
+        )  # fmt: skip
+
+    try:
+        gpg("--quick-generate-key", "release", "ed25519", "sign", "never")
+        other = archive.with_name("other.json")
+        other.write_text((archive.parent / "MANIFEST.json").read_text() + " ")
+        refused = install(other, home / "pubring.kbx")
+        assert refused.returncode != 0, refused.stdout
+        assert "signature" in refused.stdout + refused.stderr
+        accepted = install(archive.parent / "MANIFEST.json", home / "pubring.kbx")
+        assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    finally:
+        subprocess.run(["gpgconf", "--homedir", home, "--kill", "gpg-agent"], check=False)
+        for path in sorted(home.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        home.rmdir()
