@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`make test-ansible`: unit tests, the documentation and `ansible-test sanity`, with each ansible-core on each Python that it runs on.
+"""`make test-ansible`: unit tests and `ansible-test sanity`, with each ansible-core on each Python that it runs on.
 
-A session's name says which: `make test-ansible SESSIONS="unit(2.20-3.13) sanity(2.20-3.13)"`. A Python that is not here is skipped, unless CI is set.
-All that is not Ansible is of the version in requirements/dev.txt.
+A session's name says which: `make test-ansible SESSIONS="unit(2.20-3.13) sanity(2.20-3.13)"`. A Python that is not
+here is skipped, unless CI is set. All that is not Ansible is of the version in requirements/dev.txt.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ PYTHONS = {
     "newest": ["3.14"],
 }
 TOOLS = ["pytest", "pytest-xdist", "hypothesis", "jsonschema", "gguf", "jmespath"]
-MATRIX = [
-    nox.param(core, python, id=f"{core}-{python}") for core, pythons in PYTHONS.items() for python in pythons
-]
+MATRIX = [nox.param(core, python, id=f"{core}-{python}") for core, pythons in PYTHONS.items() for python in pythons]
 
 nox.options.envdir = str(CACHE / "nox")
 nox.options.error_on_missing_interpreters = bool(os.environ.get("CI"))
@@ -50,11 +48,12 @@ def install(session: nox.Session, core: str, *tools: str) -> None:
 @nox.session(venv_backend="venv")
 @nox.parametrize(["core", "python"], MATRIX)
 def unit(session: nox.Session, core: str) -> None:
-    """Unit tests, argument specs and what ansible-doc shows."""
+    """Run the unit tests, and look at what ansible-doc shows."""
     install(session, core, *TOOLS)
     folders = [str(ROOT / "tests"), str(ROOT / "playbooks/files")]
     session.run(
-        "pytest", "-q", "-n", "2", "-m", "not llama", *(session.posargs or ["tests/unit", "tests/collection/test_docs.py"]),
+        "pytest", "-q", "-n", "2", "-m", "not llama",
+        *(session.posargs or ["tests/unit", "tests/collection/test_docs.py"]),
         env={"PYTHONPATH": os.pathsep.join(folders), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
     )  # fmt: skip
 
@@ -62,6 +61,6 @@ def unit(session: nox.Session, core: str) -> None:
 @nox.session(venv_backend="venv")
 @nox.parametrize(["core", "python"], MATRIX)
 def sanity(session: nox.Session, core: str) -> None:
-    """ansible-test sanity, without an ignore file."""
+    """Run ansible-test sanity, without an ignore file."""
     install(session, core)
     session.run("python", "scripts/sanity.py", *session.posargs)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of `make release`: what ansible-galaxy has built becomes the same bytes each time, and gets its bill of materials.
+"""Parts of `make release`: an archive that is the same bytes each time, and its bill of materials.
 
     release.py archive BUILT.tar.gz FOLDER    write the archive anew, and its MANIFEST.json beside it
     release.py sbom ARCHIVE.tar.gz            write ARCHIVE.cdx.json (CycloneDX 1.6)
@@ -39,7 +39,10 @@ def members_of(path: Path) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
 
 
 def rewrite(built: Path, folder: Path, epoch: int) -> Path:
-    """Write an archive with its files in the order of their names and with one time; ansible-galaxy takes the file system's order and now."""
+    """Write an archive anew, its files in the order of their names and with one time.
+
+    ansible-galaxy takes the order of the file system and the time at which it runs.
+    """
     members = members_of(built)
     manifest = json.loads(members[MANIFEST][1])
     files = json.loads(members[FILES][1])
@@ -48,14 +51,15 @@ def rewrite(built: Path, folder: Path, epoch: int) -> Path:
     manifest["file_manifest_file"]["chksum_sha256"] = hashlib.sha256(data[FILES]).hexdigest()
     data[MANIFEST] = json.dumps(manifest, indent=1).encode()
 
+    unpacked = io.BytesIO()
+    with tarfile.open(fileobj=unpacked, mode="w", format=tarfile.PAX_FORMAT) as out:
+        for name in [MANIFEST, FILES, *sorted(set(members) - {MANIFEST, FILES})]:
+            member, content = members[name]
+            content = data.get(name, content)
+            member.mtime, member.size, member.pax_headers = epoch, len(content), {}
+            out.addfile(member, io.BytesIO(content) if member.isfile() else None)
     target = folder / built.name
-    with target.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=epoch) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for name in [MANIFEST, FILES, *sorted(set(members) - {MANIFEST, FILES})]:
-                member, content = members[name]
-                content = data.get(name, content)
-                member.mtime, member.size, member.pax_headers = epoch, len(content), {}
-                archive.addfile(member, io.BytesIO(content) if member.isfile() else None)
+    target.write_bytes(gzip.compress(unpacked.getvalue(), mtime=epoch))
     (folder / MANIFEST).write_bytes(data[MANIFEST])
     return target
 
@@ -70,7 +74,14 @@ def python_component(requirement: str, why: str) -> dict[str, Any]:
     name, _separator, version = requirement.partition("==")
     name = re.split(r"[<>=\[ ]", name)[0]
     purl = f"pkg:pypi/{name.lower().replace('_', '-')}" + (f"@{version}" if version else "")
-    component = {"type": "library", "bom-ref": purl, "name": name, "purl": purl, "scope": "optional", "description": why}
+    component = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "purl": purl,
+        "scope": "optional",
+        "description": why,
+    }
     return {**component, "version": version} if version else component
 
 
@@ -120,7 +131,12 @@ def bill_of_materials(archive: Path, epoch: int) -> dict[str, Any]:
             "description": f"ansible-core {core}",
         },
         *(
-            {"type": "library", "bom-ref": f"collection:{other}", "name": other, "description": f"Collection {other} {wanted}"}
+            {
+                "type": "library",
+                "bom-ref": f"collection:{other}",
+                "name": other,
+                "description": f"Collection {other} {wanted}",
+            }
             for other, wanted in info["dependencies"].items()
         ),
         *llama_cpp_components(),

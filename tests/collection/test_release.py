@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A release is the same bytes each time, lists what is in it, and is installed only with the signature that belongs to it."""
+"""A release is the same bytes each time, lists what is in it, and is installed only with its own signature."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -50,6 +52,14 @@ def bill(archive: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture
+def gpg_home() -> Iterator[Path]:
+    """Not below tmp_path, as the path of the socket of gpg-agent has at most 108 bytes."""
+    with TemporaryDirectory(prefix="gpg-") as folder:
+        yield Path(folder)
+        subprocess.run(["gpgconf", "--homedir", folder, "--kill", "gpg-agent"], check=False, timeout=60)
+
+
 def test_two_builds_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
     assert build(tmp_path).read_bytes() == archive.read_bytes()
     with tarfile.open(archive) as content:
@@ -60,7 +70,10 @@ def test_the_bill_lists_every_file_with_its_digest(archive: Path, bill: dict[str
     listed = {part["name"]: part["hashes"][0]["content"] for part in bill["components"] if part["type"] == "file"}
     with tarfile.open(archive) as content:
         files = [member for member in content.getmembers() if member.isfile()]
-        digests = {member.name: hashlib.sha256(content.extractfile(member).read()).hexdigest() for member in files}  # type: ignore[union-attr]
+        streams = {member.name: content.extractfile(member) for member in files}
+        digests = {
+            name: hashlib.sha256(stream.read() if stream else b"").hexdigest() for name, stream in streams.items()
+        }
     assert listed == {name: digest for name, digest in digests.items() if name not in ("MANIFEST.json", "FILES.json")}
     assert bill["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(archive.read_bytes()).hexdigest()
 
@@ -91,13 +104,19 @@ def test_files_of_the_execution_environment_ship(archive: Path) -> None:
     assert {"meta/execution-environment.yml", *needs.values()} <= names
 
 
-def test_only_the_signature_of_a_trusted_key_installs(archive: Path, tmp_path: Path) -> None:
-    # gpg-agent's socket has a path of at most 108 bytes.
-    home = Path("/tmp") / f"gpg-{os.getpid()}"  # noqa: S108
-    home.mkdir(mode=0o700)
-
+def test_only_the_signature_of_a_trusted_key_installs(archive: Path, gpg_home: Path, tmp_path: Path) -> None:
     def gpg(*arguments: str | Path) -> None:
-        command = ["gpg", "--homedir", home, "--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback"]
+        command = [
+            "gpg",
+            "--homedir",
+            gpg_home,
+            "--batch",
+            "--quiet",
+            "--passphrase",
+            "",
+            "--pinentry-mode",
+            "loopback",
+        ]
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
 
     def install(manifest: Path, keyring: Path) -> subprocess.CompletedProcess[str]:
@@ -110,17 +129,11 @@ def test_only_the_signature_of_a_trusted_key_installs(archive: Path, tmp_path: P
             cwd=tmp_path,
         )  # fmt: skip
 
-    try:
-        gpg("--quick-generate-key", "release", "ed25519", "sign", "never")
-        other = archive.with_name("other.json")
-        other.write_text((archive.parent / "MANIFEST.json").read_text() + " ")
-        refused = install(other, home / "pubring.kbx")
-        assert refused.returncode != 0, refused.stdout
-        assert "signature" in refused.stdout + refused.stderr
-        accepted = install(archive.parent / "MANIFEST.json", home / "pubring.kbx")
-        assert accepted.returncode == 0, accepted.stdout + accepted.stderr
-    finally:
-        subprocess.run(["gpgconf", "--homedir", home, "--kill", "gpg-agent"], check=False)
-        for path in sorted(home.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        home.rmdir()
+    gpg("--quick-generate-key", "release", "ed25519", "sign", "never")
+    other = tmp_path / "other.json"
+    other.write_text((archive.parent / "MANIFEST.json").read_text() + " ")
+    refused = install(other, gpg_home / "pubring.kbx")
+    assert refused.returncode != 0, refused.stdout
+    assert "signature" in refused.stdout + refused.stderr
+    accepted = install(archive.parent / "MANIFEST.json", gpg_home / "pubring.kbx")
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
