@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make release`: builds the archive of the commit that is checked out, has galaxy-importer judge it, writes its bill of materials and, with KEY,
-# a signature that `ansible-galaxy collection install --signature` checks. All of it goes to $OUT (dist by default). It uploads nothing.
+# a signature that `ansible-galaxy collection verify --signature` checks. All of it goes to $OUT (dist by default). It uploads nothing.
 # `scripts/release.sh test-ansible`: the sessions of noxfile.py, or those in $SESSIONS.
 set -eu
 

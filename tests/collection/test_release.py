@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A release is the same bytes each time, lists what is in it, and is installed only with its own signature."""
+"""A release is the same bytes each time, lists what is in it, and verifies with its own signature only."""
 
 from __future__ import annotations
 
@@ -104,7 +104,13 @@ def test_files_of_the_execution_environment_ship(archive: Path) -> None:
     assert {"meta/execution-environment.yml", *needs.values()} <= names
 
 
-def test_only_the_signature_of_a_trusted_key_installs(archive: Path, gpg_home: Path, tmp_path: Path) -> None:
+def test_only_the_right_signature_verifies_what_is_installed(archive: Path, gpg_home: Path, tmp_path: Path) -> None:
+    collections = tmp_path / "collections"
+    result = run(
+        "ansible-galaxy", "collection", "install", archive, "--offline", "--no-deps", "-p", collections, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
     def gpg(*arguments: str | Path) -> None:
         command = [
             "gpg",
@@ -119,21 +125,23 @@ def test_only_the_signature_of_a_trusted_key_installs(archive: Path, gpg_home: P
         ]
         subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
 
-    def install(manifest: Path, keyring: Path) -> subprocess.CompletedProcess[str]:
-        signature = tmp_path / "signature.asc"
-        signature.unlink(missing_ok=True)
-        gpg("--local-user", "release", "--armor", "--detach-sign", "--output", signature, manifest)
+    def verify(manifest: Path) -> subprocess.CompletedProcess[str]:
+        signature = manifest.with_suffix(".asc")
+        gpg("--local-user", "release", "--armor", "--yes", "--detach-sign", "--output", signature, manifest)
         return run(
-            "ansible-galaxy", "collection", "install", archive, "--offline", "--no-deps", "--force",
-            "--keyring", keyring, "--signature", signature.as_uri(), "-p", tmp_path / "collections",
-            cwd=tmp_path,
+            "ansible-galaxy", "collection", "verify", "llama_cpp.cluster", "--offline",
+            "--keyring", gpg_home / "pubring.kbx", "--signature", signature.as_uri(),
+            cwd=tmp_path, collections=collections,
         )  # fmt: skip
 
     gpg("--quick-generate-key", "release", "ed25519", "sign", "never")
     other = tmp_path / "other.json"
     other.write_text((archive.parent / "MANIFEST.json").read_text() + " ")
-    refused = install(other, gpg_home / "pubring.kbx")
-    assert refused.returncode != 0, refused.stdout
-    assert "signature" in refused.stdout + refused.stderr
-    accepted = install(archive.parent / "MANIFEST.json", gpg_home / "pubring.kbx")
+    refused = verify(other)
+    assert refused.returncode != 0
+    assert "Signature verification failed" in refused.stdout + refused.stderr
+    accepted = verify(archive.parent / "MANIFEST.json")
     assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    readme = collections / "ansible_collections/llama_cpp/cluster/README.md"
+    readme.write_text("changed")
+    assert verify(archive.parent / "MANIFEST.json").returncode != 0

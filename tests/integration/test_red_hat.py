@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What the roles would ask hosts of the RHEL family, and Ubuntu, to install.
 
-No such host takes part, as no repository of the RHEL family could be reached: the facts are those that Ansible has of such hosts.
+No such host takes part, as no repository of the RHEL family could be reached: the facts are those that Ansible has of
+such hosts.
 """
 
 from __future__ import annotations
