@@ -2,7 +2,7 @@
 # Everything goes into .venv and $(LLAMA_CPP_CLUSTER_CACHE); `make clean` removes the first, and says where the second is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs bench check docs clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs bench check test-ansible docs release clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -16,6 +16,7 @@ endif
 override export MODEL := $(value MODEL)
 override export WORKERS := $(value WORKERS)
 override export PROMPT := $(value PROMPT)
+override export SESSIONS := $(value SESSIONS)
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -89,6 +90,14 @@ test-performance: ## What patched workers and masters compute, all of it, and wh
 test-fuzz: ## What malformed requests do to confined workers on test hosts, for long: FUZZ_SESSIONS=500 each (root)
 	@scripts/bootstrap.sh dev
 	@scripts/fuzz.sh
+
+test-ansible: ## Unit tests and ansible-test sanity with ansible-core 2.19, 2.20, 2.21 and the newest, on each Python that is here; no part of test
+	@scripts/bootstrap.sh dev
+	@scripts/release.sh test-ansible
+
+release: ## The archive of this commit, judged by galaxy-importer, with a bill of materials, in dist; KEY=<a key of gpg's> signs it
+	@scripts/bootstrap.sh dev
+	@scripts/release.sh
 
 bench: ## What things cost, measured, as tables and JSON: tasks, RPC and threads, loads, and rollouts to test hosts (root)
 	@scripts/bootstrap.sh dev

@@ -61,6 +61,7 @@ options:
         description:
           - By how many percent a mean may be lower than the median of the runs before that had the same build, model
             and shape; V(0) allows anything.
+        version_added: 0.2.0
         type: float
         default: 0
       settings:
@@ -71,6 +72,7 @@ options:
         type: str
   name:
     description: The file with the history, for messages.
+    version_added: 0.2.0
     type: str
     default: history.jsonl
 seealso:
@@ -105,6 +107,7 @@ _value:
       description:
         - One sentence that names the first line of the history that is no run. If it is not empty there is nothing
           else.
+      version_added: 0.2.0
       type: str
     report:
       description:
@@ -123,6 +126,7 @@ _value:
       type: str
     slower:
       description: One sentence that says what is slower by more than is tolerated; empty if nothing is.
+      version_added: 0.2.0
       type: str
 """
 

@@ -72,15 +72,18 @@ _value:
       elements: dict
     links:
       description: The links of the tunnel as M(llama_cpp.cluster.rpc_tunnel_info) has them, each with its C(master).
+      version_added: 0.2.0
       type: list
       elements: dict
     services:
       description: >-
         The API services of the masters as M(llama_cpp.cluster.llama_server_info) returns them, each with its C(host).
+      version_added: 0.2.0
       type: list
       elements: dict
     notes:
       description: One sentence for each thing that is well and still to be known.
+      version_added: 0.2.0
       type: list
       elements: str
     table:

@@ -43,6 +43,7 @@ options:
         type: str
       model:
         description: What people call the CPU, for messages. C(lscpu) knows it.
+        version_added: 0.2.0
         type: str
       libc:
         description: The C library and its version, as C(getconf GNU_LIBC_VERSION) says it, or V(musl).
@@ -85,6 +86,7 @@ _value:
   contains:
     problem:
       description: What cannot be built for, as a sentence without its end. With it there is no other key.
+      version_added: 0.2.0
       type: str
     name:
       description: Readable, fit for a file's name, and different for each machine, features and C library.

@@ -62,6 +62,7 @@ options:
     version_added: 0.2.0
   details:
     description: Whether each worker is a dictionary, with its C(host), C(endpoint), C(address), C(port) and C(group).
+    version_added: 0.2.0
     type: bool
     default: false
 notes:

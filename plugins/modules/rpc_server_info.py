@@ -313,6 +313,7 @@ cores:
       sample: 0-15
     physical_cores:
       description: How many physical cores these CPUs are; 0 if there is a problem.
+      version_added: 0.2.0
       type: int
     usable_cores:
       description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU

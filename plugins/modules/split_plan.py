@@ -266,6 +266,7 @@ workers:
       type: int
     fits_alone:
       description: Whether it could hold all of the model, with no other worker.
+      version_added: 0.2.0
       type: bool
 master:
   description: >-
@@ -343,6 +344,7 @@ suggestions:
       type: int
     parallel:
       description: The most slots of the same context each that fit, for V(parallel).
+      version_added: 0.2.0
       type: int
     cache_type_k:
       description: For V(cache_type), like RV(suggestions[].cache_type_v).

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the roles would ask a host of the RHEL family to install. The facts are made up: no such host was to be had."""
+"""What the roles would ask hosts of the RHEL family, and Ubuntu, to install.
+
+No such host takes part, as no repository of the RHEL family could be reached: the facts are those that Ansible has of
+such hosts.
+"""
 
 from __future__ import annotations
 
@@ -34,26 +38,65 @@ PLAY = """
 
 
 @pytest.mark.parametrize(
-    ("distribution", "role", "variable", "said"),
+    ("distribution", "release", "role", "variable", "said"),
     [
-        ("Rocky", "llama_cpp", "__llama_cpp_packages", ["gcc, gcc-c++, cmake, ninja-build would be", "repository crb"]),
-        ("Amazon", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
-        ("RedHat", "llama_cpp", "__llama_cpp_packages", ["repository codeready-builder-for-rhel-9-aarch64-rpms"]),
-        ("Rocky", "rpc_firewall", "__rpc_firewall_packages", ["firewalld would be installed"]),
+        (
+            "Rocky",
+            "9",
+            "llama_cpp",
+            "__llama_cpp_packages",
+            ["gcc, gcc-c++, cmake, ninja-build would be", "repository crb"],
+        ),
+        ("Rocky", "10", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
+        ("AlmaLinux", "9", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
+        ("AlmaLinux", "10", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
+        ("OracleLinux", "9", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository ol9_codeready_builder"]),
+        ("Fedora", "42", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
+        ("Amazon", "2023", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
+        ("RedHat", "9", "llama_cpp", "__llama_cpp_packages", ["repository codeready-builder-for-rhel-9-aarch64-rpms"]),
+        (
+            "RedHat",
+            "10",
+            "llama_cpp",
+            "__llama_cpp_packages",
+            ["repository codeready-builder-for-rhel-10-aarch64-rpms"],
+        ),
+        ("Rocky", "9", "rpc_firewall", "__rpc_firewall_packages", ["firewalld would be installed"]),
+        (
+            "Ubuntu",
+            "22",
+            "llama_cpp",
+            "__llama_cpp_packages",
+            ["gcc, g++, cmake, ninja-build would be", "repository none"],
+        ),
+        (
+            "Ubuntu",
+            "24",
+            "llama_cpp",
+            "__llama_cpp_packages",
+            ["gcc, g++, cmake, ninja-build would be", "repository none"],
+        ),
     ],
 )
-def test_a_host_of_the_rhel_family_is_asked_for_its_packages(
-    tmp_path: Path, distribution: str, role: str, variable: str, said: list[str]
+def test_a_host_is_asked_for_the_packages_of_its_family(
+    tmp_path: Path, distribution: str, release: str, role: str, variable: str, said: list[str]
 ) -> None:
-    facts = {"os_family": "RedHat", "distribution": distribution, "distribution_major_version": "9", "pkg_mgr": "dnf"}
+    debian = distribution == "Ubuntu"
+    facts = {
+        "os_family": "Debian" if debian else "RedHat",
+        "distribution": distribution,
+        "distribution_major_version": release,
+        "pkg_mgr": "apt" if debian else "dnf5" if distribution == "Fedora" else "dnf",
+    }
     (tmp_path / "library").mkdir()
     (tmp_path / "library" / "made_up_facts.py").write_text(
         f"#!/usr/bin/python\nprint({json.dumps(json.dumps({'ansible_facts': facts}))})\n"
     )
     (tmp_path / "play.yml").write_text(PLAY.format(root=ROOT, role=role, variable=variable))
-    # The package database is rpm's, and there is none.
-    (tmp_path / "rpm").write_text("#!/bin/sh\n")
-    (tmp_path / "rpm").chmod(0o755)
+    # Nothing is installed there.
+    for program in ("rpm", "dpkg-query"):
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
     done = subprocess.run(
         [
             Path(sys.executable).with_name("ansible-playbook"), "-i", "el9,", "--check",

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A release is the same bytes each time, lists what is in it, and verifies with its own signature only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from support.tree import ROOT, load_yaml, run
+
+EPOCH = "1700000000"
+
+
+def release(*arguments: str | Path) -> Path:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts/release.py", *arguments],
+        env={**os.environ, "SOURCE_DATE_EPOCH": EPOCH},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    return Path(done.stdout.strip())
+
+
+def build(folder: Path) -> Path:
+    result = run("ansible-galaxy", "collection", "build", ROOT, "--output-path", folder / "built", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    (built,) = (folder / "built").iterdir()
+    (folder / "out").mkdir()
+    return release("archive", built, folder / "out")
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("release"))
+
+
+@pytest.fixture(scope="module")
+def bill(archive: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(release("sbom", archive).read_text())
+    return found
+
+
+@pytest.fixture
+def gpg_home() -> Iterator[Path]:
+    """Not below tmp_path, as the path of the socket of gpg-agent has at most 108 bytes."""
+    with TemporaryDirectory(prefix="gpg-") as folder:
+        yield Path(folder)
+        subprocess.run(["gpgconf", "--homedir", folder, "--kill", "gpg-agent"], check=False, timeout=60)
+
+
+def test_two_builds_are_the_same_bytes(archive: Path, tmp_path: Path) -> None:
+    assert build(tmp_path).read_bytes() == archive.read_bytes()
+    with tarfile.open(archive) as content:
+        assert {member.mtime for member in content.getmembers()} == {int(EPOCH)}
+
+
+def test_the_bill_lists_every_file_with_its_digest(archive: Path, bill: dict[str, Any]) -> None:
+    listed = {part["name"]: part["hashes"][0]["content"] for part in bill["components"] if part["type"] == "file"}
+    with tarfile.open(archive) as content:
+        files = [member for member in content.getmembers() if not member.isdir()]
+        streams = {member.name: content.extractfile(member) for member in files}
+        digests = {
+            name: hashlib.sha256(stream.read() if stream else b"").hexdigest() for name, stream in streams.items()
+        }
+    assert listed == {name: digest for name, digest in digests.items() if name not in ("MANIFEST.json", "FILES.json")}
+    assert bill["metadata"]["component"]["hashes"][0]["content"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def test_the_bill_lists_the_pinned_source_with_its_patches(bill: dict[str, Any]) -> None:
+    table = load_yaml(ROOT / "roles/llama_cpp/vars/main.yml")["__llama_cpp_archives"]
+    sources = {part["version"]: part for part in bill["components"] if part["name"] == "llama-cpp-python"}
+    assert sorted(sources) == sorted(table)
+    version = str(load_yaml(ROOT / "roles/llama_cpp/defaults/main.yml")["llama_cpp_version"])
+    assert sources[version]["hashes"][0]["content"] == table[version]["sha256"]
+    assert sources[version]["pedigree"]["commits"] == [{"uid": table[version]["commit"]}]
+    patches = [patch["diff"]["url"] for patch in sources[version]["pedigree"]["patches"]]
+    assert len(patches) == len(table[version]["patches"])
+    assert set(patches) <= {part["name"] for part in bill["components"] if part["type"] == "file"}
+
+
+def test_the_bill_lists_what_galaxy_and_the_controller_need(bill: dict[str, Any]) -> None:
+    names = {part["name"] for part in bill["components"]}
+    assert {"ansible-core", "jmespath", "torch", *load_yaml(ROOT / "galaxy.yml")["dependencies"]} <= names
+    references = [part["bom-ref"] for part in bill["components"]]
+    assert len(references) == len(set(references))
+
+
+def test_files_of_the_execution_environment_ship(archive: Path) -> None:
+    with tarfile.open(archive) as content:
+        names = set(content.getnames())
+    needs = load_yaml(ROOT / "meta/execution-environment.yml")["dependencies"]
+    assert {"meta/execution-environment.yml", *needs.values()} <= names
+
+
+def test_only_the_right_signature_verifies_what_is_installed(archive: Path, gpg_home: Path, tmp_path: Path) -> None:
+    collections = tmp_path / "collections"
+    result = run(
+        "ansible-galaxy", "collection", "install", archive, "--offline", "--no-deps", "-p", collections,
+        cwd=tmp_path, collections=collections,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+
+    def gpg(*arguments: str | Path) -> None:
+        command = [
+            "gpg",
+            "--homedir",
+            gpg_home,
+            "--batch",
+            "--quiet",
+            "--passphrase",
+            "",
+            "--pinentry-mode",
+            "loopback",
+        ]
+        subprocess.run([*command, *arguments], check=True, capture_output=True, timeout=120)
+
+    def verify(manifest: Path) -> subprocess.CompletedProcess[str]:
+        signature = manifest.with_suffix(".asc")
+        gpg("--local-user", "release", "--armor", "--yes", "--detach-sign", "--output", signature, manifest)
+        return run(
+            "ansible-galaxy", "collection", "verify", "llama_cpp.cluster", "--offline",
+            "--keyring", gpg_home / "pubring.kbx", "--signature", signature.as_uri(),
+            cwd=tmp_path, collections=collections,
+        )  # fmt: skip
+
+    gpg("--quick-generate-key", "release", "ed25519", "sign", "never")
+    other = tmp_path / "other.json"
+    other.write_text((archive.parent / "MANIFEST.json").read_text() + " ")
+    refused = verify(other)
+    assert refused.returncode != 0
+    assert "Signature verification failed" in refused.stdout + refused.stderr
+    accepted = verify(archive.parent / "MANIFEST.json")
+    assert accepted.returncode == 0, accepted.stdout + accepted.stderr
+    readme = collections / "ansible_collections/llama_cpp/cluster/README.md"
+    readme.write_text("changed")
+    assert verify(archive.parent / "MANIFEST.json").returncode != 0
