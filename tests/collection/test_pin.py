@@ -135,7 +135,7 @@ OF_THE_DEFAULT = {
     "planning": rf"with what llama\.cpp {VERSION} logs",
     "tables-of-types": rf'TABLES_OF = "{VERSION}"',
     "modules": rf"llama\.cpp of release {VERSION}",
-    "role": rf"Version {VERSION}\s+gets all of them by default",
+    "role": rf"By default version {VERSION}\s+gets all patches",
 }
 
 
