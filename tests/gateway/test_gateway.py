@@ -134,6 +134,9 @@ def test_an_upgrade_of_two_groups_loses_no_request(tmp_path: Path) -> None:
     asked = "{{ 'a lake' if inventory_hostname == 'worker3' and __upgrade_replica is defined else 'the river' }}"
     try:
         with clients_that_keep_asking(number=3) as seen:
+            done = playbook("upgrade", "-i", str(artifacts), "--check")
+            assert words(done).count("All hosts would go from llama.cpp") == 2
+            assert in_use() == before
             done = playbook("upgrade", "-i", str(artifacts), *compared, check=False, inference_prompt=asked)
             assert done.returncode != 0
             assert "master answers as worker3 does" in words(done)
