@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Makes a picture for a page from a screenshot or a report: `scripts/picture.py FILE.png|FILE.html TO.webp [HEIGHT]`.
 
@@ -18,7 +17,7 @@ from support.browser import browser, installed_browser
 def main() -> int:
     """Open the file, and write what the browser shows."""
     if len(sys.argv) not in {3, 4}:
-        sys.exit("usage: scripts/picture.py FILE.png|FILE.html TO.webp [HEIGHT]")
+        sys.exit("usage: python scripts/picture.py FILE.png|FILE.html TO.webp [HEIGHT]")
     source, target = Path(sys.argv[1]).resolve(), Path(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder, browser(installed_browser(), Path(folder) / "profile") as page:
         page.show(1200)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Reads the pages with proselint and with scripts/vocabulary.yml; says file, line, and what to write instead.
 

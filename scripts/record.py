@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Records a command as an SVG in which its lines appear as they did: `scripts/record.py FILE.svg -- make demo`.
 
@@ -92,7 +91,7 @@ text {{ animation: come 0.01s both }}
 def main() -> int:
     """Record."""
     if len(sys.argv) < 4 or sys.argv[2] != "--":
-        sys.exit("usage: scripts/record.py FILE.svg -- COMMAND...")
+        sys.exit("usage: python scripts/record.py FILE.svg -- COMMAND...")
     lines, took_s = run(sys.argv[3:])
     Path(sys.argv[1]).write_text(picture(" ".join(sys.argv[3:]), lines, took_s), encoding="utf-8")
     return 0

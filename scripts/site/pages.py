@@ -139,7 +139,7 @@ class Pages:
 
     def _link(self, path: str, place: str, found: re.Match[str], line: int, part: str) -> str:
         before, link = (found[2], found[3]) if found[2] else ("", found[1])
-        where, _, anchor = link.partition("#")
+        where, _hash, anchor = link.partition("#")
         if not where or re.match(r"[a-z]+:", where):
             return before + link
         aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), where))
