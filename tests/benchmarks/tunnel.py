@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,12 +41,12 @@ PORTS = (51891, 51892)
 LIMIT_S = 30
 # What WireGuard adds to a packet of IPv4 or IPv6.
 OVERHEAD = 80
-FEW, MANY, PROMPT = 8, 136, 128
+TOKENS, PROMPT = 136, 128
+# How often packets and processor time are read during a run, and which part of its time for generation is looked at.
+LOOK_S, LOOKED_AT = 0.05, (0.1, 0.9)
 # Of that without the tunnel, where no end of wireguard-go is on the worker's core.
 LEAST_GENERATION, GENERATION = 0.9, "generation, tokens/s"
-# On one core, a worker that waits for the next request by looking all the time is in the way of its tunnel.
 PLAIN, USUAL, LARGE, APART = "no tunnel", "tunnel", "tunnel, packets of 8920 bytes", "tunnel off the worker's core"
-SLEEPS = ", worker sleeps between requests"
 ECHO = """
 import socket, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -157,7 +158,7 @@ def set_packets(bytes_of_cable: int) -> None:
 
 
 def round_trip_ms(address: str) -> float:
-    """Return the shortest of many round trips of a small packet."""
+    """Return the median of many round trips of a small packet."""
     echo = subprocess.Popen(
         ["ip", "netns", "exec", SPACE, sys.executable, "-c", ECHO, "51893"], stdout=subprocess.PIPE, text=True
     )
@@ -186,31 +187,61 @@ def bench(path: Path, endpoint: str, *options: str) -> tuple[float, float]:
     return float(test["avg_ts"]), time.monotonic() - began
 
 
+@contextmanager
+def looks(ends: Ends) -> Iterator[list[tuple[float, int, float]]]:
+    """Read, again and again: the time, the packets of the tunnel so far, and its processor time so far."""
+    found: list[tuple[float, int, float]] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK_S):
+            found.append((time.monotonic(), ends.packets(), ends.seconds()))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def for_a_token(found: list[tuple[float, int, float]], tokens_per_second: float) -> tuple[float, float]:
+    """Return packets and seconds of processor time, from looks at a run that ended with its generation.
+
+    The load before it sends as many packets as half an hour of generation, so that only generation itself is looked at.
+    """
+    seconds = TOKENS / tokens_per_second
+    first, last = (found[-1][0] - seconds * (1 - part) for part in LOOKED_AT)
+    within = [look for look in found if first <= look[0] <= last]
+    (began, packets, busy), (ended, more_packets, busier) = within[0], within[-1]
+    tokens = (ended - began) * tokens_per_second
+    return (more_packets - packets) / tokens, (busier - busy) / tokens
+
+
 def case(
-    path: Path, ends: Ends, address: str, packet: int, cores: tuple[int, int], folder: Path, *, spin: bool, core: int
+    models: tuple[Path, Path], ends: Ends, address: str, packet: int, cores: tuple[int, int], folder: Path, core: int
 ) -> Rates:
-    """Measure a worker whose cache is empty at first."""
+    """Measure a worker whose cache is empty at first: loads with the model of large tensors, speeds with the other."""
+    path, large = models
     set_packets(packet)
     ends.run_on(cores)
     found: Rates = {"round trip, ms": round_trip_ms(address)}
     with tempfile.TemporaryDirectory(dir=folder) as place, ExitStack() as stack:
-        prefix = ("ip", "netns", "exec", SPACE, "env", f"LLAMA_CACHE={place}/cache", f"GGML_RPC_SPIN={int(spin)}")
-        prefix += ("taskset", "-c", str(core))
+        prefix = ("ip", "netns", "exec", SPACE, "env", f"LLAMA_CACHE={place}/cache", "taskset", "-c", str(core))
         log = Path(place, "log")
         worker = stack.enter_context(running_worker(release(), log, "-c", prefix=prefix, address=address))
         endpoint = f"{address}:{worker.port}"
-        found["first load, s"] = bench(path, endpoint, "-p", "0", "-n", "1")[1]
-        found["cached load, s"] = bench(path, endpoint, "-p", "0", "-n", "1")[1]
+        found["first load, s"] = bench(large, endpoint, "-p", "0", "-n", "1")[1]
+        found["cached load, s"] = bench(large, endpoint, "-p", "0", "-n", "1")[1]
         found["prompt, tokens/s"] = bench(path, endpoint, "-p", str(PROMPT), "-n", "0")[0]
-        counts = []
-        for tokens in (FEW, MANY):
-            before = ends.packets(), ends.seconds()
-            found[GENERATION] = bench(path, endpoint, "-p", "0", "-n", str(tokens))[0]
-            counts.append((ends.packets() - before[0], ends.seconds() - before[1]))
+        with looks(ends) as seen:
+            found[GENERATION] = bench(path, endpoint, "-p", "0", "-n", str(TOKENS))[0]
     if address in TUNNEL_ADDRESS:
-        found["packets for a token"] = (counts[1][0] - counts[0][0]) / (MANY - FEW)
+        packets, seconds = for_a_token(seen, found[GENERATION])
+        found["packets for a token"] = packets
         if ends.processes:
-            found["tunnel's processor time for a token, ms"] = (counts[1][1] - counts[0][1]) / (MANY - FEW) * 1000
+            found["tunnel's processor time for a token, ms"] = seconds * 1000
     return found
 
 
@@ -239,18 +270,12 @@ def main() -> int:
     worker, master = CORES[0], CORES[1]
     beside, apart = (master, worker), (CORES[3], CORES[2]) if len(CORES) >= 4 else (master, master)
     with tempfile.TemporaryDirectory() as name, cable(), tunnel(Path(name)) as ends:
-        path, folder = model(smoke=args.smoke), Path(name)
+        models, folder = (model(smoke=args.smoke), model(smoke=args.smoke, wide=True)), Path(name)
         inner = TUNNEL_ADDRESS[1]
         ways = {PLAIN: (PLAIN_ADDRESS[1], 1500, beside), USUAL: (inner, 1500, beside), LARGE: (inner, 9000, beside)}
         if ends.processes:
             ways[APART] = (inner, 1500, apart)
-        cases = {
-            f"{name}{'' if spin else SLEEPS}": lambda way=way, spin=spin: case(
-                path, ends, *way, folder, spin=spin, core=worker
-            )
-            for name, way in ways.items()
-            for spin in (True, False)
-        }
+        cases = {name: lambda way=way: case(models, ends, *way, folder, worker) for name, way in ways.items()}
         rounds = in_rounds(cases, args.repetitions, "tunnel")
         kind = ends.kind
     print(f"\nA worker of one core, and {kind}\n")
