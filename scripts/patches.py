@@ -131,7 +131,7 @@ def exported(folder: Path) -> tuple[str, dict[str, bytes]]:
     """Return the version of a tree, and the patches that its commits are."""
     version = git(folder, "log", "--max-parents=0", "--format=%s", "HEAD").decode().strip()
     if version not in ARCHIVES:
-        raise PatchesError(f"The first commit of {folder} is {version!r}, which is no version of the role's table.")
+        raise PatchesError(f"The first commit of {folder} is {version!r}, which is not a version of the role's table.")
     found = {}
     for name in git(folder, "rev-list", "--reverse", "--min-parents=1", "HEAD").decode().split():
         message = git(folder, "log", "-1", "--format=%B", name)

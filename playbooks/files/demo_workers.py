@@ -147,7 +147,7 @@ def start(args: argparse.Namespace) -> int:
             logs = sorted(args.state.glob("worker*.log"))
             words = [line for log in logs for line in log.read_text(errors="replace").splitlines()[-3:]]
             what = "ended at once" if ended else f"did not listen within {START_LIMIT_S} s"
-            print(f"A worker {what}; the last words of all: {' | '.join(words) or 'none'}.", file=sys.stderr)
+            print(f"A worker {what}; the last lines of all logs: {' | '.join(words) or 'none'}.", file=sys.stderr)
             return 1
         time.sleep(0.05)
     print(json.dumps(record))

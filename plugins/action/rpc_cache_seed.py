@@ -57,8 +57,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 lost = len(batch) - len(added["entries"])
                 if lost > 0:
                     raise AnsibleActionFail(
-                        f"{lost} tensors of {self._task.args.get('model')} did not arrive as they were when they were "
-                        "read first: leave the file alone, and run this again."
+                        f"{lost} tensors of {self._task.args.get('model')} changed while they were "
+                        "sent: do not change the file, and run this again."
                     )
                 done["entries"] += added["entries"]
                 for key in ("added", "added_bytes", "replaced"):

@@ -36,11 +36,13 @@ options:
       - The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its RPC
         server.
     type: int
-  bin_dir:
+  bin_folder:
     description:
       - Folder of the llama.cpp programs on the master.
+      - The alias C(bin_dir) is deprecated. It works until version 0.4.0.
     type: path
     default: /opt/llama_cpp/current/bin
+    aliases: [bin_dir]
   verify:
     description:
       - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready

@@ -65,7 +65,7 @@ options:
         type: float
         default: 0
       settings:
-        description: What else is to be said of how it was measured.
+        description: A further sentence on how it was measured.
         type: dict
       title:
         description: The heading; by default the model's name and the number of workers.
@@ -111,7 +111,7 @@ _value:
       type: str
     report:
       description:
-        - All of it as data. C(schema_version) changes when what reads it would notice.
+        - All of it as data. C(schema_version) changes with each incompatible change.
         - C(summary) is the sentence on top, C(split) plan and reality of each worker, C(history) the last runs, this
           one among them.
       type: dict
@@ -122,7 +122,7 @@ _value:
       description: The same in Markdown, without plots.
       type: str
     history_line:
-      description: The line, without its end, by which the history gets longer.
+      description: The line to append to the history, without a line end.
       type: str
     slower:
       description: One sentence that says what is slower by more than is tolerated; empty if nothing is.

@@ -194,7 +194,7 @@ def _group_problems(
         ]
     return cluster.member_problems(of_masters, by_group, master_group, worker_group) + [
         f"{master} is the master of group {group}, and its rpc_server_instances serve group "
-        f"{', '.join(sorted(others))}: give these to a host of {worker_group} that is no master."
+        f"{', '.join(sorted(others))}: give these to a host of {worker_group} that is not a master."
         for group, own in of_masters.items()
         for master in own
         for others in [served[master] - {group}]

@@ -57,17 +57,17 @@ _value:
   type: dict
   contains:
     all_well:
-      description: Whether there is nothing to mend.
+      description: Whether the cluster is healthy.
       type: bool
     problems:
-      description: One sentence for each thing to mend.
+      description: One sentence for each problem.
       type: list
       elements: str
     workers:
       description:
         - The workers, each with its C(problems), what it says of repacked weights as C(repack), and what is in its
           tensor cache as C(cache).
-        - It does not change as long as the cluster does not, but for the time when a cache was last put in order.
+        - It does not change as long as the cluster does not, except for the time when a cache was last tidied.
       type: list
       elements: dict
     links:
@@ -82,7 +82,7 @@ _value:
       type: list
       elements: dict
     notes:
-      description: One sentence for each thing that is well and still to be known.
+      description: One sentence for each thing that you should know although it is not a problem.
       version_added: 0.2.0
       type: list
       elements: str

@@ -21,8 +21,8 @@ options:
     required: true
   output:
     description: >-
-      Whether the output counts, too. Then it is what a program said that failed without a message, with the next lines
-      where the output is kept in a log; and the line has no punctuation at its end.
+      Whether to use the output of a program that failed without a message, with the following lines if the output is
+      kept in a log. The result then has no punctuation at its end.
     type: bool
     default: false
   task:

@@ -126,7 +126,7 @@ def _address(host: Host, gateway: str, inside: set[str]) -> str:
     except ValueError:
         raise host.error(
             "llama_server_bind_address",
-            f"gateway {gateway} would ask it at {address}, which is no IPv4 address, give one of this host",
+            f"gateway {gateway} would ask it at {address}, which is not an IPv4 address, give one of this host",
         ) from None
     return address
 
@@ -148,7 +148,7 @@ def _number(host: Host, variable: str, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not str(value).isdecimal():
-        raise host.error(variable, f"{value!r} is no number")
+        raise host.error(variable, f"{value!r} is not a number")
     return int(str(value))
 
 

@@ -185,7 +185,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log im
 def llama_perf(text: object) -> PerfLog:
     """Return the figures of a log."""
     if not isinstance(text, str):
-        raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is no text.")
+        raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is not text.")
     try:
         return parse_log(text)
     except PerfLogError as error:

@@ -151,7 +151,7 @@ def _endpoint(host: Host, address: object, port: object, address_from: str, port
         raise host.error(port_from, f"port {port!r} is not a number from 1 to 65535")
     text = str(address)
     if ":" in text:
-        raise host.error(address_from, f"address {text!r} is no host name or IPv4 address, llama.cpp RPC has no IPv6")
+        raise host.error(address_from, f"address {text!r} is neither a host name nor IPv4, llama.cpp RPC has no IPv6")
     try:
         return str(parse_endpoint(f"{text}:{int(str(port))}"))
     except EndpointError as error:

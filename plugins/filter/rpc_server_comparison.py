@@ -76,7 +76,7 @@ _value:
     servers:
       description:
         - For each server with a text the C(name) and the C(text) of its unit, C(port) and C(address), C(there) (whether
-          the file is as it should be), C(enabled), C(running) (whether the server is of this unit and of the release in
+          the file is as expected), C(enabled), C(running) (whether the server is of this unit and of the release in
           use), and C(clients) and C(state), as they were found.
       type: list
       elements: dict

@@ -122,7 +122,7 @@ class _SkippedError(Exception):
 def _meminfo(text: str, name: str) -> int:
     found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
     if not found:
-        raise _SkippedError(f"there is no {name} in what /proc/meminfo says")
+        raise _SkippedError(f"/proc/meminfo has no {name}")
     return int(found.group(1)) << 10
 
 
@@ -133,7 +133,7 @@ def _limit(text: object, total: int) -> int | None:
         return None
     found = _LIMIT.fullmatch(words)
     if not found:
-        raise _SkippedError(f"rpc_server_memory_max {words} is no size")
+        raise _SkippedError(f"rpc_server_memory_max {words} is not a size")
     number, unit = float(found.group(1)), found.group(2).upper()
     return int(number * total / 100) if unit == "%" else int(number * _UNITS[unit])
 
@@ -146,7 +146,7 @@ def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
     for index, word in enumerate(words):
         name = word.replace("_", "-") if word.startswith("--") else word
         if name in _OTHERWISE:
-            reasons.append(f"inference_extra_args holds {word}, of which it does not know what comes")
+            reasons.append(f"inference_extra_args holds {word}, whose effect the plan does not know")
         if name in _UNIFIED:
             found["kv_unified"] = _UNIFIED[name]
         option = _FOLLOWED.get(name)
@@ -163,9 +163,9 @@ def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
         elif option == "split_mode" and value:
             found[option] = value
             if value != "layer":
-                reasons.append(f"inference_extra_args holds {word} {value}, and it is for split mode layer alone")
+                reasons.append(f"inference_extra_args holds {word} {value}, and a plan is only for split mode layer")
         else:
-            reasons.append(f"inference_extra_args holds {word} {value}".rstrip() + ", which is no value of it")
+            reasons.append(f"inference_extra_args holds {word} {value}".rstrip() + ", which is not a value of it")
     return found, next(iter(reasons), None)
 
 
@@ -231,8 +231,8 @@ def _workers(
             worker["host"] = host
         else:
             raise _SkippedError(
-                f"worker {endpoint} is no host of the inventory, so its memory is not known "
-                "(inference_worker_memory_bytes tells it)"
+                f"worker {endpoint} is not a host of the inventory, so its memory is not known "
+                "(set inference_worker_memory_bytes)"
             )
         workers.append(worker)
     return workers, list(sentences.values())
@@ -250,7 +250,7 @@ def _check(statuses: Sequence[Mapping[str, Any]], unplanned: str | None) -> None
     for status in statuses:
         devices = status.get("devices") or []
         if len(devices) > 1:
-            raise _SkippedError(f"worker {status['endpoint']} has {len(devices)} devices, and it is for one of each")
+            raise _SkippedError(f"worker {status['endpoint']} has {len(devices)} devices, and a plan is for one each")
     if unplanned:
         raise _SkippedError(unplanned)
 

@@ -28,7 +28,7 @@ options:
     elements: str
     required: true
   allow_any:
-    description: Whether all addresses (V(0.0.0.0/0) or V(::/0)) are a fair answer.
+    description: Whether all addresses (V(0.0.0.0/0) or V(::/0)) are allowed.
     type: bool
     default: false
 seealso:
@@ -52,7 +52,7 @@ _value:
       elements: str
       sample: [10.0.0.10/32, 10.0.1.0/24, "fd00::10/128"]
     problems:
-      description: One sentence for each address that is none; empty if all is well.
+      description: One sentence for each wrong address; empty if there is none.
       type: list
       elements: str
       sample: []
@@ -69,7 +69,7 @@ class _SourceError(ValueError):
 def _network(text: object) -> _Network:
     """Return the network that an address or CIDR stands for."""
     if not isinstance(text, str) or not text.strip():
-        raise _SourceError(f"{text!r} is no address: write an IPv4 or IPv6 address such as 10.0.0.10, or a CIDR.")
+        raise _SourceError(f"{text!r} is not an address: write an IPv4 or IPv6 address such as 10.0.0.10, or a CIDR.")
     written = text.strip()
     if "%" in written:
         raise _SourceError(f"{written} is tied to an interface: write the address without what follows the %.")
@@ -86,14 +86,14 @@ def _network(text: object) -> _Network:
         raise _SourceError(f"{written} is the address of no single host: write that of a host or of its network.")
     if isinstance(network, ipaddress.IPv6Network) and network.network_address.ipv4_mapped:
         mapped = network.network_address.ipv4_mapped
-        raise _SourceError(f"{written} is an IPv4 address in IPv6 clothes: write {mapped}.")
+        raise _SourceError(f"{written} is an IPv4 address in the form of an IPv6 address: write {mapped}.")
     return network
 
 
 def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, list[str]]:
     """Return the trusted networks as CIDRs, smallest number of them, IPv4 first, and one sentence per problem."""
     if isinstance(addresses, str) or not isinstance(addresses, Iterable):
-        problem = f"{addresses!r} is no list of addresses: write a list, such as [10.0.0.10, 10.0.1.0/24]."
+        problem = f"{addresses!r} is not a list of addresses: write a list, such as [10.0.0.10, 10.0.1.0/24]."
         return {"sources": [], "problems": [problem]}
     networks = []
     problems = []
@@ -109,8 +109,8 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
     if not allow_any:
         # Looked at last: two halves of all addresses are all addresses.
         problems += [
-            f"{network} is every address there is, and a worker does what anyone who reaches it says: write who is "
-            "trusted, or set rpc_firewall_allow_any_source to true."
+            f"{network} covers every address, and a worker obeys anyone who reaches it: name the trusted addresses, "
+            "or set rpc_firewall_allow_any_source to true."
             for network in found
             if network.prefixlen == 0
         ]

@@ -29,7 +29,7 @@ options:
     description:
       - What came of each run so far, in order.
       - Its C(run), the C(tests), C(wall_time_ms), C(build) and C(model) of M(llama_cpp.cluster.llama_bench), the
-        C(tensor_split) that was used, its C(failure) as a sentence (V(null) if it was well), and C(elapsed_s), the time
+        C(tensor_split) that was used, its C(failure) as a sentence (V(null) after success), and C(elapsed_s), the time
         from the begin of the sweep to its end.
     type: list
     elements: dict
@@ -79,7 +79,7 @@ _value:
       type: list
       elements: str
     notes:
-      description: What else is to be known of the runs so far.
+      description: Further sentences about the runs so far.
       type: list
       elements: str
     worker_threads:

@@ -20,7 +20,7 @@ options:
       - What is known of each host.
       - What M(llama_cpp.cluster.release_journal) returned at the begin (C(look)) and at the end (C(now)), what was
         noted there (C(note)), whether it was to change already (C(touched)), whether it stopped answering (C(lost)),
-        and why it could not go on (C(out)) and not be mended (C(stuck)).
+        and why it could not go on (C(out)) and not be repaired (C(stuck)).
     type: dict
     required: true
   planned:

@@ -55,7 +55,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What is to be done.
+  description: What has to be done.
   type: dict
   contains:
     problems:
@@ -86,7 +86,7 @@ _value:
       description: The RPC protocols of both, C(from) and C(to); V(null) where it is not known.
       type: dict
     same:
-      description: Whether all hosts have what they are to get.
+      description: Whether all hosts have the releases that they should get.
       type: bool
 """
 

@@ -39,7 +39,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What an address needs, and what speaks against it
+- name: What an address needs, and what prevents it
   ansible.builtin.debug:
     msg: >-
       {{ '10.0.0.4'
@@ -96,7 +96,7 @@ def virtual_address(
 def _unfit_gateways(hosts: Mapping[str, Host], wanted: IPv4Interface, gateway: str) -> Iterator[str]:
     """Say what the gateways lack."""
     if len(hosts) < 2 or gateway not in hosts:
-        yield f"{NAME} is {wanted.ip} and has nowhere to go: put two or more hosts into llama_gateways or leave it out."
+        yield f"{NAME} is {wanted.ip} for one gateway: put two or more hosts into llama_gateways or leave it out."
     seen: dict[IPv4Address, str] = {}
     for host in hosts.values():
         try:
@@ -139,7 +139,7 @@ def _place(variables: Mapping[str, Any], address: str) -> tuple[str, IPv4Network
 
 def _unfit_network(address: IPv4Address, length: int | None, network: IPv4Network, where: str) -> Iterator[str]:
     if address not in network or address in (network.network_address, network.broadcast_address):
-        yield f"{NAME} is {address}, which is no address of a host in {network}, the network of {where}."
+        yield f"{NAME} is {address}, which is not an address of a host in {network}, the network of {where}."
     elif length not in (None, network.prefixlen):
         yield f"{NAME} has /{length}, and the network of {where} is {network}: leave the prefix out."
 

@@ -26,7 +26,7 @@ options:
   own:
     description:
       - The folder of those that are meant by a name, with one folder for each version that they are made for.
-      - Of those of the pinned source all are given, all but one, or none, as nothing else is tested.
+      - Give all of those for the pinned source, all but one, or none, because only these choices are tested.
     type: path
   sha256:
     description: The SHA-256 digest of the archive that the source comes from, if there is one.
@@ -58,7 +58,7 @@ _value:
   type: dict
   contains:
     problem:
-      description: What is wrong with the first patch that is not right, as one sentence; empty if all of them are.
+      description: What is wrong with the first wrong patch, as one sentence; empty if there is none.
       type: str
       sample: ""
     patches:
@@ -172,11 +172,11 @@ class LookupModule(LookupBase):  # type: ignore[misc]
 
     def _path(self, term: str, variables: dict[str, Any]) -> Path:
         if Path(term).suffix != ".patch":
-            raise PatchError(f"{term} is no name of a patch: give the path of a file that ends in .patch.")
+            raise PatchError(f"{term} is not the name of a patch: give the path of a file that ends in .patch.")
         found = self.find_file_in_search_path(variables, "files", term, ignore_missing=True)
         if found is None:
             raise PatchError(
-                f"The patch {term} is not there on the controller: give its path, absolute or from the folder of the "
+                f"The patch {term} does not exist on the controller: give its path, absolute or from the folder of the "
                 "playbook."
             )
         if Path(found).with_suffix("").is_dir():

@@ -15,10 +15,11 @@ description:
   - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
     program exits with 0.
   - The program has no standard input and a time limit, so the task always ends.
-  - Shows about every ten seconds one line with the host, the time that has passed, the phase (verifying, loading the
-    model, reading the prompt, generating), how much of the model is loaded or of the text is there, and how long the
-    phase will take if it goes on like that. The share is what is there at least. Nothing is shown with C(async), in
-    check mode, by the program C(ansible), or if the callback (C(stdout_callback)) is not known to be for people.
+  - About every ten seconds, shows one line with the host, the elapsed time, the phase (verifying, loading the model,
+    reading the prompt, generating), how much of the model is loaded or of the text is generated (at least), and an
+    estimate of the time that the phase still takes.
+  - Shows nothing with C(async), in check mode, in the program C(ansible), or if the callback (C(stdout_callback)) is
+    not known to be for people.
   - llama.cpp builds since 2026 can exit before they have written their last lines. The module then repeats the run,
     at most five times and within O(timeout). It never returns a text that may be truncated.
   - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
@@ -79,12 +80,12 @@ options:
     type: int
   stall_timeout:
     description:
-      - How long nothing of the run may move, in seconds, until it is ended, namely no output, nothing that arrives at a
-        worker or from one, and no work of the master's own. So a worker that hangs is noticed before O(timeout).
-      - A worker whose host is gone without a word is noticed after half a minute anyway, as the kernel is told to ask
-        (Linux 5.6 or later).
-      - By default 120 s, plus one second for each 40 bytes of the prompt, of which no more than 8192 count; as much
-        longer as the model is larger than 4 GB.
+      - The module ends the run after so many seconds without any progress. Progress is output, data to or from a
+        worker, or work of the master. So the module notices a worker that hangs before O(timeout).
+      - It notices a worker whose host has disappeared after half a minute anyway, because the kernel probes the
+        connection (Linux 5.6 or later).
+      - By default 120 s, plus one second for each 40 bytes of the prompt, of which no more than 8192 count. For a
+        model of more than 4 GB it is longer in proportion.
     type: int
 attributes:
   check_mode:
@@ -128,7 +129,7 @@ EXAMPLES = r"""
 RETURN = r"""
 text:
   description:
-    - The generated text alone, exactly. After a failure what had been generated until then.
+    - Exactly the generated text, without the prompt. After a failure, the text that was generated until then.
     - V(null) if nothing was run.
   returned: always
   type: str
@@ -160,8 +161,8 @@ devices:
       kv_buffer_mib: 136.0
       compute_buffer_mib: 99.06
 offload:
-  description: How many layers were offloaded, and of how many, the output layer among them; V(null) if the log does not
-    tell.
+  description: How many layers were offloaded, and how many there are, both with the output layer; V(null) if the log
+    does not say.
   returned: always
   type: dict
   sample: {layers: 33, layers_total: 33}
@@ -180,7 +181,7 @@ attempts:
   returned: always
   type: int
 command:
-  description: The command line, in check mode the one that would be run; V(null) if it did not come to that.
+  description: The command line, in check mode the one that would be run; V(null) if the module failed before.
   returned: always
   type: list
   elements: str
@@ -277,7 +278,7 @@ class Task(WorkerTask):
         return options
 
     def capabilities(self) -> capabilities_of.Capabilities:
-        """Return what the build in `bin_dir` is and can do."""
+        """Return what the build in `bin_folder` is and can do."""
         with self.refusing():
             described = capabilities_of.describe(*self.asked(*capabilities_of.PROGRAMS))
         self.result["build"] = {

@@ -48,7 +48,7 @@ EXAMPLES = r"""
     path: /srv/models/model.gguf
   register: model
 
-- name: It is whole
+- name: The model is complete
   ansible.builtin.assert:
     that: model.valid
     fail_msg: "{{ model.message }}"
@@ -65,7 +65,7 @@ exists:
   returned: success
   type: bool
 valid:
-  description: Whether it is a whole model.
+  description: Whether it is a complete model.
   returned: success
   type: bool
 message:
@@ -110,8 +110,8 @@ tensor_count:
   type: int
 metadata:
   description: >-
-    The metadata of the first file but for arrays; empty if not RV(valid). Of a text of more than 1000 characters, such
-    as a chat template, the first 1000 and V(…).
+    The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000 characters, such as
+    a chat template, is cut after 1000, with V(…) at its end.
   returned: success
   type: dict
   sample: {general.architecture: llama, general.name: model, llama.block_count: 32}
@@ -180,7 +180,7 @@ shape:
       description: For how many tokens of context the model was trained.
       type: int
     vocabulary:
-      description: How many tokens there are to choose from.
+      description: The size of the vocabulary, in tokens.
       type: int
 weights:
   description: >-
@@ -190,7 +190,7 @@ weights:
   type: dict
   contains:
     bytes:
-      description: Of all tensors, without what aligns them.
+      description: Of all tensors, without padding.
       type: int
     layers_bytes:
       description: Of all repeating layers; RV(layers) has each.
@@ -202,15 +202,15 @@ weights:
       description: Of the output, its norm, and what else goes where the output is made.
       type: int
     shared_bytes:
-      description: Of what is needed by all layers, of which each device gets a copy; commonly some KiB.
+      description: Of tensors that all layers need. Each device gets a copy; commonly some KiB.
       type: int
     embedding_bytes:
       description: Of the token embedding alone; V(null) if there is none.
       type: int
     tied_embeddings:
       description: >-
-        Whether the output is made with the token embedding, which then is loaded a second time where the output is
-        made, if that is not in the master's memory.
+        Whether the output uses the token embedding. If a worker makes the output, the embedding is then loaded there a
+        second time.
       type: bool
     types:
       description: The types that tensors have, the one with the most bytes first.
@@ -312,7 +312,7 @@ draft_problem:
   version_added: 0.2.0
   sample: ""
 notes:
-  description: A sentence for each thing that is not known of a model that is RV(valid), or is odd about it.
+  description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success
   type: list
   elements: str
@@ -398,7 +398,7 @@ def main() -> None:
     try:
         result = look(Path(module.params["path"]), Path(draft) if draft else None)
     except OSError as error:
-        module.fail_json(msg=f"{module.params['path']} cannot be looked at: {error.strerror}.")
+        module.fail_json(msg=f"{module.params['path']} cannot be read: {error.strerror}.")
     module.exit_json(changed=False, **result)
 
 

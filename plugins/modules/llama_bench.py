@@ -230,7 +230,7 @@ workers:
   type: list
   elements: str
 devices:
-  description: What each device held, of what M(llama_cpp.cluster.distributed_inference) says of it.
+  description: What each device held, with some keys of what M(llama_cpp.cluster.distributed_inference) returns.
   returned: always
   type: list
   elements: dict
@@ -254,7 +254,7 @@ wall_time_ms:
   returned: always
   type: float
 command:
-  description: The command line, in check mode the one that would be run; V(null) if it did not come to that.
+  description: The command line, in check mode the one that would be run; V(null) if the module failed before.
   returned: always
   type: list
   elements: str
@@ -349,7 +349,7 @@ class Task(WorkerTask):
         try:
             lines = bench_of.parse_lines(ended.stdout, whole=failure is None)
             if not lines and failure is None:
-                failure = Failure("unknown", None, "llama-bench ended well and printed no result; see log_tail.")
+                failure = Failure("unknown", None, "llama-bench exited with 0 and printed no result; see log_tail.")
         except bench_of.OutputError as error:
             failure = failure or Failure("unknown", None, str(error))
         self.result.update(

@@ -41,8 +41,8 @@ running:
   type: bool
 well:
   description:
-    - Whether it runs, all groups take requests, its certificate does not end soon, and it can have the virtual address
-      if there is one.
+    - Whether it runs, all groups take requests, its certificate does not expire soon, and it can have the virtual
+      address if there is one.
   returned: success
   type: bool
 groups:
@@ -77,14 +77,14 @@ queued:
   type: dict
   sample: {llama-70b-q4_0: 0}
 certificate_days:
-  description: In how many days the certificate ends; V(null) without one.
+  description: In how many days the certificate expires; V(null) without one.
   returned: success
   type: int
 message:
-  description: What is wrong, or that nothing is.
+  description: What is wrong, or that all groups take requests.
   returned: success
   type: str
-  sample: All 2 groups are in.
+  sample: All 2 groups take requests.
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -10,8 +10,8 @@ module: llama_server_bench
 short_description: Measure how fast a llama-server over RPC workers answers several clients
 version_added: 0.2.0
 description:
-  - Runs on the master, the host that has the model file. Starts a C(llama-server) of its own over the workers, on a
-    port of loopback and with a key that nobody is told, asks it as so many clients at a time would, and ends it.
+  - Runs on the master, the host that has the model file. Starts its own C(llama-server) over the workers, on a
+    loopback port and with a secret key. Sends it requests like so many clients at a time, and stops it.
   - Returns the tokens per second of all clients together, the time to the first token, and the time between two
     tokens.
   - Workers serve one master at a time, so pause a service that uses them first. The playbook C(tune) does that.
@@ -184,7 +184,7 @@ wall_time_ms:
   returned: always
   type: float
 command:
-  description: The command line, in check mode the one that would be run; V(null) if it did not come to that.
+  description: The command line, in check mode the one that would be run; V(null) if the module failed before.
   returned: always
   type: list
   elements: str

@@ -34,7 +34,7 @@ options:
     type: int
     default: 1
   timeout:
-    description: How long to wait for an answer, in seconds; for what is generated it is a minute and more.
+    description: How long to wait for an answer, in seconds. For generated tokens it is at least a minute.
     type: float
     default: 10
 extends_documentation_fragment:
@@ -106,7 +106,7 @@ servers:
       type: list
       elements: str
     message:
-      description: One sentence on how it is, and what to do if it is not well.
+      description: One sentence about its state, and what to do if it does not serve.
       type: str
   sample:
     - unit: llama-server@8080.service

@@ -25,7 +25,7 @@ options:
     default: /opt/llama_cpp
   state:
     description:
-      - V(read) looks, and writes nothing.
+      - V(read) only reads.
       - V(begun) notes that this host may change from the release in use to O(to).
       - V(finished) notes that the upgrade O(run) has come to a good end everywhere. O(to) must be in use here.
       - V(withdrawn) forgets the upgrade O(run). The release that was in use before must be in use again.
@@ -44,16 +44,16 @@ options:
     default: at an unknown time
   way:
     description:
-      - What V(begun) notes. A run that is asked to roll back, and finds this one interrupted, has to know whether the
-        end of it is what it is asked for.
+      - Whether V(begun) notes an upgrade or a roll back. If that is interrupted, a later run that is asked to roll back
+        needs to know which of the two it was.
     type: str
     choices: [upgrade, rollback]
     default: upgrade
   patience:
     description:
-      - How many seconds are waited, before anything else, for what an earlier run of the playbook may still change on
-        this host. A task goes on to its end when its run was killed, or cut off from the host.
-      - It fails if that takes longer. Without it nobody looks for such a task.
+      - How many seconds to wait first for tasks of an earlier run of the playbook that may still change this host. Such
+        a task continues after its run was killed, or was cut off from the host.
+      - The module fails if that takes longer. Without this option it does not look for such tasks.
     type: int
 attributes:
   check_mode:
@@ -149,7 +149,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except OSError as error:
         place = error.filename or prefix
-        module.fail_json(msg=f"{place} cannot be used ({error.strerror}): mend that, and run this again.")
+        module.fail_json(msg=f"{place} cannot be used ({error.strerror}): correct that, and run this again.")
     module.exit_json(changed=changed, **found)
 
 

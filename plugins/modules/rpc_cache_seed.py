@@ -36,7 +36,7 @@ options:
       where its cache is.
     type: int
   folder:
-    description: The folder of the entries, of a worker that is no service; that is C($LLAMA_CACHE/rpc).
+    description: The folder of the entries, C($LLAMA_CACHE/rpc), of a worker that does not run as a service.
     type: path
   part:
     description: Which part of the model the worker gets, as RV(llama_cpp.cluster.split_plan#module:workers) says it; by
@@ -64,8 +64,8 @@ options:
     default: /opt/llama_cpp/current/libexec/rpc-cache
   offered:
     description:
-      - The tensors that the controller has. The action plugin of this name gives it with O(from_controller), together
-        with O(owner) to be told which of them are missing, and without it when they were brought.
+      - The tensors that the controller has. Only the action plugin sets it, for O(from_controller). With O(owner) it
+        asks which of them are missing. Without O(owner) it says that they have arrived.
     type: list
     elements: dict
     suboptions:
@@ -74,14 +74,14 @@ options:
         type: str
         required: true
       bytes:
-        description: How many they are.
+        description: The number of its bytes.
         type: int
         required: true
   owner:
-    description: Who is to bring them; given by the action plugin.
+    description: The account that brings them. Only the action plugin sets it.
     type: str
   last:
-    description: Whether nothing more is brought; given by the action plugin.
+    description: Whether these are the last tensors. Only the action plugin sets it.
     type: bool
     default: false
 attributes:
@@ -96,8 +96,8 @@ attributes:
     support: full
 notes:
   - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
-  - With O(from_controller), each tensor is digested there and the entries of the cache that have its size here, to know
-    what is missing.
+  - With O(from_controller), the module digests each tensor on the controller, and each entry of the same size on the
+    host, to find what is missing.
 seealso:
   - module: llama_cpp.cluster.split_plan
   - module: llama_cpp.cluster.rpc_server_info
@@ -123,7 +123,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 entries:
-  description: The names of the entries, hashes of what is in them.
+  description: The names of the entries, which are hashes of their contents.
   returned: success
   type: list
   elements: str
@@ -137,7 +137,7 @@ added_bytes:
   returned: success
   type: int
 replaced:
-  description: How many of these are in the place of an entry that was damaged; in check mode it is not known.
+  description: How many of these replaced a damaged entry; not known in check mode.
   returned: success
   type: int
 there:
@@ -205,7 +205,7 @@ def main() -> None:
     params = module.params
     if params["from_controller"] and params["offered"] is None:
         module.fail_json(
-            msg="from_controller takes the action plugin of this module: run it as a task, by its full name."
+            msg="from_controller needs the action plugin of this module: run it as a task, by its full name."
         )
     if not os.access(params["program"], os.X_OK):
         module.fail_json(
@@ -260,10 +260,10 @@ def _folder(module: AnsibleModule) -> Path:
     try:
         os.scandir(folder).close()
     except PermissionError:
-        module.fail_json(msg=f"{_account()} may not look into the cache {folder}: run the task with become: true.")
+        module.fail_json(msg=f"{_account()} may not read the cache {folder}: run the task with become: true.")
     except OSError:
         module.fail_json(
-            msg=f"There is no folder {folder}: a worker makes it when it starts with a cache, so start it."
+            msg=f"There is no folder {folder}: a worker with a cache makes it when it starts, so start the worker."
         )
     return Path(folder)
 
@@ -301,7 +301,7 @@ def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, 
     if code:
         words = complaint.strip() or f"it ended with {code}"
         module.fail_json(
-            msg=f"The cache {folder} got {result['added']} of {len(wanted)} tensors and no more: {words}.", **result
+            msg=f"The cache {folder} got only {result['added']} of {len(wanted)} tensors: {words}.", **result
         )
     return {**result, "changed": result["added"] > 0}
 

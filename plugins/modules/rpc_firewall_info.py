@@ -58,7 +58,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: It is known what has to change
+- name: Find what has to change
   llama_cpp.cluster.rpc_firewall_info:
     zone: llama-rpc
     sources: [10.0.0.10/32]
@@ -66,7 +66,7 @@ EXAMPLES = r"""
   become: true
   register: firewall
 
-- name: It is shown
+- name: Show it
   ansible.builtin.debug:
     msg: "{{ firewall.changes }}"
 """
@@ -98,7 +98,7 @@ changes:
   elements: str
   sample: [source 10.0.0.10/32 added to zone llama-rpc]
 commands:
-  description: What does it, in this order. On a host without firewalld they take for granted that it is as it comes.
+  description: The commands that change it, in this order. On a host without firewalld they assume its defaults.
   returned: success
   type: list
   elements: dict
@@ -257,7 +257,7 @@ class Host:
         if status != 0:
             problem = " ".join((err or out).split())
             self._module.fail_json(
-                msg=f"`{' '.join(command)}` fails ({problem}): mend firewalld's configuration; "
+                msg=f"`{' '.join(command)}` fails ({problem}): correct firewalld's configuration; "
                 "`firewall-offline-cmd --check-config` says more."
             )
         return out

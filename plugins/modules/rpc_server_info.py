@@ -27,8 +27,8 @@ options:
     elements: int
     required: true
   units:
-    description: Whether the units C(llama-rpc-server@PORT.service) in C(/etc/systemd/system) are looked at too, and
-      their ports with O(ports), and what writes figures of them.
+    description: Whether to look at the units C(llama-rpc-server@PORT.service) in C(/etc/systemd/system) and their ports
+      too, and at the units that write metrics.
     type: bool
     default: false
   prefix:
@@ -46,10 +46,9 @@ options:
         services may run on. These are what the first process of the host and C(system.slice) are allowed.
       - The limit of CPU time is the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service,
         such as that of a container.
-      - Where cores differ in speed (C(cpu_capacity) of the kernel), as on Arm boards with big and little ones, those
-        are left out that would hold up the others. Each step of llama.cpp is split evenly and waits for the slowest
-        core.
-      - Of the CPUs that O(sets[].cpu_affinity) lists all cores count, since a person chose them.
+      - If cores differ in speed (C(cpu_capacity) of the kernel), such as big and little cores of Arm boards, those that
+        would delay the others do not count. llama.cpp splits each step evenly, and waits for the slowest core.
+      - All CPUs that O(sets[].cpu_affinity) lists count, because a person chose them.
     type: list
     elements: dict
     default: []
@@ -61,8 +60,9 @@ options:
         description: A list of CPUs as systemd's C(CPUAffinity) takes it, such as V(0-15,32-47).
         type: str
   ask:
-    description: Whether servers of a unit that have no client, and none that waits, are asked at protocol level whether
-      they are ready, as M(llama_cpp.cluster.rpc_worker_info) does, for at most a second.
+    description: Whether to ask servers of units at protocol level whether they are ready, like
+      M(llama_cpp.cluster.rpc_worker_info), for at most a second. Servers with a client, or with one that waits, are not
+      asked.
     type: bool
     default: false
 extends_documentation_fragment:
@@ -148,15 +148,15 @@ servers:
       sample: ready
     repack:
       description:
-        - What the service C(llama-rpc-server@PORT) says of weights that it has repacked for quicker kernels, of the
-          load that is there now, or of its last one. V(null) if it says nothing, such as stock upstream.
+        - What the service C(llama-rpc-server@PORT) reports about weights that it has repacked for faster kernels, in
+          the current load or the last one. V(null) if it reports nothing, as stock upstream does.
       type: dict
       contains:
         enabled:
           description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_repack).
           type: bool
         kernels:
-          description: Whether there are such kernels for its CPU; V(false) if it was not to look.
+          description: Whether there are such kernels for its CPU; V(false) if it does not repack.
           type: bool
         weights:
           description: How many weights are repacked.
@@ -165,15 +165,15 @@ servers:
           description: The MiB of them.
           type: float
         of_weights:
-          description: How many weights it multiplies with, of all types, those of 32-bit floats too.
+          description: How many weights it multiplies with, of all types, including 32-bit floats.
           type: int
         of_mib:
           description: The MiB of these.
           type: float
     cache:
       description:
-        - The tensor cache of the service C(llama-rpc-server@PORT), and what the service C(llama-rpc-cache@PORT), which
-          keeps it in order, has said last. V(null) if there is no such cache.
+        - The tensor cache of the service C(llama-rpc-server@PORT), and the last report of the service
+          C(llama-rpc-cache@PORT), which tidies it. V(null) if there is no such cache.
       type: dict
       contains:
         folder:
@@ -190,20 +190,20 @@ servers:
           description: What is free on its disk; V(null) if it is not there yet.
           type: int
         max_bytes:
-          description: What it may hold; V(null) if there is no limit, or it was not put in order yet.
+          description: How much it may hold; V(null) if there is no limit, or it was not tidied yet.
           type: int
         min_free_bytes:
-          description: What is to stay free on its disk; V(null) if it was not put in order yet.
+          description: How much of its disk must stay free; V(null) if it was not tidied yet.
           type: int
         kept_since:
           description:
-            - When the timer that has it put in order was made, in seconds since 1970; V(null) if there is none.
+            - When the timer that tidies it was made, in seconds since 1970; V(null) if there is none.
           type: int
         tidied_at:
-          description: When it was last put in order, in seconds since 1970; V(null) if it never was.
+          description: When it was last tidied, in seconds since 1970; V(null) if it never was.
           type: int
         corrupted:
-          description: How many entries that were not what their names say have been removed so far.
+          description: How many damaged entries have been removed so far.
           type: int
         evicted:
           description: How many entries have been removed so far to keep to the limits.
@@ -284,7 +284,7 @@ release:
       description: Whether its C(rpc-server) can be run.
       type: bool
     cache_program:
-      description: Whether its C(rpc-cache) can be run, which keeps the tensor cache in order.
+      description: Whether its C(rpc-cache) can be run, which tidies the tensor cache.
       type: bool
     upgrade:
       description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal).

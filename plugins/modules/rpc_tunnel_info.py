@@ -76,7 +76,7 @@ public_key:
   type: str
   sample: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
 new_key:
-  description: Whether the interface has another key, as a run was killed before the new one was put to use.
+  description: Whether the interface still has the old key, because a run was killed before it used the new one.
   returned: success
   type: bool
 state:
@@ -87,7 +87,7 @@ state:
   type: str
   sample: current
 overlapping:
-  description: The other ways that the host has into O(network), and whom it talks to there past the tunnel.
+  description: Other routes of the host into O(network), and addresses there that it talks to outside of the tunnel.
   returned: success
   type: list
   elements: str
@@ -143,7 +143,7 @@ links:
       description: Where its packets go.
       type: str
     handshake_age_s:
-      description: How many seconds ago both have last agreed on keys; V(null) if they never did.
+      description: How many seconds ago the last handshake was; V(null) if there was none.
       type: int
     received_bytes:
       description: What has come from there.

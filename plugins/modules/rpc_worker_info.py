@@ -51,12 +51,12 @@ extends_documentation_fragment:
 notes:
   - It is safe on a cluster that is serving. A worker serves one client at a time, and one that is held by a client is
     reported as V(busy) and left unharmed.
-  - A look at a held worker takes one of the two places in the worker's queue of waiting clients until the client that
-    holds it is done. From the third look on, the worker's kernel answers no more, which from another host cannot be
-    told from a firewall that drops packets; the worker is then V(unreachable), and the message names both causes. On
-    the worker's own host the kernel is asked, and it remains V(busy).
-  - Of a name with several addresses, each is tried in turn within the time-out. llama.cpp itself tries only the first
-    one; the message says so where it matters.
+  - Each check of a worker that a client holds takes one of the two places in the worker's queue of waiting clients,
+    until that client is done. From the third check on, the worker's kernel no longer answers. From another host this
+    looks like a firewall that drops packets, so the worker is then V(unreachable), and the message names both causes.
+    On the worker's own host the module asks the kernel, and the worker stays V(busy).
+  - If a name has several addresses, the module tries each in turn within the time-out. llama.cpp itself tries only the
+    first one. The message says so if it matters.
   - Understands protocol 2.0 and later.
 seealso:
   - plugin: llama_cpp.cluster.rpc_endpoints

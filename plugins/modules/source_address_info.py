@@ -26,14 +26,14 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - A destination that there is no way to is no failure of the module; RV(addresses[].message) says so.
+  - The module does not fail if there is no route to a destination. RV(addresses[].message) says so.
 seealso:
   - plugin: llama_cpp.cluster.trusted_sources
     plugin_type: filter
 """
 
 EXAMPLES = r"""
-- name: The addresses are known that this host uses towards two workers
+- name: The source addresses of this host for two workers are known
   llama_cpp.cluster.source_address_info:
     destinations: [10.0.0.11, 10.0.1.11]
   register: towards_workers
@@ -50,7 +50,7 @@ addresses:
       description: The destination as it was given.
       type: str
     address:
-      description: The source address of packets for it; V(null) if there is no way to it.
+      description: The source address of packets for it; V(null) if there is no route to it.
       type: str
     message:
       description: One sentence about why there is none; V(null) if there is one.
@@ -87,7 +87,7 @@ def _towards(destination: str) -> dict[str, Any]:
                 return {"destination": destination, "address": sock.getsockname()[0], "message": None}
         except OSError as error:
             problem = str(error)
-    message = f"There is no way from here to {destination} ({problem}): check the address and the routes."
+    message = f"There is no route from this host to {destination} ({problem}): check the address and the routes."
     return {"destination": destination, "address": None, "message": message}
 
 

@@ -12,7 +12,7 @@ short_description: Keep a pinned source archive in a cache folder
 version_added: 0.1.0
 description:
   - Fetches an archive of source code and keeps it at O(path). A digest or a git commit pins the archive.
-  - It verifies an existing file each time, and fetches a corrupted file again.
+  - It verifies an existing file each time, and fetches a damaged file again.
   - It renames a fetched file into place after it has verified the digest. Simultaneous calls for the same O(path)
     wait for each other, so that the file is fetched once.
 author:
@@ -60,9 +60,8 @@ attributes:
     description: Nothing is fetched while the archive is there and whole.
     support: full
 notes:
-  - M(ansible.builtin.get_url) is not used for O(url), though its means of fetching are. Hosts that want one archive at
-    the same time would each fetch it, as nothing makes its calls wait for each other, and its messages do not say what
-    to do.
+  - The module does not use M(ansible.builtin.get_url) for O(url), only the same functions. Calls of that module do not
+    wait for each other, so each host would fetch the same archive, and its messages do not say what to do.
   - M(ansible.builtin.git) is not used for O(git_url). It keeps a clone with a working tree beside the archive, and
     packs with the C(tar.umask) of whoever runs it, so that the same commit gives other bytes.
 requirements:

@@ -152,8 +152,8 @@ notes:
     layer), and workers of one CPU device each.
   - Not counted are checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes of models with sliding
     windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
-  - What llama.cpp lets stay in the file (C(--mmap)) counts for the master as what is in memory, since it is read for
-    each token.
+  - Weights that llama.cpp leaves in the file (C(--mmap)) count as memory of the master, because they are read for each
+    token.
 """
 
 EXAMPLES = r"""
@@ -182,7 +182,7 @@ EXAMPLES = r"""
   loop_control:
     label: "{{ item.endpoint }}"
 
-- name: A split by hand is judged, with a smaller cache, and one worker that is twice as quick
+- name: Check a split of your own, with a smaller cache and one worker that is twice as fast
   llama_cpp.cluster.split_plan:
     model: /srv/models/model.gguf
     cache_type_k: q8_0
@@ -308,8 +308,8 @@ kv_known:
   sample: true
 compute_known:
   description: >-
-    Whether the compute buffers are followed for this architecture (to a quarter, commonly to a few percent). If not,
-    RV(workers[].compute_bytes) is an upper estimate.
+    Whether the size of the compute buffers is known for this architecture (within 25 %, commonly within a few
+    percent). If not, RV(workers[].compute_bytes) is an upper estimate.
   returned: success
   type: bool
   sample: true

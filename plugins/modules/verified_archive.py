@@ -34,8 +34,7 @@ options:
     description:
       - The folder that will hold the content.
       - Without it the archive is verified and examined, and nothing is unpacked.
-      - A folder there that this module has not made is refused, unless it is empty; one with other content from this
-        module is exchanged.
+      - The module replaces a folder that it has made itself. It refuses another folder, unless that is empty.
     type: path
   subdir:
     description:
@@ -46,9 +45,9 @@ options:
   patches:
     description:
       - Patches of the content, applied in this order.
-      - Each is a unified diff with one folder before its paths, as C(git diff) writes it. What is to be there must be
-        there, but lines may have moved. Renamed, binary and other files than plain ones are refused, and paths that
-        lead out of the root.
+      - Each is a unified diff with one folder before its paths, as C(git diff) writes it. The lines that it expects
+        must be there, but may have moved. The module refuses renames, binary files, files that are not plain ones, and
+        paths that lead out of the root.
       - A line C(Made-for:) before its first change names the commit or the digest of the source that it is made for.
     type: list
     elements: dict

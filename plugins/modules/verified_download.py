@@ -79,8 +79,8 @@ attributes:
     description: Nothing is fetched while the file is there and its record fits.
     support: full
 notes:
-  - Run it with C(async) and C(poll), so that no connection is silent for long. C(async) and check mode exclude each
-    other; an C(async) of 0 in check mode helps.
+  - Run it with C(async) and C(poll), so that no connection is silent for long. C(async) does not work in
+    check mode, so set it to 0 there.
   - Proxies are taken from the environment (E(https_proxy), E(no_proxy)).
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 """
@@ -130,7 +130,7 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
         for name, digits in (("sha256", 64), ("git_blob", 40)):
             if entry[name] is not None and not re.fullmatch(rf"[0-9a-fA-F]{{{digits}}}", entry[name]):
                 module.fail_json(
-                    msg=f"{name} of {entry['dest']} is no such digest: it needs {digits} hexadecimal digits."
+                    msg=f"{name} of {entry['dest']} is not a digest of this kind: it needs {digits} hexadecimal digits."
                 )
         digest = (entry["sha256"] or entry["git_blob"]).lower()
         found.append(Wanted(entry["url"], Path(entry["dest"]), digest, entry["size_bytes"]))

@@ -29,8 +29,8 @@ options:
     required: true
   claim:
     description:
-      - A file on the host that says whose the folder is, for those that share it.
-      - Its time is renewed while the command is looked after, and it is removed a minute after nobody does any more.
+      - A file on the host that names the run that uses the folder, for runs that share it.
+      - Its time is renewed while the controller watches the command. It is removed a minute after that has ended.
     type: str
     default: ""
   timeout:

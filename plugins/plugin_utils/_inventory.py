@@ -67,7 +67,7 @@ def known_groups(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Mapping[s
 
 def _group(host: Host, variable: str, value: object) -> str:
     if not isinstance(value, str) or not _GROUP.match(value):
-        raise host.error(variable, f"{value!r} is no name of a group: give one, of letters, digits, _ and -")
+        raise host.error(variable, f"{value!r} is not the name of a group: give letters, digits, _ and -")
     return value
 
 

@@ -181,7 +181,7 @@ def transfer(master: Side, worker: Side) -> float:
 
 
 def run(
-    path: Path, endpoints: list[str], bin_dir: Path, prefix: tuple[str, ...] = (), extra_args: Sequence[str] = ()
+    path: Path, endpoints: list[str], bin_folder: Path, prefix: tuple[str, ...] = (), extra_args: Sequence[str] = ()
 ) -> Run | None:
     """Load a model once; None if the run lost its last lines, and so was repeated, as its time is that of both."""
     options = {
@@ -191,7 +191,7 @@ def run(
         "n_predict": 1,
         "ctx_size": 256,
         "threads": 1,
-        "bin_dir": str(bin_dir),
+        "bin_folder": str(bin_folder),
         "timeout": RUN_LIMIT_S,
         "extra_args": list(extra_args),
     }

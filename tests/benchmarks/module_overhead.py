@@ -67,7 +67,7 @@ def measure(found: list[Worker], path: Path, repetitions: int, folder: Path) -> 
         "prompt": "the river and the stone " * 20,
         "workers": [worker.endpoint for worker in found],
         "n_predict": TOKENS,
-        "bin_dir": str(release().bin),
+        "bin_folder": str(release().bin),
         "extra_args": ["--ignore-eos"],
     }
     command = task("distributed_inference", arguments, check=True)["command"]

@@ -65,9 +65,9 @@ AMPLE_BYTES = 64 * 2**30
 UNIT = "tokens_per_second"
 
 
-def measured(path: Path, *options: str, bin_dir: Path | None = None) -> list[dict[str, Any]]:
+def measured(path: Path, *options: str, bin_folder: Path | None = None) -> list[dict[str, Any]]:
     """Run llama-bench on the cores, that of the default release if no other is given, and return its tests."""
-    program = (bin_dir or release().bin) / "llama-bench"
+    program = (bin_folder or release().bin) / "llama-bench"
     command = ["taskset", "-c", ",".join(map(str, CORES)), str(program), "-m", str(path)]
     command += ["--no-warmup", "--load-mode", "none", "-r", "1", "-o", "jsonl", *options]
     environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
@@ -75,22 +75,24 @@ def measured(path: Path, *options: str, bin_dir: Path | None = None) -> list[dic
     return [json.loads(line) for line in said.splitlines()]
 
 
-def rates(path: Path, shape: tuple[int, int], ubatches: list[int], *options: str, bin_dir: Path | None = None) -> Rates:
+def rates(
+    path: Path, shape: tuple[int, int], ubatches: list[int], *options: str, bin_folder: Path | None = None
+) -> Rates:
     """Measure reading, by physical batch if there are any, and generating, on which that has no influence."""
     prompt, gen = map(str, shape)
     read = ("-p", prompt, "-n", "0", "-ub", ",".join(map(str, ubatches)), *options)
-    tests = measured(path, *read, bin_dir=bin_dir) if ubatches else []
-    (generated,) = measured(path, "-p", "0", "-n", gen, "-r", str(PASSES), *options, bin_dir=bin_dir)
+    tests = measured(path, *read, bin_folder=bin_folder) if ubatches else []
+    (generated,) = measured(path, "-p", "0", "-n", gen, "-r", str(PASSES), *options, bin_folder=bin_folder)
     named = {f"prompt ub{test['n_ubatch']}": test["avg_ts"] for test in tests}
     return {**named, "generation": median(generated["samples_ts"])}
 
 
 def local(
-    path: Path, shape: tuple[int, int], ubatches: list[int], *, repack: bool = True, bin_dir: Path | None = None
+    path: Path, shape: tuple[int, int], ubatches: list[int], *, repack: bool = True, bin_folder: Path | None = None
 ) -> Rates:
     """Measure without RPC, with a thread for each core."""
     options = ("-t", str(len(CORES)), "-ngl", "0", "--repack", str(int(repack)))
-    return rates(path, shape, ubatches, *options, bin_dir=bin_dir)
+    return rates(path, shape, ubatches, *options, bin_folder=bin_folder)
 
 
 @cache
@@ -113,7 +115,7 @@ def over_workers(
     spin: bool = True,
     split_mode: str = "layer",
     worker_build: AnyRelease | None = None,
-    bin_dir: Path | None = None,
+    bin_folder: Path | None = None,
 ) -> Rates:
     """Measure over workers of so many threads and such cores, all of the default release if no other is given."""
     with workers(*of_each, repack=repack, spin=spin, build=worker_build) as found:
@@ -122,7 +124,7 @@ def over_workers(
         names = "/".join(f"RPC{number}" for number in range(len(found)))
         shares = "/".join(map(str, planned(path, len(found)) if split_mode == "layer" else [1] * len(found)))
         options = ("--rpc", endpoints, "-dev", names, "-ts", shares, "-sm", split_mode, "-ngl", "999", "-t", "1")
-        return rates(path, shape, ubatches, *options, bin_dir=bin_dir)
+        return rates(path, shape, ubatches, *options, bin_folder=bin_folder)
 
 
 REPACKED, PLAIN = "without RPC, repacked weights", "without RPC, --repack 0"

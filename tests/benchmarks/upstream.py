@@ -53,16 +53,16 @@ def upstream() -> Build:
 
 def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repetitions: int) -> list[dict[str, Rates]]:
     def alone(build: Build | None) -> Case:
-        return lambda: local(path, shape, UBATCHES[-1:], bin_dir=build.bin if build else None)
+        return lambda: local(path, shape, UBATCHES[-1:], bin_folder=build.bin if build else None)
 
     def layers(build: Build | None, of_each: list[tuple[int, list[int]]], ubatch: int) -> Case:
-        bin_dir = build.bin if build else None
-        return lambda: over_workers(path, shape, of_each, [ubatch], worker_build=build, bin_dir=bin_dir)
+        bin_folder = build.bin if build else None
+        return lambda: over_workers(path, shape, of_each, [ubatch], worker_build=build, bin_folder=bin_folder)
 
-    def tensor(worker_build: Build | None, bin_dir: Path | None) -> Case:
+    def tensor(worker_build: Build | None, bin_folder: Path | None) -> Case:
         of_each = [(1, [core]) for core in CORES[:2]]
         return lambda: over_workers(
-            wide, shape, of_each, [], split_mode="tensor", worker_build=worker_build, bin_dir=bin_dir
+            wide, shape, of_each, [], split_mode="tensor", worker_build=worker_build, bin_folder=bin_folder
         )
 
     both = {UPSTREAM: theirs, OURS: None}
@@ -80,10 +80,10 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
     return in_rounds(cases, repetitions, "speed")
 
 
-def loaded(path: Path, endpoints: list[str], bin_dir: Path, options: str = "") -> float:
+def loaded(path: Path, endpoints: list[str], bin_folder: Path, options: str = "") -> float:
     """Load the model once, and return the seconds that were not spent on its two tokens."""
     # Upstream's master may lose its last lines.
-    return repeated(lambda: load.run(path, endpoints, bin_dir, (), options.split()), load.ATTEMPTS).seconds
+    return repeated(lambda: load.run(path, endpoints, bin_folder, (), options.split()), load.ATTEMPTS).seconds
 
 
 def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, Rates]]:
@@ -98,9 +98,9 @@ def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, 
             loaded(path, endpoints, release().bin)
             masters = {UPSTREAM: (theirs.bin, ""), OURS: (release().bin, "")}
             masters |= {f"{UPSTREAM}, {options}": (theirs.bin, options) for options in STOCK_OPTIONS}
-            for master, (bin_dir, options) in masters.items():
-                cases[f"{setup}, {master}"] = lambda endpoints=endpoints, bin_dir=bin_dir, options=options: {
-                    "seconds": loaded(path, endpoints, bin_dir, options)
+            for master, (bin_folder, options) in masters.items():
+                cases[f"{setup}, {master}"] = lambda endpoints=endpoints, bin_folder=bin_folder, options=options: {
+                    "seconds": loaded(path, endpoints, bin_folder, options)
                 }
         return in_rounds(cases, repetitions, "load from the cache")
 

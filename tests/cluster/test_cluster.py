@@ -58,7 +58,7 @@ def infer(**arguments: Any) -> dict[str, Any]:
         "workers": ENDPOINTS,
         "n_predict": 8,
         "ctx_size": 256,
-        "bin_dir": "/opt/llama_cpp/current/bin",
+        "bin_folder": "/opt/llama_cpp/current/bin",
         **arguments,
     }
     return module("master", "distributed_inference", **given)

@@ -315,7 +315,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-address": ({"rpc_server_bind_address": "10.0.0.300"}, "rpc_server_bind_address 10.0.0.300: give an IPv4"),
     "address-of-another": (
         {"rpc_server_bind_address": "10.9.9.9"},
-        r"10.9.9.9 is no address of worker1, which has 10\.87\.\d+\.11",
+        r"10.9.9.9 is not an address of worker1, which has 10\.87\.\d+\.11",
     ),
     "port-twice": (
         {"rpc_server_instances": [{"port": 50052}, {"port": "50052"}]},
@@ -333,7 +333,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "relative-folder": ({"rpc_server_metrics_folder": "lib"}, "rpc_server_metrics_folder lib: give the absolute path"),
     "no-folder": (
         {"rpc_server_metrics_folder": "/var/lib/none"},
-        "rpc_server_metrics_folder /var/lib/none is no folder on worker1",
+        "rpc_server_metrics_folder /var/lib/none is not a folder on worker1",
     ),
     "too-often": ({"rpc_server_metrics_interval": 1}, "rpc_server_metrics_interval 1: give at least five seconds"),
     "cache": ({"rpc_server_cache_max": "half"}, "rpc_server_cache_max half: give bytes"),
@@ -440,7 +440,7 @@ def test_inference_leaves_large_tensors_in_the_cache(model: str) -> None:
     try:
         run = module(
             "master", "distributed_inference", model=model, prompt="Once", n_predict=4, ctx_size=256,
-            workers=[f"{ADDRESS['worker1']}:{PORT}"], bin_dir="/opt/llama_cpp/current/bin",
+            workers=[f"{ADDRESS['worker1']}:{PORT}"], bin_folder="/opt/llama_cpp/current/bin",
         )  # fmt: skip
         assert run["failure"] is None, run
         new = set(ssh("worker1", "find", folder, "-type", "f").stdout.split()) - cached["worker1"]

@@ -151,7 +151,7 @@ def test_a_worker_that_cannot_be_started_with_others_ends_as_it_was(sweeps: dict
     assert run.code != 0
     assert f"worker2:{PORT} did not answer within 4 s" in run.said
     assert run.figures["left_out"]["threads of the workers"] == (
-        "they were not tried to their end, since worker2 could not be started with others"
+        "not all of them were tried, since worker2 could not be started with other threads"
     )
     assert "rpc_server_threads" not in run.figures["variables"]
     assert run.after.pid != run.before.pid

@@ -168,7 +168,7 @@ def test_restarted_between_verify_and_run(cluster: Cluster, saw: Callable[..., N
     back = f'p=$(cat {cluster.struck.pid_file}) && [ "$p" != {pid} ] && {listens}'
     again = f"kill -9 {pid}; until {back}; do :; done"
     programs = wrapped(cluster.release, tmp_path / "programs", again)
-    result = infer(cluster.release, cluster.model, cluster.workers, bin_dir=str(programs))
+    result = infer(cluster.release, cluster.model, cluster.workers, bin_folder=str(programs))
     assert result["failure"] is None, result["msg"]
     assert result["text"] == cluster.text
     assert cluster.struck.pid != pid

@@ -19,9 +19,9 @@ def stage(tmp_path: Path) -> Stage:
 
 # By what goes wrong: the cues, and what is said.
 FAULTS: dict[str, tuple[list[str], str]] = {
-    "no-room": (["worker2/cue-bring"], "was not begun: every host has what it had. worker2: "),
+    "no-room": (["worker2/cue-bring"], "did not start: every host has its previous release. worker2: "),
     "busy": (["cue-busy"], "A worker of worker1 is serving 192.0.2.1:4711"),
-    "worker-does-not-start": ([f"worker1/cue-start-{NEW}-id"], "every host has what it had before. worker1: "),
+    "worker-does-not-start": ([f"worker1/cue-start-{NEW}-id"], "Every host has its previous release. worker1: "),
     "another-protocol": (["cue-answer-7.0.0"], "worker1.example.com:50052 speaks another protocol."),
 }  # fmt: skip
 # They are found before the first host changes.
@@ -47,7 +47,7 @@ def test_a_run_that_does_not_end_in_time_is_left_alone(stage: Stage) -> None:
     assert status == 2, said
     assert said.count("Nobody works with the workers (1 retries left)") == 2, "both workers are looked at again"
     assert "A worker of worker1 is serving 192.0.2.1:4711" in said
-    assert "was not begun: every host has what it had." in said
+    assert "did not start: every host has its previous release." in said
     assert stage.starts() == 0
     stage.everywhere(OLD)
 
@@ -118,7 +118,7 @@ def test_a_host_that_is_lost_on_the_way_is_healed_by_the_next_run(stage: Stage) 
     stage.cue(f"worker2/cue-lose-{NEW}-id")
     status, said = stage.play(*UPGRADE)
     assert status != 0, said
-    assert "all hosts but worker2 have what they had before. worker2 stopped answering." in said
+    assert "All hosts but worker2 have their previous release. worker2 stopped answering." in said
     way = f"run the playbook upgrade again, which takes it back to llama.cpp {OLD}."
     assert f"worker2 stopped answering: bring it back, and {way}" in said
     there = stage.has()
@@ -126,7 +126,7 @@ def test_a_host_that_is_lost_on_the_way_is_healed_by_the_next_run(stage: Stage) 
     assert there["worker2"] == (f"{NEW}-id", f"{NEW}-id", True)
 
     status, said = stage.play(*UPGRADE)
-    assert "worker2 is out, and the hosts of a cluster change together, so nothing was changed anywhere." in said
+    assert "worker2 failed, and the hosts of a cluster change together, so nothing was changed anywhere." in said
     assert stage.has() == there
     for name in ("lost", f"cue-lose-{NEW}-id"):
         (stage.folder / "worker2" / name).unlink()
@@ -165,7 +165,7 @@ def test_a_roll_back_after_an_upgrade_that_was_killed_past_its_good_end(stage: S
         prefix = stage.folder / worker / "prefix"
         (prefix / "upgraded.json").rename(prefix / "upgrade.json")
     status, said = stage.play("-e", "rollback=true")
-    assert (status, f"it was good, and is brought to its end with {NEW}" in said) == (0, True), said
+    assert (status, f"the new release was good, so it is completed with {NEW}" in said) == (0, True), said
     stage.everywhere(OLD)
 
 
@@ -174,7 +174,7 @@ def test_a_host_that_is_lost_for_a_moment_goes_where_the_others_go(stage: Stage)
     stage.cue("worker2/cue-back")
     status, said = stage.play(*UPGRADE)
     assert (status, "fatal: [worker2]: UNREACHABLE!" in said) == (2, True), said
-    assert "every host has what it had before. worker2: It stopped answering on the way, and is back: " in said
+    assert "Every host has its previous release. worker2: It stopped answering during the upgrade, and is" in said
     assert f"worker2 is back at llama.cpp {OLD}." in said
     stage.everywhere(OLD)
 

@@ -76,7 +76,7 @@ def test_a_second_run_changes_nothing() -> None:
 
 
 def test_verify_names_a_group_that_takes_no_requests_and_why() -> None:
-    assert "worker4: All 2 groups are in." in words(playbook("verify"))
+    assert "worker4: All 2 groups take requests." in words(playbook("verify"))
     ssh("worker3", "systemctl", "stop", API_UNIT)
     try:
         eventually(lambda: not all_in(), 10, "the group is out")

@@ -44,11 +44,11 @@ def put_back() -> None:
 
 def test_a_drained_group_stays_out_until_it_is_put_back() -> None:
     done = playbook("drain", "--limit", "worker1", "--check")
-    assert "Group a (master) would serve no more" in words(done)
+    assert "Group a (master) would no longer serve" in words(done)
     assert service("master", "ActiveState") == ["active"]
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen:
         done = playbook("drain", "--limit", "worker1")
-        assert "Group a (master) serves no more, also after a reboot. noise is served by b." in words(done)
+        assert "Group a (master) no longer serves, also after a reboot. noise is served by b." in words(done)
         assert "--limit master,worker1" in words(done)
         assert states()["a"] != "UP"
         ssh("worker1", "systemctl", "restart", WORKER_UNIT)
@@ -66,7 +66,7 @@ def test_a_drained_group_stays_out_until_it_is_put_back() -> None:
 def test_a_group_is_drained_whose_worker_is_dead() -> None:
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged("worker1"):
         done = playbook("drain", "--limit", "worker1")
-        assert "Group a (master) serves no more" in words(done)
+        assert "Group a (master) no longer serves" in words(done)
     # It may lose its worker while it stops, which is a failure to systemd, and no reason to start it again.
     state = service("master", "ActiveState")
     put_back()
@@ -136,7 +136,7 @@ def test_no_worker_is_replaced_whose_master_is_dead(spare: str) -> None:
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged("master"):
         eventually(lambda: states()["a"] == "DOWN", 60, "the gateway has left it")
         said = replaced(spare, "worker1", SPARE, "-e", "ansible_ssh_timeout=5", check=False)
-        assert "master is out, so nothing was changed. It cannot be reached over SSH" in said
+        assert "master failed, so nothing was changed. It cannot be reached over SSH" in said
     assert ssh(SPARE, "test", "-e", "/opt/llama_cpp", check=False).returncode
     assert ssh("worker1", "systemctl", "is-active", WORKER_UNIT).stdout.strip() == "active"
     unharmed(seen, host_lost=True)
@@ -157,7 +157,7 @@ def test_a_worker_that_is_dead_is_not_added_and_the_group_serves_as_before(spare
         limited = ("--limit", f"master,worker1,{SPARE}", "-e", "ansible_ssh_timeout=5")
         done = playbook("site", "-i", spare, *limited, check=False)
         assert done.returncode != 0
-        assert f"{SPARE} is out. It cannot be reached over SSH" in words(done)
+        assert f"{SPARE} failed. It cannot be reached over SSH" in words(done)
         assert workers_of("master") == before
         eventually(all_in, 60, "both groups take requests")
     unharmed(seen, host_lost=True)
@@ -168,7 +168,7 @@ def test_a_group_whose_worker_is_dead_keeps_its_model_and_the_other_one_serves()
         limited = ("--limit", "master,worker1", "-e", "ansible_ssh_timeout=5")
         done = playbook("site", *limited, check=False, gguf_model_path="/srv/models/other.gguf")
         assert done.returncode != 0
-        assert "worker1 is out. It cannot be reached over SSH" in words(done)
+        assert "worker1 failed. It cannot be reached over SSH" in words(done)
     unharmed(seen, host_lost=True)
     eventually(all_in, 120, "both groups take requests")
     assert "/srv/models/other.gguf" not in ssh("master", "pgrep", "-a", "-x", "llama-server").stdout

@@ -52,7 +52,7 @@ def infer(release: Release, model: Path, workers: list[Worker], **arguments: Any
         "model": str(model),
         "prompt": "Here's a knock knock joke for children:",
         "workers": [worker.endpoint for worker in workers],
-        "bin_dir": str(release.bin),
+        "bin_folder": str(release.bin),
         "n_predict": 8,
         "timeout": 60,
     }

@@ -250,7 +250,7 @@ def test_what_is_measured_is_what_inference_runs_with(
     [
         (
             {},
-            "Line 2 of the history {folder}/history.jsonl is no run of a benchmark (it is no JSON from column 10 on)",
+            "Line 2 of the history {folder}/history.jsonl is not a benchmark run (it is not JSON from column 10 on)",
         ),
         ({"benchmark_repetitions": "many"}, "benchmark_repetitions is many: give a whole number from 1 to 1000."),
         (
@@ -259,7 +259,7 @@ def test_what_is_measured_is_what_inference_runs_with(
         ),
         (
             {"benchmark_folder": "no/such/folder"},
-            "There can be no report in benchmark_folder, {parent}/no/such/folder: it is no folder on the controller",
+            "The report cannot be written to benchmark_folder, {parent}/no/such/folder: it is not a writable folder on",
         ),
     ],
     ids=["broken-history", "number", "percent", "folder"],

@@ -164,7 +164,7 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
         fleet.failed(run, "full", f"The disk that holds {fleet.folder}/full/releases on full is full: make room")
         assert fleet.is_as_it_was("full")
     assert run.text.count("failed=0") == 3, run.text
-    assert run.holds("is not what its record says: it is made anew")
+    assert run.holds("does not match its record: it is made again")
     assert not (fleet.folder / "two" / "build").exists()
     assert all(path.exists() for path in long_ago), "a use renews it"
     assert not any(path.exists() for path in never_used)
@@ -378,6 +378,7 @@ def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fle
     assert fleet.builds() == ["one"]
     fleet.hosts["two"] = {"llama_cpp_cache_dir": str(fleet.folder / "another")}
     run = fleet.run("one", "two")
+    assert run.holds("[DEPRECATION WARNING] llama_cpp_cache_dir is now llama_cpp_cache_folder.", "until version 0.4.0.")
     for host in fleet.hosts:
         fleet.failed(run, host, f"not the same for all hosts of this play ({fleet.folder}/another, {fleet.cache})")
     assert fleet.builds() == []
@@ -412,7 +413,7 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         "feature",
         "llama_cpp_cpu_features of feature: the CPU (x86_64) lacks sve2: leave it out of the features to build for.",
     )
-    fleet.failed(run, "builder", 'llama_cpp_builder is "nobody", which is no host of the inventory')
+    fleet.failed(run, "builder", 'llama_cpp_builder is "nobody", which is not a host of the inventory')
     fleet.failed(run, "both", "llama_cpp_portable builds for all features, and llama_cpp_cpu_features for some")
     fleet.failed(run, "digest", "give the artifact's SHA-256 digest")
     fleet.failed(
@@ -424,7 +425,9 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
     )  # fmt: skip
     fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
     fleet.failed(run, "libc", "and the class x86_64-", "has glibc 2.17, which is older")
-    fleet.failed(run, "bits", "bits runs a 32-bit system (aarch64), for which nothing is built here: install a 64-bit")
+    fleet.failed(
+        run, "bits", "bits runs a 32-bit system (aarch64), for which this role builds nothing: install a 64-bit"
+    )
     fleet.failed(run, "old-arm", "old-arm runs a 32-bit system (armv7l)")
     assert fleet.builds() == []
     for host in fleet.hosts:
@@ -445,8 +448,8 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.variables["llama_cpp_builder"] = "localhost"
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
-    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
-    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old is out. No host could build for the class")
+    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_folder=str(kept))
+    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed. No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
     assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text

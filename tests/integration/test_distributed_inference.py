@@ -48,8 +48,8 @@ def infer(
     **args: Any,
 ) -> dict[str, Any]:
     """Run the module on this machine and return its result."""
-    bin_dir = release.bin if isinstance(release, Release) else release
-    given = {"bin_dir": str(bin_dir), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
+    bin_folder = release.bin if isinstance(release, Release) else release
+    given = {"bin_folder": str(bin_folder), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
     return run_module("distributed_inference", {**given, **args}, check=check, environment=environment)
 
 
@@ -449,7 +449,7 @@ def test_a_folder_is_no_model(release_7: Release, tmp_path: Path) -> None:
     [
         ({"extra_args": ["--no-such-flag"]}, "no option --no-such-flag"),
         ({"extra_args": ["--top-k", "many"]}, "does not take this value of --top-k"),
-        ({"extra_args": ["-p", "other"]}, "extra_args may not hold -p; use the option prompt"),
+        ({"extra_args": ["-p", "other"]}, "extra_args must not contain -p; use the option prompt"),
         ({"ctx_size": 64, "prompt": "garden " * 100}, "tokens and there is room for"),
     ],
     ids=["unknown", "bad-value", "owned-by-the-module", "prompt-too-long"],
@@ -529,6 +529,16 @@ def test_there_is_no_program_that_can_run(tmp_path: Path, model: Path, content: 
     result = infer(tmp_path, model, "127.0.0.1")
     assert failure(result) == ("binary_missing", None)
     assert message in result["msg"]
+
+
+def test_the_old_name_of_the_folder_still_works_with_a_warning(tmp_path: Path, model: Path) -> None:
+    given = {"bin_dir": str(tmp_path), "model": str(model), "prompt": PROMPT, "workers": ["127.0.0.1"]}
+    result = run_module("distributed_inference", given)
+    assert failure(result) == ("binary_missing", None)
+    assert f"in {tmp_path}; install llama.cpp there, or set bin_folder." in result["msg"]
+    (warning,) = result["deprecations"]
+    assert "bin_dir" in warning["msg"]
+    assert warning["version"] == "0.4.0"
 
 
 def test_a_host_without_the_means_to_limit_a_run_is_told_what_to_install(

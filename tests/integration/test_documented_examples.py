@@ -45,7 +45,7 @@ def test_example_runs_on_a_cluster(
     text = re.sub(r"/srv/models/[\w.-]+", str(model), text)
     plays = yaml.safe_load(text)
     for play in plays:
-        play["module_defaults"] = {f"{COLLECTION}.distributed_inference": {"bin_dir": str(release_7.bin)}}
+        play["module_defaults"] = {f"{COLLECTION}.distributed_inference": {"bin_folder": str(release_7.bin)}}
     playbook = tmp_path / "playbook.yml"
     playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
     inventory = tmp_path / "hosts.yml"

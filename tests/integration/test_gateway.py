@@ -426,7 +426,7 @@ def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> N
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"llama_gateway_api_keys": []}, "llama_gateway_api_keys is empty, so nobody could ask the gateway"),
+        ({"llama_gateway_api_keys": []}, "llama_gateway_api_keys is empty, so nobody could use the gateway"),
         ({"llama_gateway_api_keys": [{"name": "a b", "key": CLIENT_KEY}]}, "an entry without a name, or with one of"),
         ({"llama_gateway_api_keys": [{"name": "a", "key": GROUP_KEY}]}, "is also the key of a client"),
         (

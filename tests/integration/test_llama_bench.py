@@ -30,7 +30,7 @@ ENDLESS = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1000}
 
 
 def bench(release: Release, model: Path, *workers: str, check: bool = False, **args: Any) -> Any:
-    given = {"bin_dir": str(release.bin), "model": str(model), "workers": workers}
+    given = {"bin_folder": str(release.bin), "model": str(model), "workers": workers}
     return run_module("llama_bench", {**given, **SMALL, **args}, check=check)
 
 

@@ -27,7 +27,7 @@ SMALL = {"clients": 3, "n_prompt": 8, "n_gen": 6, "repetitions": 2, "parallel": 
 
 
 def bench(release: Release, model: Path, *workers: str, check: bool = False, **args: Any) -> Any:
-    given = {"bin_dir": str(release.bin), "model": str(model), "workers": workers, "threads": 1}
+    given = {"bin_folder": str(release.bin), "model": str(model), "workers": workers, "threads": 1}
     return run_module("llama_server_bench", {**given, **SMALL, **args}, check=check)
 
 

@@ -89,9 +89,12 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
         run, "swapped", "No artifact could be made for the class", "The patch second does not apply to main.cpp: hunk 1"
     )
     fleet.failed(
-        run, "other", f"The patch other is made for commit:{'1' * 40}, and pinned is", f"(sha256:{sha256}, commit:a"
+        run,
+        "other",
+        f"The patch other is made for commit:{'1' * 40}, and the pinned source is",
+        f"(sha256:{sha256}, commit:a",
     )
-    fleet.failed(run, "missing", "The patch nowhere.patch is not there on the controller")
+    fleet.failed(run, "missing", "The patch nowhere.patch does not exist on the controller")
     fleet.failed(run, "unknown", "There is no patch rpc-unpack of this collection's own")
     fleet.failed(run, "evil", "The patch evil is refused: it changes 'a/../../main.cpp'")
     fleet.failed(

@@ -87,7 +87,7 @@ def test_half_a_prompt_is_refused(tmp_path: Path) -> None:
     inventory = {"llama_masters": {"m": {}}, "llama_workers": {"w1": NODES["w1"]}}
     done = play(tmp_path, "infer", inventory, "-e", "prompt=Tell me a joke")
     assert done.returncode == 2
-    assert "a value ends at a blank" in done.stdout
+    assert "A value on the command line ends at its first blank" in done.stdout
 
 
 def test_hosts_that_cannot_be_reached_are_named_and_nothing_else_is_tried(tmp_path: Path) -> None:
@@ -101,6 +101,6 @@ def test_hosts_that_cannot_be_reached_are_named_and_nothing_else_is_tried(tmp_pa
         done = play(tmp_path, playbook, inventory, *options)
         assert done.returncode == 2
         for host in ("m", "w1"):
-            assert f"{host} is out. It cannot be reached over SSH" in done.stdout
+            assert f"{host} failed. It cannot be reached over SSH" in done.stdout
             assert f"{host} : ok=" in done.stdout
         assert done.stdout.count("llama_cpp.cluster.") == others, "a role was entered"

@@ -68,7 +68,7 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
 ) -> None:
     size = model.stat().st_size
     given = {
-        "bin_dir": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
+        "bin_folder": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
         "extra_args": ["--ignore-eos"], "threads": 1,
     }  # fmt: skip
     workers = [start_worker(release_7) for _number in range(2)]
@@ -134,7 +134,7 @@ def test_nothing_stays_behind_when_the_controller_goes_away(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     worker = start_worker(release_7)
-    given = {"bin_dir": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
+    given = {"bin_folder": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
     with slow_link(worker, model.stat().st_size, 60) as link:
         with play(tmp_path / "p", "default", {**given, "workers": [link.endpoint]}) as controller:
             deadline = time.monotonic() + HANG_S

@@ -147,7 +147,7 @@ COMPILED: dict[str, tuple[str, list[str], dict[str, Any], str, str]] = {
         "crashed",
         "{bin}/rpc-server was ended by SIGSEGV as soon as it started: install the release again.",
     ),
-    "hang": (LOOP, [], {"timeout": 1}, "timed_out", "{bin}/rpc-server did not end within 1 s: look"),
+    "hang": (LOOP, [], {"timeout": 1}, "timed_out", "{bin}/rpc-server did not end within 1 s: check"),
     "other-C-library": (
         FINE,
         ["-Wl,--dynamic-linker=/lib/ld-nowhere.so.1"],

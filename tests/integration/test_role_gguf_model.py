@@ -243,7 +243,7 @@ def test_a_model_that_is_there_is_only_looked_at(site: Site, model: Path) -> Non
     assert site.names() == ["model.gguf"]
     with site.path.open("r+b") as stream:
         stream.truncate(10 << 20)
-    site.refused("it has 10485760 bytes and should have", "it was not copied to its end")
+    site.refused("it has 10485760 bytes and should have", "the copy is incomplete")
 
 
 BAD = {
@@ -261,7 +261,14 @@ BAD = {
         {"gguf_model_convert_from": "/srv/model", "gguf_model_quantization": "Q4_9"},
         'gguf_model_quantization is "Q4_9": give one of F32, F16',
     ),
-    "no-source-folder": ({"gguf_model_convert_from": "/nonexistent"}, "is no folder with config.json and safetensors"),
+    "no-source-folder": (
+        {"gguf_model_convert_from": "/nonexistent"},
+        "is not a folder with config.json and safetensors",
+    ),
+    "old-name": (
+        {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_dir": "/nowhere/bin"},
+        "old-name lacks /nowhere/bin/llama-quantize and /nowhere/share/llama.cpp/convert_hf_to_gguf.py",
+    ),
     "unreachable": (
         {"gguf_model_url": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
         "http://127.0.0.1:1/model.gguf could not be fetched: 127.0.0.1 refuses connections",
@@ -282,6 +289,9 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     hosts = {}
     for case, (variables, _words) in BAD.items():
         hosts[case] = {"gguf_model_path": str(site.models / f"{case}.gguf"), **variables}
+    hosts["old-name"]["gguf_model_convert_from"] = str(site.folder / "source")
+    touch(site.folder / "source/config.json", 2)
+    touch(site.folder / "source/model.safetensors", 1)
     (site.models / "folder.gguf").mkdir()
     (site.models / "empty.gguf").touch()
     (site.models / "page.gguf").write_text("<html><body>Please log in</body></html>")
@@ -294,6 +304,13 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
 @pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_variables, words) in BAD.items()], ids=BAD)
 def test_bad_input_is_a_sentence(bad_input: tuple[Path, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case, bad_input[1].text)).holds(words)
+
+
+@pytest.mark.xdist_group("test_bad_input_is_a_sentence")
+def test_the_old_name_of_a_variable_is_reported(bad_input: tuple[Path, Run]) -> None:
+    assert bad_input[1].holds(
+        "[DEPRECATION WARNING] gguf_model_bin_dir is now gguf_model_bin_folder.", "until version 0.4.0."
+    )
 
 
 def test_bad_input_changes_nothing(bad_input: tuple[Path, Run]) -> None:
@@ -318,7 +335,7 @@ def test_a_wrong_digest_names_both_and_leaves_nothing(site: Site, model: Path) -
 def test_a_file_of_somebody_else_is_not_overwritten(site: Site, model: Path) -> None:
     site.models.mkdir(parents=True)
     site.path.write_bytes(b"GGUF, but mine")
-    site.refused("is there already and was not put there", gguf_model_controller_path=str(model))
+    site.refused("already exists and was not put there", gguf_model_controller_path=str(model))
     assert site.path.read_bytes() == b"GGUF, but mine"
 
 
@@ -347,7 +364,7 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
             "hub": hub_variables(hub),
             "convert": {
                 "gguf_model_convert_from": str(site.folder / "source"),
-                "gguf_model_bin_dir": str(site.folder / "release/bin"),
+                "gguf_model_bin_folder": str(site.folder / "release/bin"),
             },
         }[source]
         if source == "convert":
@@ -400,7 +417,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     venv = CACHE / "converter"
     variables = {
         "gguf_model_convert_from": str(site.folder / "source"),
-        "gguf_model_bin_dir": str(release_7.bin),
+        "gguf_model_bin_folder": str(release_7.bin),
         "gguf_model_convert_venv": str(venv),
         "gguf_model_convert_base_python": sys.executable,
     }

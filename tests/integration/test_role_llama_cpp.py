@@ -328,7 +328,7 @@ def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(
         assert not site.current.exists()
         assert not site.ok(llama_cpp_allow_vulnerable=True).holds("cannot be told")
     else:
-        assert site.ok().holds(f"Warning: whether llama.cpp git-{commit[:9]} has CVE-2026-34159", "b8492 or later")
+        assert site.ok().holds(f"Warning: llama.cpp git-{commit[:9]} may have CVE-2026-34159", "b8492 or later")
     assert site.works()
 
 
@@ -339,7 +339,7 @@ REFUSED = {
     ),
     "known hole by number": (
         {"llama_cpp_archive": "https://mirror.example.com/tags/b8491.tar.gz"},
-        "has CVE-2026-34159, by which whoever reaches its RPC server may run code on the host: take build b8492",
+        "has CVE-2026-34159, with which anyone who reaches its RPC server can run code on the host: take build b8492",
     ),
     "known hole by commit": (
         {

@@ -62,7 +62,7 @@ def load(release: Release, model: Path, *workers: Worker, **options: Any) -> lis
             "distributed_inference",
             {
                 "model": str(model), "prompt": "the", "workers": [link.endpoint for link in opened], "n_predict": 1,
-                "ctx_size": 64, "threads": 1, "bin_dir": str(release.bin), **options,
+                "ctx_size": 64, "threads": 1, "bin_folder": str(release.bin), **options,
             },
         )  # fmt: skip
         assert found["failure"] is None, found
@@ -149,7 +149,7 @@ def test_a_run_whose_program_is_killed_amid_a_tensor_is_completed_by_the_next_on
     killed.chmod(0o755)
     failed = seed(release_7, wide, folder, program=str(killed), changes=False)
     assert failed["failed"]
-    assert f"got 0 of {LAYERS * EACH} tensors and no more: it ended with -25" in failed["msg"]
+    assert f"got only 0 of {LAYERS * EACH} tensors: it ended with -25" in failed["msg"]
     (left,) = folder.iterdir()
     assert (left.name.startswith(".part-"), 0 < left.stat().st_size < LARGE) == (True, True)
 
@@ -193,10 +193,10 @@ def test_wrong_use_is_explained(release_7: Release, wide: Path, tmp_path: Path) 
     cut.write_bytes(wide.read_bytes()[:-1])
     for changed, said in (
         ({"program": "/opt/none/rpc-cache"}, "There is no program /opt/none/rpc-cache: releases that the role"),
-        ({"folder": str(tmp_path / "none")}, "a worker makes it when it starts with a cache"),
-        ({"model": str(cut)}, "it was not copied to its end"),
+        ({"folder": str(tmp_path / "none")}, "a worker with a cache makes it when it starts"),
+        ({"model": str(cut)}, "the copy is incomplete"),
         ({"folder": None, "port": 1}, "There is no worker with a cache on port 1"),
-        ({"min_free": "100%"}, "got 0 of 6 tensors and no more: the disk of the cache would have less free"),
+        ({"min_free": "100%"}, "got only 0 of 6 tensors: the disk of the cache would have less free"),
     ):
         failed = run_module("rpc_cache_seed", {key: value for key, value in {**whole, **changed}.items() if value})
         assert failed["failed"]

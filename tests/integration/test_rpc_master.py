@@ -45,7 +45,7 @@ def run(
     return run_module(
         "distributed_inference",
         {
-            "bin_dir": str(release.bin),
+            "bin_folder": str(release.bin),
             "model": str(model),
             "prompt": "What is the answer to the question of the river?",
             "workers": endpoints,

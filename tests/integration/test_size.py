@@ -89,7 +89,10 @@ def test_a_master_that_is_too_small_is_named(model: Path) -> None:
                 "size_cache_type is f8; give one of f32, f16,",
             ],
         ),
-        ({"model": "/nowhere/model.gguf", "host_memory": "32GiB"}, ["is no whole GGUF model: there is no such file"]),
+        (
+            {"model": "/nowhere/model.gguf", "host_memory": "32GiB"},
+            ["is not a complete GGUF model: there is no such file"],
+        ),
     ],
     ids=["nothing", "all-of-it", "no-such-file"],
 )

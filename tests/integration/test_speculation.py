@@ -162,7 +162,7 @@ def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
     (tmp_path / "keys").write_text("# nothing yet\n\n")
     with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
         assert service.process.wait(60) == 2
-    said = "has no key, and without one the API would answer everybody: write a key into it, a line each."
+    said = "has no key, and without one the API would answer everybody: write a key into it, one per line."
     assert service.lines == [f"{tmp_path}/keys {said}\n"]
     (tmp_path / "keys").unlink()
     (tmp_path / "keys").mkdir()
@@ -271,17 +271,17 @@ def found(text: str, case: str) -> str:
     ("case", "sentence"),
     [
         ("none", "localhost has no file {folder}/none.gguf: bring the model there with the playbook site, or set"),
-        ("broken", "{folder}/broken.gguf is no whole GGUF model: its header is damaged or cut off."),
+        ("broken", "{folder}/broken.gguf is not a complete GGUF model: its header is damaged or cut off."),
         ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
         ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
         ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template"),
-        ("no-draft", "{folder}/none.gguf is no whole GGUF model: there is no such file."),
+        ("no-draft", "{folder}/none.gguf is not a complete GGUF model: there is no such file."),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
-        ("no-model", "llama_server_spec_type is draft-simple, which takes a draft model: give its GGUF file in"),
+        ("no-model", "llama_server_spec_type is draft-simple, which needs a draft model: give its GGUF file in"),
         ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),
         (
             "home",
-            "llama_server_draft_model is /run/user/1000/d.gguf, and the confined service sees neither home",
+            "llama_server_draft_model is /run/user/1000/d.gguf, and the confined service cannot read home",
         ),
         ("embeddings", "llama_server_embeddings serves no text, so there is nothing to draft: leave out"),
     ],

@@ -277,7 +277,7 @@ def test_bad_input(model: Path, tmp_path: Path) -> None:
     part = tmp_path / "part-00001-of-00002.gguf"
     (tmp_path / "part-00002-of-00002.gguf").unlink()
     cases = {
-        "is no whole GGUF model": arguments(text, GIB),
+        "is not a complete GGUF model": arguments(text, GIB),
         "is a folder": arguments(tmp_path, GIB),
         "part-00002-of-00002.gguf is missing": arguments(part, GIB),
         "there is no such file": arguments(tmp_path / "none.gguf", GIB),
@@ -391,8 +391,8 @@ def test_the_role_plans_before_it_loads(release_7: Release, four: list[Worker], 
     alone = json.loads((tmp_path / "alone.json").read_text())
     assert alone["plan"] is None
     assert alone["inference"]["failure"] is None
-    assert f"The model is not planned before it is loaded, since worker {four[0].endpoint} is no host" in said
+    assert f"The model is not planned before it is loaded, since worker {four[0].endpoint} is not a host" in said
 
     checked = run(*command, "--check", "-e", f"inference_model_path={tmp_path}/later.gguf", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "later.gguf is no whole GGUF model: there is no such file." in " ".join(checked.stdout.split())
+    assert "later.gguf is not a complete GGUF model: there is no such file." in " ".join(checked.stdout.split())

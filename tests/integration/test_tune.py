@@ -89,7 +89,7 @@ def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
     figures = json.loads((tmp_path / "tune/figures.json").read_text())
     assert yaml.safe_load((tmp_path / "tune/variables.yml").read_text()) == figures["variables"]
     runs = [run["run"]["title"] for run in figures["runs"]]
-    assert runs[:3] == ["as it is now", "split mode tensor", "unified KV cache off"]
+    assert runs[:3] == ["current settings", "split mode tensor", "unified KV cache off"]
     assert [run["failure"] for run in figures["runs"]] == [None] * len(runs)
     (test,) = figures["runs"][0]["tests"]
     # As the service would be started: with its slots, and its options rather than those of inference.
@@ -141,7 +141,7 @@ def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host:
     assert done.returncode == 0, done.stdout
     assert "The sweep takes at most " in done.stdout
     assert "physical batch: at most 1 runs, 3 figures" in done.stdout
-    assert "Not tried: threads of the workers: workers are not started anew unless told so" in done.stdout
+    assert "Not tried: threads of the workers: tune_worker_threads is not set" in done.stdout
     assert "Run 1 of" not in done.stdout
     assert not (tmp_path / "tune").exists()
 
@@ -170,7 +170,7 @@ def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inferenc
         ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt, balanced or serving."),
         (
             {"tune_folder": "no/such/folder"},
-            "There can be no result in tune_folder, {parent}/no/such/folder: it is no folder on the controller",
+            "The result cannot be written to tune_folder, {parent}/no/such/folder: it is not a writable folder on",
         ),
     ],
     ids=["goal", "folder"],

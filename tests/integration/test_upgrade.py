@@ -32,7 +32,7 @@ def test_there_and_back_again(stage: Stage) -> None:
     stage.everywhere(NEW)
     assert stage.releases("worker1") == {f"{OLD}-id", f"{NEW}-id"}, "two are kept, one of them the one to roll back to"
     status, said = stage.play(*UPGRADE)
-    assert (status, "Nothing was to be done." in said) == (0, True), said
+    assert (status, "There was nothing to do." in said) == (0, True), said
     status, said = stage.play("-e", "rollback=true")
     assert status == 0, said
     stage.everywhere(OLD)
@@ -43,7 +43,7 @@ def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -
     hasty = {"ANSIBLE_ANY_ERRORS_FATAL": "1", "ANSIBLE_STRATEGY": "free"}
     status, said = stage.play(*UPGRADE, settings=hasty)
     assert status == 2, said
-    assert "every host has what it had before. worker1: " in said
+    assert "Every host has its previous release. worker1: " in said
     stage.everywhere(OLD)
 
 
@@ -72,8 +72,8 @@ def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
     stage.cue(f"worker2/cue-start-{OLD}-id")
     status, said = stage.play("-e", "rollback=true")
     assert status != 0
-    assert "every host has what it had before. worker2: " in said
-    assert "Group b keeps what it has: the upgrade of a group before it has failed." in said
+    assert "Every host has its previous release. worker2: " in said
+    assert "Group b keeps its release: the upgrade of an earlier group failed." in said
     stage.everywhere(NEW)
     assert (tmp_path / "worker3/starts").read_text().splitlines() == [f"{NEW}-id"], "it was left alone"
 
@@ -85,7 +85,7 @@ def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
     stage.cue(f"worker1/cue-start-{NEW}-id")
     status, said = stage.play(*UPGRADE)
     assert status != 0
-    assert "every host has what it had before. worker1: " in said
+    assert "Every host has its previous release. worker1: " in said
     stage.everywhere(OLD)
     (tmp_path / f"worker1/cue-start-{NEW}-id").unlink(missing_ok=True)
     status, said = stage.play(*UPGRADE)
@@ -93,7 +93,7 @@ def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
     stage.everywhere(NEW)
     status, said = stage.play("-e", "rollback=true", "--limit", "localhost,master2,worker2,worker3")
     assert status != 0
-    assert "groups that share a host, change together, and --limit leaves out master, worker1: run this" in said
+    assert "groups that share a host, change together, but --limit leaves out master, worker1: run this" in said
     stage.everywhere(NEW)
 
 

@@ -150,7 +150,7 @@ def test_what_a_model_is_missing_is_said_and_it_goes_on_by_itself(group: Control
     ssh("master", "mv", model, away)
     try:
         group.pods[LEADER].kill()
-        sentence = "/models/random-weights.gguf is no whole GGUF model: there is no such file."
+        sentence = "/models/random-weights.gguf is not a complete GGUF model: there is no such file."
         eventually(lambda: sentence in group.pods[LEADER].said(), 120, "the leader says what is missing")
         assert group.pods[LEADER].passes("livenessProbe")
         assert not group.pods[LEADER].passes("readinessProbe")

@@ -59,7 +59,7 @@ def test_each_choice_answers(names: tuple[str, ...], tmp_path: Path) -> None:
         result = run_module(
             "distributed_inference",
             {
-                "bin_dir": str(build.bin),
+                "bin_folder": str(build.bin),
                 "model": str(model),
                 "prompt": "the quiet river",
                 "workers": [first.endpoint, second.endpoint],

@@ -82,7 +82,7 @@ def test_a_second_run_changes_nothing_and_leaves_inference_to_the_api(bearer: st
     assert property_of("InvocationID") == before
     checked = playbook("serve", "--check", "--diff", llama_server_parallel=3)
     assert property_of("InvocationID") == before
-    assert f"{API_UNIT} would be stopped, as its model is divided anew." in words(checked)
+    assert f"{API_UNIT} would be stopped, as its model is divided again." in words(checked)
     assert answers(bearer)
 
 
@@ -97,9 +97,7 @@ def test_verify_asks_the_api_and_says_what_is_readable_on_its_way(bearer: str, t
         True,
         True,
     )
-    assert f"What clients send to {ADDRESS['master']}:{API_PORT} of master, and what they get, is readable" in words(
-        done
-    )
+    assert f"Clients reach {ADDRESS['master']}:{API_PORT} of master without encryption" in words(done)
     assert answers(bearer)
 
 
@@ -263,16 +261,16 @@ BAD = {
         "which others can reach: say in llama_server_trusted_sources",
     ),
     "short-key": ({"llama_server_api_keys": ["secret"]}, "a key that is too short"),
-    "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "sees neither home folders nor temporary ones"),
+    "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "cannot read home or temporary folders"),
     "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
     "no-draft": (
         {"llama_server_draft_model": "/srv/models/none.gguf"},
-        "/srv/models/none.gguf is no whole GGUF model: there is no such file",
+        "/srv/models/none.gguf is not a complete GGUF model: there is no such file",
     ),
     "no-mtp": ({"llama_server_spec_type": "draft-mtp"}, "has no layers that predict further tokens"),
     "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),
     "numbers": ({"llama_server_parallel": 0}, "llama_server_parallel is 0: give a number from 1 to 256"),
-    "address": ({"llama_server_bind_address": "10.9.9.9"}, "10.9.9.9 is no address of master"),
+    "address": ({"llama_server_bind_address": "10.9.9.9"}, "10.9.9.9 is not an address of master"),
     "too-much": (
         {"llama_server_ctx_size": 4194304, "llama_server_parallel": 64},
         "64 slots of 4194304 tokens take a context of 268435456",
@@ -309,7 +307,7 @@ def test_a_draft_model_on_the_master_changes_no_answer(bearer: str) -> None:
     given = {"llama_server_draft_model": "/srv/models/random-weights.gguf", "llama_server_spec_draft_n_max": 4}
     try:
         done = playbook("serve", **given)
-        assert "has no chat template, so /v1/chat/completions puts messages into that of ChatML" in words(done)
+        assert "has no chat template, so /v1/chat/completions formats messages as ChatML" in words(done)
         asked = {"prompt": "the river", "max_tokens": 32, "temperature": 0}
         status, body = request("/v1/completions", asked, bearer=bearer)
         assert (status, body["choices"][0]["text"]) == (200, before)

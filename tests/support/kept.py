@@ -121,7 +121,7 @@ def infer(release: Release, model: Path, over: list[Kept], **given: Any) -> dict
     """Run the module on this machine."""
     environment, prefix = given.pop("environment", None), given.pop("prefix", ())
     arguments: dict[str, Any] = {
-        "bin_dir": str(release.bin),
+        "bin_folder": str(release.bin),
         "model": str(model),
         "prompt": PROMPT,
         "workers": [worker.endpoint for worker in over],

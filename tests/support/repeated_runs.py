@@ -33,7 +33,7 @@ class Play:
             "rpc_server_bind_address": "127.0.0.1",
             "rpc_server_instances": [{"port": worker.port} for worker in self.workers],
             "gguf_model_path": str(self.model),
-            "inference_bin_dir": str(wrapped(self.release, programs, script)),
+            "inference_bin_folder": str(wrapped(self.release, programs, script)),
             "inference_worker_memory_bytes": {worker.endpoint: GIB for worker in self.workers},
             "inference_reserve_bytes": 0,
             "inference_report_path": str(report),
@@ -41,7 +41,7 @@ class Play:
             "inference_ctx_size": 512,
             **variables,
         }
-        done = play_here("infer.yml", self.folder, host)
+        done = play_here("infer.yml", self.folder, {name: value for name, value in host.items() if value is not None})
         return done, json.loads(report.read_text()) if report.exists() else {}
 
 

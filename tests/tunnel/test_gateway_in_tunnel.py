@@ -108,10 +108,10 @@ def test_a_second_run_changes_nothing(run: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rpc_tunnel_preshared_key": "c2VjcmV0IHdvcmQ="}, "is no key of 32 bytes in base64"),
+        ({"rpc_tunnel_preshared_key": "c2VjcmV0IHdvcmQ="}, "is not a key of 32 bytes in base64"),
         (
             {"llama_server_bind_address": ADDRESS["master"]},
-            "and with rpc_tunnel_enabled it listens in the tunnel alone",
+            "and with rpc_tunnel_enabled it listens only in the tunnel",
         ),
     ],
 )

@@ -142,7 +142,7 @@ def test_it_waits_for_a_model_that_is_not_there_yet(
     monkeypatch.setattr(pod.time, "sleep", sleep)
     assert pod.divide(settings(later), workers(pod, 64000, 64000)) == ["--tensor-split", "4,3"]
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"{later} is no whole GGUF model: there is no such file."
+    assert said[0] == f"{later} is not a complete GGUF model: there is no such file."
     assert said[1].startswith("It fits")
     assert len(said) == 2, "the same sentence is said once"
 

@@ -104,7 +104,7 @@ def old(upgrade: Upgrade) -> None:
 def test_a_part_of_the_cluster_is_refused(upgrade: Upgrade) -> None:
     run = upgrade(NEW, "--limit", "master,worker1", check=False)
     assert run.returncode != 0
-    assert "change together, and --limit leaves out worker2: run this without it" in said(run)
+    assert "change together, but --limit leaves out worker2: run this without it" in said(run)
     everywhere(OLD)
 
 
@@ -116,7 +116,7 @@ def test_without_a_host_nothing_is_done_anywhere(upgrade: Upgrade, tmp_path: Pat
     run = upgrade(NEW, "-i", str(further), check=False)
     assert run.returncode != 0
     assert states() == before
-    assert "worker2 is out, and the hosts of a cluster change together, so nothing was changed anywhere." in said(run)
+    assert "worker2 failed, and the hosts of a cluster change together, so nothing was changed anywhere." in said(run)
     assert "It cannot be reached over SSH" in said(run)
     everywhere(OLD)
 
@@ -145,7 +145,7 @@ def test_across_generations_and_back(upgrade: Upgrade) -> None:
     everywhere(NEW)
 
     now = states()
-    assert "Nothing was to be done." in said(upgrade(NEW))
+    assert "There was nothing to do." in said(upgrade(NEW))
     assert states() == now, "a second run has started workers anew"
     upgrade("")
     everywhere(OLD)
@@ -268,10 +268,10 @@ def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str
         assert run.returncode != 0
         assert sentence in said(run), run.stdout
         if fault in SOON:
-            assert "was not begun: every host has what it had." in said(run)
+            assert "did not start: every host has its previous release." in said(run)
             assert states() == before
         else:
-            assert "failed, and every host has what it had before." in said(run)
+            assert "failed. Every host has its previous release." in said(run)
             everywhere(start)
     everywhere(start)
     print(run.stdout.partition("TASK [What became of it]")[2])
@@ -350,7 +350,7 @@ def test_the_run_after_one_that_was_killed_ends_it(versions: Path, upgrade: Upgr
 
     run = upgrade("" if moment == "while-workers-change" else NEW)
     assert "was interrupted and has not ended on" in said(run)
-    assert ("it was good, and is brought to its end" in said(run)) is good
+    assert ("the new release was good, so it is completed" in said(run)) is good
     everywhere(OLD if moment == "while-workers-change" else NEW)
 
 
@@ -439,7 +439,7 @@ def test_a_host_that_is_lost_while_it_gets_the_release_leaves_all_others_alone(
     before = states()
     with silence("worker2") as fall:
         printed = during(versions, BROUGHT, fall)
-        assert "was not begun: every host has what it had. worker2 stopped answering." in printed
+        assert "did not start: every host has its previous release. worker2 stopped answering." in printed
         assert "worker2 stopped answering before anything was changed there." in printed
         others = ("master", "worker1")
         assert states(others) == {host: before[host] for host in others}
@@ -461,7 +461,7 @@ def test_a_host_that_is_lost_on_the_way_is_named_and_healed_by_the_next_run(
     task, nth = LOST[lost]
     with silence(lost) as fall:
         printed = during(versions, task, fall, nth=nth)
-        assert f"all hosts but {lost} have what they had before. {lost} stopped answering." in printed
+        assert f"All hosts but {lost} have their previous release. {lost} stopped answering." in printed
         assert (
             f"{lost} stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
             f"llama.cpp {OLD}-4227c9be4." in printed

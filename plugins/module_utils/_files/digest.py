@@ -34,5 +34,5 @@ def wrong_digest(what: str, found: str | None, expected: str | None, kind: str =
     """Say that something else came than was expected."""
     return (
         f"{what} has the {kind} {found}, but {expected} was expected; nothing was kept: "
-        "correct the expected digest if you trust what was found, or find out who exchanged it."
+        "correct the expected digest if you trust what was found, or find out who replaced it."
     )

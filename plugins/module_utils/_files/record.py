@@ -128,11 +128,11 @@ def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool
         return False, True
     if ours and not ours.adopted:
         return True, False
-    is_now = "nothing says what it is"
+    is_now = "no record says what it is"
     if sha256:
         is_now = f"its SHA-256 digest is {found or (fits and fits.sha256)}, and {sha256} is wanted"
     raise FileError(
-        f"{path} is there already and was not put there by this collection; {is_now}: "
+        f"{path} already exists and was not put there by this collection; {is_now}: "
         "move it away, or choose another path."
     )
 

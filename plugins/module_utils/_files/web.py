@@ -60,7 +60,7 @@ class Limits:
         """Raise DownloadError if the time is over."""
         if time.monotonic() >= self.deadline:
             raise DownloadError(
-                f"{what} was given up: the time limit of the download is over; what has arrived is kept."
+                f"{what} did not finish within the time limit of the download; what has arrived is kept."
             )
 
 
@@ -85,11 +85,11 @@ def check_url(url: str) -> None:
         whole = False
     if not whole:
         raise DownloadError(
-            f"{url.partition('?')[0]!r} is no URL that can be fetched: give one with http:// or https://."
+            f"{url.partition('?')[0]!r} is not a URL that can be fetched: give one with http:// or https://."
         )
     if "@" in parts.netloc:
         raise DownloadError(
-            f"the URL of {parts.hostname} holds a user name or password: give a URL without, and a token."
+            f"the URL of {parts.hostname} holds a user name or password: give a URL without them, and a token."
         )
 
 
@@ -156,7 +156,7 @@ def _refusal(url: str, error: urllib.error.HTTPError, token: str | None) -> Exce
     if status in (404, 410):
         return DownloadError(f"{what} does not exist ({status}): correct the URL.", status, error.headers)
     if 300 <= status < 400:
-        return DownloadError(f"{what} leads nowhere: it redirects too often, or to no place.", status, error.headers)
+        return DownloadError(f"{what} redirects too often, or to no URL: correct the URL.", status, error.headers)
     return DownloadError(
         f"{what} could not be fetched: the server answers {status} {error.reason}.", status, error.headers
     )
@@ -239,7 +239,7 @@ def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int
             try:
                 return json.loads(response.read(most_bytes))
             except ValueError:
-                raise DownloadError(f"{shown(url)} gave no JSON: is it the address of a hub?") from None
+                raise DownloadError(f"{shown(url)} answered without JSON: check that this is a hub.") from None
             except (OSError, http.client.HTTPException) as error:
                 raise explained(error, urlsplit(response.url).hostname or "", limits.stall_s) from None
 

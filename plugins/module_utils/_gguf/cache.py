@@ -215,10 +215,10 @@ def followed(reader: Numbers) -> bool:
             f"llama.cpp gives the architecture {architecture} a cache of its own kind, so its size is not known."
         )
     elif architecture == "clip":
-        reader.note("This holds what sees or hears beside a language model: it has no layers and no cache of its own.")
+        reader.note("This is the vision or audio part of a model: it has no layers and no cache of its own.")
     elif architecture not in FOLLOWED:
         reader.note(
-            f"Architecture {architecture!r} is none of llama.cpp {TABLES_OF}, so the size of its cache is not known."
+            f"llama.cpp {TABLES_OF} has no architecture {architecture!r}, so the size of its cache is not known."
         )
     return architecture in FOLLOWED and not looped
 

@@ -123,7 +123,7 @@ class _Reader:
         if self.position + count <= self.end:
             return
         if self.end < self.size and self.position + count <= self.size:
-            raise GgufError(f"its header is longer than {HEADER_LIMIT >> 20} MiB, so it is damaged or no model's")
+            raise GgufError(f"its header is longer than {HEADER_LIMIT >> 20} MiB, so it is damaged or not a model's")
         raise GgufError("its header is damaged or cut off")
 
     def need(self, count: int) -> None:
@@ -162,7 +162,7 @@ class _Reader:
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            raise GgufError(f"it has a {what} that is no UTF-8 text: {_shown(raw)}") from None
+            raise GgufError(f"it has a {what} that is not UTF-8 text: {_shown(raw)}") from None
 
     def text(self) -> str:
         """Read a value, of a long one its beginning."""
@@ -287,8 +287,8 @@ class _Tensors:
     def size(name: str, shape: tuple[int, ...], elements: int, kind: int) -> int | None:
         if kind in REMOVED_TYPES:
             raise GgufError(
-                f"its tensor {_shown(name)} is of type {kind}, which llama.cpp has given up: take the model in another "
-                "quantisation, or quantise it anew"
+                f"its tensor {_shown(name)} is of type {kind}, which llama.cpp no longer reads: take the model in "
+                "another quantisation, or quantise it again"
             )
         if kind > LAST_PLAUSIBLE_TYPE:
             raise GgufError(f"its tensor {_shown(name)} is of type {kind}, which does not exist: the header is damaged")
@@ -298,14 +298,15 @@ class _Tensors:
         row = shape[0] if shape else 1
         if row % known.block:
             raise GgufError(
-                f"its tensor {_shown(name)} has rows of {row} weights, and {known.name} has them in {known.block}s"
+                f"its tensor {_shown(name)} has rows of {row} weights, and {known.name} needs a "
+                f"multiple of {known.block}"
             )
         return elements // known.block * known.block_bytes
 
     def place(self, name: str, offset: int, size: int | None) -> None:
         """Tensors follow each other without a gap but for the alignment."""
         if (self.exact and offset != self.expected) or offset < self.expected or offset % self.alignment:
-            raise GgufError(f"its tensor {_shown(name)} is said to be at {offset} where {self.expected} is right")
+            raise GgufError(f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}")
         self.exact = size is not None
         self.expected = offset + -(-(size or 0) // self.alignment) * self.alignment
 
@@ -319,7 +320,7 @@ def _what_it_is_instead(start: bytes) -> str:
     if text.startswith(b"{"):
         return "it is JSON text, such as a server sends with an error"
     if start == start[:1] * len(start) and start[:1] == b"\0":
-        return "it begins with zeros: it was made, and not filled"
+        return "it begins with zeros: it was created, but never filled"
     return "it does not begin with GGUF"
 
 
@@ -368,7 +369,7 @@ def _examine(path: Path, texts_of: str) -> Header:
             raise GgufError(_what_it_is_instead(start))
         header = _header(_Reader(stream, size), texts_of)
     if header.end_bytes is not None and size < header.end_bytes:
-        raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: it was not copied to its end")
+        raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: the copy is incomplete")
     return header
 
 
@@ -380,7 +381,7 @@ def read_header(path: Path, texts_of: str = "") -> Header:
     try:
         return _examine(path, texts_of)
     except GgufError as error:
-        raise GgufError(f"{path} is no whole GGUF model: {error}.") from None
+        raise GgufError(f"{path} is not a complete GGUF model: {error}.") from None
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -392,9 +393,9 @@ def part_names(name: str) -> list[str]:
         return [name]
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count:
-        raise GgufError(f"{name} has the name of a part that its own count of parts does not allow.")
+        raise GgufError(f"{name} has a part number that is not from 1 to its count of parts.")
     if count > MAX_PARTS:
-        raise GgufError(f"{name} has the name of one of {count} parts, and at most {MAX_PARTS} are allowed.")
+        raise GgufError(f"{name} has the name of one of {count} parts, but at most {MAX_PARTS} are allowed.")
     return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
 
 
@@ -417,10 +418,10 @@ def _check_count(path: Path, first: Header, parts: int) -> None:
     """Refuse a first part that is of another split than its name says."""
     count = first.metadata.get("split.count", 0)
     if not isinstance(count, int):
-        raise GgufError(f"{path} has a split.count that is no number: {_shown(str(count))}.")
+        raise GgufError(f"{path} has a split.count that is not a number: {_shown(str(count))}.")
     if max(count, 1) != parts:
         raise GgufError(
-            f"{path} says that it is one of {count} parts, but its name does not: give the parts their names again, "
+            f"{path} says that it is one of {count} parts, but its name does not: correct the names of the parts, "
             f"such as {path.stem}-00001-of-{count:05}.gguf, or join them with llama-gguf-split --merge."
         )
 
@@ -430,16 +431,16 @@ def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
     if header.metadata.get("split.no") != index:
         raise GgufError(
             f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
-            f"and has the name of part {index}: give the parts their names again."
+            f"and its name says part {index}: correct the names of the parts."
         )
     twice = seen.intersection(tensor.name for tensor in header.tensors)
     if twice:
         raise GgufError(
-            f"{part} has the tensor {_shown(min(twice))} that a part before it has: they are of two models."
+            f"{part} has the tensor {_shown(min(twice))} that an earlier part has too: they are of two models."
         )
     if len(seen) + len(header.tensors) > MAX_TENSORS:
         raise GgufError(
-            f"{part} is the part with which the model has more than {MAX_TENSORS} tensors, and no model has more: "
+            f"With {part} the model has more than {MAX_TENSORS} tensors, and no model has more: "
             "its parts are damaged, or of several models."
         )
 

@@ -97,7 +97,7 @@ def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
 def draft_problem(model: Path, draft: Path) -> str:
     """Return in a sentence why `draft` cannot draft tokens for `model`; empty if it can.
 
-    Raises GgufError if one of them is no whole GGUF file.
+    Raises GgufError if one of them is not a complete GGUF file.
     """
     difference = _difference(_read(model), _read(draft))
     if not difference:

@@ -127,7 +127,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
             continue
         found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", part)
         if found is None or int(found.group(2) or found.group(1)) < int(found.group(1)):
-            raise CpuSetError(f"{text!r} is no CPU list: write it like 0-3,8")
+            raise CpuSetError(f"{text!r} is not a CPU list: write it like 0-3,8")
         cpus.update(range(int(found.group(1)), int(found.group(2) or found.group(1)) + 1))
     return frozenset(cpus)
 
@@ -206,7 +206,7 @@ def _allowed(root: Path, groups: dict[str, list[Path]]) -> frozenset[int]:
         raise CpuSetError("the kernel does not say which CPUs this host has; is /proc mounted?")
     cpus = frozenset.intersection(*known)
     if not cpus:
-        raise CpuSetError("this host's services may run on no CPU that is online; see AllowedCPUs= of system.slice")
+        raise CpuSetError("services of this host may not run on any online CPU; see AllowedCPUs= of system.slice")
     return cpus
 
 

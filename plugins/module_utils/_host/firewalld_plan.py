@@ -198,13 +198,13 @@ def default_zone_problems(own: str, state: State) -> list[str]:
     if all(view.default_zone != own for view in state.views()):
         return []
     remedy = "choose another one with `firewall-cmd --set-default-zone=public`"
-    return [f"Zone {own} is the default zone, so that everyone falls into it: {remedy}."]
+    return [f"Zone {own} is the default zone, which admits every address without a zone: {remedy}."]
 
 
 def _overlaps(zone: Zone, networks: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> list[str]:
     return [
-        f"The source {source} is bound to zone {zone.name}, and {network} is trusted, so chance would decide: take it "
-        f"out with `firewall-cmd --permanent --zone={zone.name} --remove-source={source}` and `firewall-cmd --reload`."
+        f"The source {source} is bound to zone {zone.name}, and {network} is trusted, so either zone may apply: remove "
+        f"it with `firewall-cmd --permanent --zone={zone.name} --remove-source={source}` and `firewall-cmd --reload`."
         for source in zone.sources
         for network in networks
         for bound in [network_of(source)]
@@ -223,11 +223,11 @@ def _opens(who: str, option: str, zone: Zone, state: State, ports: Sequence[int]
 def _opening(who: str, what: str, port: int, option: str, remedy: str) -> str:
     # Docker and libvirt have zones that accept all, and need them so.
     otherwise = (
-        "keep the firewall yourself with rpc_firewall_enabled: false, where other software needs the zone as it is"
+        "set rpc_firewall_enabled to false and close the ports yourself if other software needs that zone"
         if remedy.startswith("--set-target")
         else "choose another RPC port"
     )
     return (
-        f"{who} lets others reach port {port} by {what}: take that away with `firewall-cmd --permanent {option} "
+        f"{who} lets others reach port {port} by {what}: remove that with `firewall-cmd --permanent {option} "
         f"{shlex.quote(remedy)}` and `firewall-cmd --reload`, or {otherwise}."
     )

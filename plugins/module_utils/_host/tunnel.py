@@ -43,7 +43,7 @@ def network_of(text: object) -> ipaddress.IPv4Network:
     try:
         network = ipaddress.IPv4Network(str(text))
     except ValueError:
-        raise TunnelError(f"rpc_tunnel_network {text} is no IPv4 network: write one such as {NETWORK}.") from None
+        raise TunnelError(f"rpc_tunnel_network {text} is not an IPv4 network: write one such as {NETWORK}.") from None
     if not any(map(network.subnet_of, _PRIVATE)) or network.prefixlen > _SMALLEST:
         raise TunnelError(
             f"rpc_tunnel_network {text} is not private, or smaller than a /{_SMALLEST}: write one such as {NETWORK}."
@@ -60,9 +60,9 @@ def address_of(host: str, network: object = None, address: object = None) -> str
     try:
         given = ipaddress.IPv4Address(str(address))
     except ValueError:
-        raise TunnelError(f"rpc_tunnel_address {address} is no IPv4 address: write one of {within}.") from None
+        raise TunnelError(f"rpc_tunnel_address {address} is not an IPv4 address: write one of {within}.") from None
     if given not in within or given in (within.network_address, within.broadcast_address):
-        raise TunnelError(f"rpc_tunnel_address {address} is no host's address in {within}: write one of that network.")
+        raise TunnelError(f"rpc_tunnel_address {address} is not a host address of {within}: write one of that network.")
     return str(given)
 
 
@@ -70,7 +70,7 @@ def check_outer(variable: str, value: object, network: object = None) -> None:
     """Raise TunnelError if packets of the tunnel cannot be sent to what a variable names: a name or an IPv4 address."""
     text, within = str(value), network_of(network or NETWORK)
     if not _OUTER.match(text):
-        raise TunnelError(f"{variable} {text} is no IPv4 address and no name: write one address, without a port.")
+        raise TunnelError(f"{variable} {text} is neither an IPv4 address nor a name: write one, without a port.")
     try:
         inside = ipaddress.IPv4Address(text) in within
     except ValueError:
@@ -78,7 +78,7 @@ def check_outer(variable: str, value: object, network: object = None) -> None:
     if inside:
         raise TunnelError(
             f"{variable} {text} is an address of rpc_tunnel_network {within}, and the tunnel would hide it: set "
-            "rpc_tunnel_network to a private network that no host of the group knows."
+            "rpc_tunnel_network to a private network that no host of the group uses."
         )
 
 
@@ -235,8 +235,8 @@ def message(link: Mapping[str, Any]) -> str:
     """Say what is wrong with a link; empty if it is well."""
     if not link["through_tunnel"]:
         return (
-            f"The way to {link['address']} of {link['host']} does not lead into the tunnel: see `systemctl status "
-            f"wg-quick@{INTERFACE}` and `ip route get {link['address']}` on the host that says so, or run the "
+            f"The route to {link['address']} of {link['host']} does not go through the tunnel: see `systemctl status "
+            f"wg-quick@{INTERFACE}` and `ip route get {link['address']}` on the host that reports this, or run the "
             "playbook site."
         )
     if link["round_trip_ms"] is not None:

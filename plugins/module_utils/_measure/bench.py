@@ -83,7 +83,7 @@ def check_options(options: Options) -> None:
     if "," in options.model:
         raise OptionError(f"llama-bench takes the comma in {options.model} for a separator; rename the model.")
     if "\0" in options.model:
-        raise OptionError("model holds a NUL character, which no program can be given; take it out.")
+        raise OptionError("model contains a NUL character, which no program accepts; remove it.")
 
 
 def check_build(options: Options, bench: Bench) -> None:
@@ -195,7 +195,7 @@ def _context_rejected(ending: Ending) -> Failure | None:
         return None
     reasons = _CONTEXT_REASON.findall(ending.stderr)
     why = f": {reasons[-1].rstrip('.')}" if reasons else ""
-    message = f"llama.cpp makes no context with these options{why}; change flash_attn, cache types or sizes."
+    message = f"llama.cpp cannot create a context with these options{why}; change flash_attn, cache types or sizes."
     return Failure("option_rejected", None, message)
 
 
@@ -234,7 +234,7 @@ def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             if not whole and number == len(lines):
                 break
-            raise OutputError(f"Line {number} of what llama-bench printed is no result: {line[:100]}.") from None
+            raise OutputError(f"Line {number} of llama-bench's output is not a result: {line[:100]}.") from None
         found.append(raw)
     return found
 

@@ -123,7 +123,7 @@ def split_note(split: Sequence[Share]) -> str:
     limits = "2 % for weights and KV cache, 25 % for compute buffers"
     if not off:
         return f"On every worker the plan was right within its limits ({limits})."
-    return f"The plan was beyond its limits ({limits}): {', '.join(off)}."
+    return f"The plan missed its limits ({limits}): {', '.join(off)}."
 
 
 # So many runs are in a report; the history has them all.

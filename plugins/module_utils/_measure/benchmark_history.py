@@ -176,8 +176,8 @@ def parse_history(text: str, name: str) -> list[Run]:
             runs.append(_run_of(json.loads(line, parse_constant=_no_constant)))
         except (ValueError, RecursionError) as error:
             raise BenchmarkError(
-                f"Line {number} of the history {name} is no run of a benchmark ({_reason(line, error)}): "
-                "mend it, or move the file away to begin another."
+                f"Line {number} of the history {name} is not a benchmark run ({_reason(line, error)}): "
+                "correct it, or move the file away to start a new history."
             ) from None
     return runs
 
@@ -201,14 +201,14 @@ def _reason(line: str, error: Exception) -> str:
     if not line.strip():
         return "it is empty"
     if isinstance(error, json.JSONDecodeError):
-        return f"it is no JSON from column {error.colno} on"
+        return f"it is not JSON from column {error.colno} on"
     if isinstance(error, UnicodeError):
-        return "it is no UTF-8"
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        return "it is not UTF-8"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def _no_constant(name: str) -> NoReturn:
-    refuse(f"{name} is no number")
+    refuse(f"{name} is not a number")
 
 
 def tests_at(value: object, where: str) -> list[Test]:

@@ -110,11 +110,11 @@ def _history(runs: Sequence[Run]) -> str:
             f'<li class="{"this-run" if rank == 0 else "other"}"><svg width="14" height="11" viewBox="-7 -7 14 14" '
             f'aria-hidden="true">{mark}</svg><span>{escaped(name)}{note}</span></li>'
         )
-    note = "The first run; the next ones will stand beside it. A bar is the standard deviation."
+    note = "This is the first run. The next ones will appear beside it. A bar is the standard deviation."
     if len(runs) > 1:
         note = (
             f"The last {len(runs)} runs, in their order. A bar is the standard deviation. Runs of one build, model and "
-            "shape are joined; others are not to be compared."
+            "shape are joined; others cannot be compared."
         )
     header, rows = words.history_table(runs, series)
     last_column = (len(header) - 1,)

@@ -64,7 +64,7 @@ def check_options(options: Options) -> None:
         if value is not None:
             worker_run.check_number(name, value, low, high)
     if any("\0" in word for word in (options.model, *options.extra_args)):
-        raise OptionError("model or extra_args holds a NUL character, which no program can be given; take it out.")
+        raise OptionError("model or extra_args contains a NUL character, which no program accepts; remove it.")
 
 
 def time_limit(options: Options, model_bytes: int) -> int:

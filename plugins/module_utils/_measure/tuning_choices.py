@@ -138,7 +138,7 @@ def _no_serving_stage(settings: Settings) -> dict[str, str]:
         name: "there is no other to try" for name in SERVING_STAGES if not serving(settings, settings.start, name)
     }
     if len(settings.workers) == 1:
-        without["split_mode"] = "there is one worker alone"
+        without["split_mode"] = "there is only one worker"
     if not settings.prompts:
         # Noise, and an answer that goes on after its end, are guessed too badly or too well.
         without["speculation"] = "it depends on what clients ask: give some of it in tune_prompts"
@@ -150,24 +150,24 @@ def nothing_to_try(settings: Settings) -> dict[str, str]:
     if settings.goal == SERVING:
         return _no_serving_stage(settings)
     start = settings.start
-    one_size = "there is one size alone"
+    one_size = "there is only one size"
     without = {
         "ubatch_size": "" if len(ubatch_sizes(settings, start.batch_size)) > 1 else one_size,
         "worker_threads": ""
         if settings.worker_threads
-        else settings.threads_problem or "workers are not started anew unless told so",
+        else settings.threads_problem or "tune_worker_threads is not set",
         "split_mode": "" if split_modes(settings) else "there is no other to try",
         "tensor_split": "" if settings.tensor_split else "it was not asked for",
         "flash_attn": no_flash_attn(settings, start),
-        "cache_type": "" if cache_types(settings, start) else "they change what the model says, and were not asked for",
+        "cache_type": "" if cache_types(settings, start) else "tune_cache_types names none",
         "batch_size": "" if len(batch_sizes(settings, start)) > 1 else one_size,
     }
     if settings.goal == "generation":
         without.update(dict.fromkeys(("ubatch_size", "batch_size"), "it does not change generation"))
     if settings.workers and len(settings.workers) == 1:
-        without.update(dict.fromkeys(("split_mode", "tensor_split"), "there is one worker alone"))
+        without.update(dict.fromkeys(("split_mode", "tensor_split"), "there is only one worker"))
     elif settings.workers and settings.tensor_split and not settings.fits_alone:
-        without["tensor_split"] = "what fits where is not known"
+        without["tensor_split"] = "it is not known which worker can hold the model"
     if settings.worker_threads and settings.usable_cores and not thread_counts(settings):
         without["worker_threads"] = "there is no other number to try"
     return {name: why for name, why in without.items() if why}

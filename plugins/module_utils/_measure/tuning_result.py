@@ -39,7 +39,7 @@ def summary(sweep: Sweep) -> str:
     changes = changed(sweep)
     if not changes:
         shown = ", ".join(f"{name} {_shown(rate)}" for name, rate in rates_of(start) if rate is not None)
-        return f"Nothing was quicker than what there is by more than the spread ({shown} tokens per second)."
+        return f"Nothing was faster than the current settings by more than the spread ({shown} tokens per second)."
     parts = []
     for (name, now), (_name, before) in zip(rates_of(best), rates_of(start)):
         if now is not None and before is not None:
@@ -135,7 +135,7 @@ def _comment(text: str) -> str:
 def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
     """Return a line for each figure of a run, or one that says why it has none."""
     if outcome.failure or not outcome.measured:
-        yield f"{run.title}: {outcome.failure or 'it is what there is'}"
+        yield f"{run.title}: {outcome.failure or 'this is the current setting'}"
     title = run.title
     if run.stage in ("ubatch_size", "batch_size") and (run.ubatch_sizes or run.batch_sizes):
         mode = run.config.split_mode
@@ -157,7 +157,7 @@ def _counts(settings: Settings) -> str:
         asked = f"{len(settings.prompts)} prompts" if settings.prompts else f"prompts of {settings.n_prompt} words"
         return f"serving; {settings.clients} clients at a time, {asked}, {settings.n_gen} tokens generated for each"
     prompt, generation = GOALS[settings.goal]
-    what = f"(prompt counts {prompt:g}, generation {generation:g})"
+    what = f"(weight of prompt {prompt:g}, of generation {generation:g})"
     return f"{settings.goal} {what}; {settings.n_prompt} tokens read, {settings.n_gen} generated"
 
 
@@ -176,10 +176,8 @@ def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> 
     ]
     drift = drift_percent(sweep)
     if drift is not None:
-        way = "quicker" if drift >= 0 else "slower"
-        lines.append(
-            _comment(f"Drift: at the end, what there was before was {abs(drift):.1f} % {way} than at the start")
-        )
+        way = "faster" if drift >= 0 else "slower"
+        lines.append(_comment(f"Drift: at the end, the first settings were {abs(drift):.1f} % {way} than at the start"))
     lines += ["#", _comment("What was tried, in tokens per second:")]
     lines += [_comment(f"- {tried}") for run, outcome in sweep.runs for tried in _tried(settings, run, outcome)]
     lines += [_comment(f"- not tried, {TITLES[name]}: {why}") for name, why in sweep.left_out.items()]
@@ -324,7 +322,7 @@ def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time:
     plan = [
         {
             "stage": name,
-            "title": TITLES.get(name, "what there is and what won, once more"),
+            "title": TITLES.get(name, "the first settings and the winners, again"),
             "runs": most(sweep, name)[0],
             "tests": most(sweep, name)[1],
         }

@@ -39,7 +39,7 @@ Steps = Generator[Run, Outcome, None]
 
 def steps(sweep: Sweep) -> Steps:
     """Ask for one run after the other."""
-    outcome = yield from _measure(sweep, _run(sweep, "start", "as it is now", sweep.best.config))
+    outcome = yield from _measure(sweep, _run(sweep, "start", "current settings", sweep.best.config))
     if outcome.failure or not outcome.measured:
         sweep.refusal = outcome.failure or "The first run gave no figures."
         return
@@ -146,7 +146,7 @@ def _sizes_of_mode(sweep: Sweep, mode: str) -> Steps:
     if needed <= sweep.left_s:
         yield from _ubatch_size(sweep)
     else:
-        sweep.notes.append(f"The physical batch was not searched anew with split mode {mode}, for want of time.")
+        sweep.notes.append(f"There was no time to search the physical batch again with split mode {mode}.")
 
 
 def _flash_attn(sweep: Sweep) -> Steps:
@@ -168,7 +168,7 @@ def _cache_type(sweep: Sweep) -> Steps:
 
 def _tensor_split(sweep: Sweep) -> Steps:
     if sweep.best.config.split_mode != "layer":
-        sweep.left_out["tensor_split"] = "it is planned for split mode layer alone"
+        sweep.left_out["tensor_split"] = "it is planned only for split mode layer"
         return
     speeds_of = _speeds_alone if all(sweep.settings.fits_alone) else _speeds_shifted
     try:
@@ -180,7 +180,7 @@ def _tensor_split(sweep: Sweep) -> Steps:
         return
     shown = " : ".join(f"{speed / max(speeds):.2f}" for speed in speeds)
     if max(speeds) / min(speeds) - 1 <= LEAST_GAIN:
-        sweep.notes.append(f"The workers are equally quick ({shown}).")
+        sweep.notes.append(f"The workers are equally fast ({shown}).")
         return
     run = _run(sweep, "tensor_split", f"tensor split by speed, {shown}", sweep.best.config)
     _judge(sweep, (yield from _try(sweep, replace(run, weights=tuple(speeds)))))
@@ -239,13 +239,13 @@ def _confirm(sweep: Sweep) -> Steps:
     goal, first, won = sweep.settings.goal, sweep.start or sweep.best, sweep.best.config
     sweep.best = first
     if won != first.config:
-        outcome = yield from _measure(sweep, _run(sweep, "again", "what won, as a whole", won))
+        outcome = yield from _measure(sweep, _run(sweep, "again", "all winners together", won))
         sweep.confirmed = outcome.measured[0] if outcome.measured else None
         if outcome.failure or sweep.confirmed is None:
-            sweep.notes.append(f"What won in parts cannot be used as a whole: {outcome.failure}")
-    outcome = yield from _measure(sweep, _run(sweep, "again", "as it was, once more", first.config))
+            sweep.notes.append(f"The winners cannot be used together: {outcome.failure}")
+    outcome = yield from _measure(sweep, _run(sweep, "again", "first settings again", first.config))
     if outcome.failure or not outcome.measured:
-        sweep.notes.append(f"Nothing is certain, since the first run could not be repeated: {outcome.failure}")
+        sweep.notes.append(f"The result is uncertain, because the first run could not be repeated: {outcome.failure}")
         return
     sweep.again = outcome.measured[0]
     if sweep.confirmed is None:
@@ -253,7 +253,7 @@ def _confirm(sweep: Sweep) -> Steps:
     if beats(goal, sweep.confirmed, first) and beats(goal, sweep.confirmed, sweep.again):
         sweep.best = sweep.confirmed
     else:
-        sweep.notes.append("What won in parts is as a whole not quicker than before by more than the spread.")
+        sweep.notes.append("Together, the winners are not faster than the first settings by more than the spread.")
 
 
 def _worker_threads(sweep: Sweep) -> Steps:
@@ -269,7 +269,7 @@ def _worker_threads(sweep: Sweep) -> Steps:
     run = _run(sweep, "worker_threads", "workers with the threads that they had", config)
     outcome = yield from _measure(sweep, replace(run, restarts=True))
     if outcome.failure or not outcome.measured:
-        sweep.notes.append(f"No number of threads is better for certain: {outcome.failure}")
+        sweep.notes.append(f"No number of threads is certainly better: {outcome.failure}")
         return
     first = max(found, key=lambda candidate: gain(goal, candidate, before))
     if beats(goal, first, before) and beats(goal, first, outcome.measured[0]):

@@ -54,7 +54,7 @@ SPECULATION = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "dra
 _UNLESS_ASKED = ("ngram-simple", "ngram-mod", "draft-simple", "draft-mtp")
 _SPECULATION_NEEDS = {
     "draft-simple": "a draft model: give its GGUF file in llama_server_draft_model",
-    "draft-mtp": "a model with layers that predict further tokens, which this one has not",
+    "draft-mtp": "a model with layers that predict further tokens, which this one lacks",
 }
 _MODES = ("layer", "tensor")
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
@@ -116,7 +116,7 @@ class Settings:
     workers: tuple[str, ...] = ()
     threads_now: tuple[int, ...] = ()
     usable_cores: tuple[int, ...] = ()
-    # Why they were not tried to their end.
+    # Why not all of them were tried.
     threads_problem: str = ""
     # Whether each worker can hold the whole model; empty if that cannot be planned.
     fits_alone: tuple[bool, ...] = ()
@@ -223,14 +223,14 @@ def _speculation(given: Mapping[str, Any]) -> tuple[str, ...]:
     now = given.get("spec_type", "none")
     if now != "none" and now not in possible:
         raise TuningError(
-            f"llama_server_spec_type is {now}, which takes {_SPECULATION_NEEDS.get(now, 'another name')}."
+            f"llama_server_spec_type is {now}, which needs {_SPECULATION_NEEDS.get(now, 'another name')}."
         )
     if given.get("tune_speculation") is None:
         return tuple(kind for kind in _UNLESS_ASKED if kind in possible)
     asked = _words("tune_speculation", given["tune_speculation"], SPECULATION)
     for kind in asked:
         if kind not in possible:
-            raise TuningError(f"tune_speculation holds {kind}, which takes {_SPECULATION_NEEDS[kind]}.")
+            raise TuningError(f"tune_speculation holds {kind}, which needs {_SPECULATION_NEEDS[kind]}.")
     return asked
 
 
@@ -241,7 +241,7 @@ def _serving_settings(given: Mapping[str, Any], asked: Callable[..., Any]) -> di
                           "with another goal first.")  # fmt: skip
     prompts = _listed("tune_prompts", given.get("tune_prompts", ()), "['What is a cluster?']")
     if not all(isinstance(prompt, str) and prompt for prompt in prompts):
-        raise TuningError("tune_prompts holds something else than texts: give a list of what clients ask.")
+        raise TuningError("tune_prompts holds something that is not a text: give a list of what clients ask.")
     return {
         "clients": asked(_number, "clients", 1, 256),
         "prompts": tuple(prompts),

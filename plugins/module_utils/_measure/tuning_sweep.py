@@ -257,7 +257,7 @@ def keep_to_time(sweep: Sweep) -> None:
             left_out = ", ".join(TITLES[name] for name in gone)
             way += f", or set tune_shorten to leave out what does not fit ({left_out})"
         sweep.refusal = (
-            f"The sweep would take about {math.ceil(total)} s, by what its first run took, and tune_time_limit is "
+            f"The sweep would take about {math.ceil(total)} s, judged by its first run, and tune_time_limit is "
             f"{limit} s: {way}; nothing was changed."
         )
         return
@@ -275,7 +275,7 @@ def in_time(sweep: Sweep, name: str) -> bool:
     after = sum(cost_s(sweep, other) for other in later if other == "again" or other in sweep.stages)
     if load_s(sweep) + test_s(sweep, name) + after <= sweep.left_s:
         return True
-    sweep.notes.append(f"The {TITLES[name]} was not tried to its end, since the runs took longer than the first one.")
+    sweep.notes.append(f"The {TITLES[name]} was not tried completely, because its runs took longer than the first one.")
     return False
 
 

@@ -122,7 +122,7 @@ def _suggest_quantisation(planned: Planned, cluster: Cluster) -> dict[str, Any] 
 def _suggest_split(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
     if not cluster.tensor_split or not fits(planned.of, planned.load, replace(cluster, tensor_split=())):
         return None
-    return {"kind": "tensor_split", "message": "without tensor_split, a division that fits is found"}
+    return {"kind": "tensor_split", "message": "without tensor_split, the plan finds a division that fits"}
 
 
 def suggestions(planned: Planned, cluster: Cluster) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ def _too_many(planned: Planned, cluster: Cluster) -> str | None:
     if not layers:
         more = f", or give n_gpu_layers from {count + 1} on" if count <= planned.count else ""
         return (
-            f"There are {count} workers, and n_gpu_layers ({planned.load.n_gpu_layers}) leaves them the output alone; "
+            f"There are {count} workers, and n_gpu_layers ({planned.load.n_gpu_layers}) leaves them only the output; "
             f"name one worker{more}."
         )
     given = "the model has" if not planned.local else f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them"
@@ -200,7 +200,7 @@ def _notes(planned: Planned) -> list[str]:
     notes = []
     if not planned.compute_known:
         notes.append(
-            "The compute buffers are an upper estimate: what llama.cpp computes for this model is not followed."
+            "The compute buffers are an upper estimate: the plan does not know what llama.cpp computes for this model."
         )
     if planned.model.shape.predict_layers:
         notes.append(

@@ -88,7 +88,7 @@ def _resolve(member: Member, links: dict[tuple[str, ...], str]) -> None:
             continue
         followed += 1
         if followed > MAX_LINKS:
-            _refuse(member.name, "is a link that leads nowhere, round and round")
+            _refuse(member.name, "is a link that leads back to itself")
         if target.startswith("/"):
             _refuse(member.name, f"is a link that leads out of the root, to {target!r}")
         done.pop()
@@ -106,7 +106,7 @@ def check(members: Iterable[Member]) -> None:
             if member.target.startswith("/") or ".." in member.target.split("/"):
                 _refuse(member.name, f"is a hard link that leads out of the root, to {member.target!r}")
             if kinds.get(_inner_path(member.target)) != FILE:
-                _refuse(member.name, f"is a hard link to {member.target!r}, which is no file that comes before it")
+                _refuse(member.name, f"is a hard link to {member.target!r}, which is not a file that comes before it")
         kinds[member.path] = member.kind
     links = {member.path: member.target for member in members if member.kind == SYMLINK}
     for member in members:
@@ -139,7 +139,7 @@ def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.
         if path:
             everything.append((info, Member(path, kind, info.name, info.linkname)))
         elif kind != FOLDER:
-            _refuse(info.name, "stands in the place of the root")
+            _refuse(info.name, "is in the place of the root")
     check(member for _info, member in everything)
     if not root:
         return everything
@@ -294,7 +294,7 @@ class Archive:
             if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
                 return False
             raise ArchiveError(
-                f"{dest} is there already and was not unpacked by this module; remove it or choose another place."
+                f"{dest} already exists and was not unpacked by this module; remove it or choose another place."
             ) from None
         return bool(stamp == self._stamp)
 

@@ -121,7 +121,7 @@ def cpu_class(
     """
     machine = _MACHINES.get(machine.strip().lower(), machine.strip())
     if not re.fullmatch(r"[A-Za-z0-9_]{1,30}", machine):
-        raise CpuClassError(f"{machine!r} is no machine as uname -m names it, such as aarch64")
+        raise CpuClassError(f"{machine!r} is not a machine as `uname -m` names it, such as aarch64")
     libc = " ".join(libc.split())
     kind, march = "", ""
     chosen: list[str] = []

@@ -97,8 +97,8 @@ def wait(prefix: Path, patience_s: int) -> None:
             return
         if time.monotonic() >= end:
             raise JournalError(
-                f"a task of another run of the playbook upgrade, which was killed, cut off or still goes on, has not "
-                f"ended within {patience_s} s ({found}): run this again when it has."
+                f"another run of the playbook upgrade was killed, was cut off or is still going on, and a task of it "
+                f"has not ended within {patience_s} s ({found}): run this again when that task has ended."
             )
         time.sleep(1)
 
@@ -147,7 +147,7 @@ def _note(path: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise JournalError(f"{path} cannot be read ({error}): mend that, and run this again.") from None
+        raise JournalError(f"{path} cannot be read ({error}): correct that, and run this again.") from None
     try:
         there = json.loads(text)
         noted = {**{key: str(there[key]) for key in _KEYS}, "way": str(there.get("way", "upgrade"))}
@@ -175,5 +175,5 @@ def _write(path: Path, note: dict[str, str]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise JournalError(f"{path} cannot be written ({error.strerror}): mend that, and run this again.") from None
+        raise JournalError(f"{path} cannot be written ({error.strerror}): correct that, and run this again.") from None
     sync_folder(path.parent)

@@ -64,7 +64,7 @@ def read_patch(path: Path) -> Patch:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise PatchError(f"The patch {name} ({path}) is no file of at most {MOST_BYTES >> 20} MiB.")
+            raise PatchError(f"The patch {name} ({path}) is not a file of at most {MOST_BYTES >> 20} MiB.")
         text = path.read_bytes()
     except OSError as error:
         raise PatchError(f"The patch {name} cannot be read: {error.filename or path}: {error.strerror}.") from None
@@ -82,7 +82,7 @@ def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
             return
     known = [f"sha256:{sha256}"] * bool(sha256) + [f"commit:{commit}"] * bool(commit)
     raise PatchError(
-        f"The patch {patch.name} is made for {' or '.join(patch.made_for)}, and pinned is {pinned} "
+        f"The patch {patch.name} is made for {' or '.join(patch.made_for)}, and the pinned source is {pinned} "
         f"({', '.join(known)}): leave the patch out of llama_cpp_patches, or pin the source that it is made for."
     )
 
@@ -127,9 +127,9 @@ def _place(lines: list[bytes], old: tuple[bytes, ...], first: int, there: int) -
 
 def _changed(name: str, change: Change, before: bytes | None) -> bytes | None:
     what = f"The patch {name} does not apply to {change.path}"
-    remedy = "is it made for this source, and in the right place of llama_cpp_patches?"
+    remedy = "check that it is made for this source and has the right place in llama_cpp_patches."
     if change.creates and before:
-        raise PatchError(f"{what}: it creates that file, which is there already; {remedy}")
+        raise PatchError(f"{what}: it creates that file, which already exists; {remedy}")
     if before is None and not change.creates:
         raise PatchError(f"{what}: there is no such file; {remedy}")
     lines = _lines(before or b"")
@@ -161,7 +161,7 @@ class _Parser:
         raise PatchError(f"The patch {self.name} is refused: {why}.")
 
     def damaged(self) -> NoReturn:
-        self.refuse(f"its line {self.at + 1} is no part of a unified diff, so it may be damaged")
+        self.refuse(f"its line {self.at + 1} is not part of a unified diff, so it may be damaged")
 
     @property
     def line(self) -> bytes:
@@ -200,7 +200,7 @@ class _Parser:
                 origin = named[1].decode("utf-8", "replace")
                 if not _ORIGIN.fullmatch(origin):
                     self.refuse(
-                        f"its line {self.at + 1} has {origin!r} after Made-for, which is no sha256:… or commit:…"
+                        f"its line {self.at + 1} has {origin!r} after Made-for, which is not sha256:… or commit:…"
                     )
                 found.append(origin)
             self.at += 1
@@ -222,7 +222,7 @@ class _Parser:
                 self.refuse(f"it has a change of a binary file ({which}), which a unified diff cannot hold")
             if not self.line.startswith(_HARMLESS):
                 said = self.line.decode("utf-8", "replace") or "it has no line that changes"
-                self.refuse(f"of {which} it changes other things than lines ({said})")
+                self.refuse(f"it changes something other than lines of {which} ({said})")
             self.at += 1
 
     def change(self) -> Change:
@@ -256,7 +256,7 @@ class _Parser:
         first, _slash, rest = name.partition("/")
         if name.startswith(("/", '"')) or {"", ".", ".."} & {first, *rest.split("/")} or not name.isprintable():
             self.refuse(
-                f"it changes {name!r}, which is no path in the source as `git diff` writes it (a/ggml/src/ggml.c)"
+                f"it changes {name!r}, which is not a path in the source as `git diff` writes it (a/ggml/src/ggml.c)"
             )
         return rest
 
@@ -286,5 +286,5 @@ class _Parser:
                     lines[side].append(self.line[1:] + b"\n")
             self.at += 1
         if start and not lines[b"-"]:
-            self.refuse(f"it has a hunk without a line around it, before its line {self.at + 1}: it could go anywhere")
+            self.refuse(f"it has a hunk without a line of context, before its line {self.at + 1}: it could go anywhere")
         return Hunk(start, tuple(lines[b"-"]), tuple(lines[b"+"]))

@@ -70,7 +70,7 @@ def check_file(path: Path, machine: str) -> Problem | None:
     if not path.is_file():
         return Problem("missing", f"there is no program {path}: install the release again")
     if not os.access(path, os.X_OK):
-        return Problem("not_executable", f"{path} is not executable: mend its mode, or install the release again")
+        return Problem("not_executable", f"{path} is not executable: correct its mode, or install the release again")
     try:
         program = read_program(path)
     except OSError as error:
@@ -111,7 +111,7 @@ def check_features(manifest: Mapping[str, Any], words: Collection[str]) -> Probl
 def check_run(path: Path, exit_status: int, output: str, timed_out: bool, timeout: int, libc: str) -> Problem | None:
     """Say what the end of a run shows. `exit_status` is a shell's, `libc` is that of the host."""
     if timed_out:
-        return Problem("timed_out", f"{path} did not end within {timeout} s: look at what else this host has to do")
+        return Problem("timed_out", f"{path} did not end within {timeout} s: check what else keeps this host busy")
     if 128 < exit_status <= 128 + _LAST_SIGNAL:
         return _by_signal(path, exit_status - 128)
     if exit_status in (126, 127) or exit_status == 1:
@@ -121,7 +121,7 @@ def check_run(path: Path, exit_status: int, output: str, timed_out: bool, timeou
     if exit_status in (126, 127):
         return Problem(
             "not_started",
-            f"{path} cannot be started ({_last_line(output) or f'exit status {exit_status}'}): look whether programs "
+            f"{path} cannot be started ({_last_line(output) or f'exit status {exit_status}'}): check whether programs "
             "may be run from that folder, and install the release again",
         )
     return None
@@ -189,10 +189,10 @@ def _last_line(output: str) -> str:
     return next((" ".join(line.split()) for line in reversed(output.splitlines()) if line.strip()), "")
 
 
-def programs_of(manifest: Mapping[str, Any], bin_dir: Path) -> list[str]:
+def programs_of(manifest: Mapping[str, Any], bin_folder: Path) -> list[str]:
     """Return the programs that a release says it has, or those that are there."""
     said = manifest.get("programs")
     if isinstance(said, list) and said and all(isinstance(name, str) for name in said):
         return list(said)
     # Backends that are loaded at run time stand beside the programs.
-    return sorted(path.name for path in bin_dir.glob("*") if path.is_file() and ".so" not in path.name)
+    return sorted(path.name for path in bin_folder.glob("*") if path.is_file() and ".so" not in path.name)

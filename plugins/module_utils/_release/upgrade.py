@@ -114,15 +114,15 @@ def outcome(
     if not reasons and not stuck:
         problem = ""
     elif end == "unknown":
-        problem = f"Whether the {way} was noted as ended is not known: run the playbook upgrade again, which ends it."
+        problem = f"It is unknown whether the {way} was completed: run the playbook upgrade again, which completes it."
     elif end == "new":
         problem = f"The {way} is done, but not everywhere."
     elif not any(found["note"] for found in hosts.values()):
-        problem = f"The {way} was not begun: every host has what it had."
+        problem = f"The {way} did not start: every host has its previous release."
     else:
         others = [host for host, found in hosts.items() if found["stuck"] or found["lost"] or _astray(found)]
-        which = f"all hosts but {', '.join(others)} have what they had" if others else "every host has what it had"
-        problem = f"The {way} failed, and {which} before."
+        which = f"All hosts but {', '.join(others)} have their" if others else "Every host has its"
+        problem = f"The {way} failed. {which} previous release."
     return {
         "problem": " ".join([problem, *reasons]) if problem else "",
         "sentences": [_became(host, found, end) for host, found in hosts.items()],
@@ -143,17 +143,18 @@ def _became(host: str, found: Mapping[str, Any], end: str) -> str:
 
     if note and (found["lost"] or found["stuck"]):
         where = {"old": f"back to {name(note['from'])}", "new": f"to {name(note['to'])}"}
-        again = f"run the playbook upgrade again, which takes it {where.get(end, 'where the others are')}"
+        again = f"run the playbook upgrade again, which takes it {where.get(end, 'to the release of the others')}"
         if found["lost"]:
             return f"{host} stopped answering: bring it back, and {again}."
-        return f"{host} could not be mended ({_whole(found['stuck']).rstrip('.')}): look there, and {again}."
+        return f"{host} could not be repaired ({_whole(found['stuck']).rstrip('.')}): look there, and {again}."
     if found["lost"]:
         return f"{host} stopped answering before anything was changed there."
     now = found["now"]["current"] if found["now"] else None
     if now is None:
         return f"{host} has no release in use: run the playbook site."
     if end == "old" and _astray(found):
-        return f"{host} still has {name(now)}: run the playbook upgrade again, which takes it where the others are."
+        again = "run the playbook upgrade again, which takes it to the release of the others"
+        return f"{host} still has {name(now)}: {again}."
     if end == "old":
         return f"{host} {'is back at' if found['touched'] else 'has kept'} {name(now)}."
     return f"{host} has {name(now)}" + (f", and had {name(note['from'])}." if note and note["from"] != now else ".")
@@ -170,7 +171,7 @@ def _interrupted(
     host, note = next(iter(notes.items()))
     old, new = (_name(looks[host]["releases"], note[key]) for key in ("from", "to"))
     done = recover[host]["state"] == "finished"
-    how = f"it was good, and is brought to its end with {new}" if done else f"all hosts go back to {old}"
+    how = f"the new release was good, so it is completed with {new}" if done else f"all hosts go back to {old}"
     what = "A roll back" if note.get("way") == "rollback" else "An upgrade"
     return (
         f"{what} from llama.cpp {old} to {new}, begun {note['time']}, was interrupted and has not ended on "
@@ -196,7 +197,7 @@ def _rollback_problems(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[
             )
     if unaware:
         problems.append(
-            f"Nothing is known on {', '.join(unaware)} of an upgrade to the release in use, which could be rolled "
+            f"No upgrade to the release in use is recorded on {', '.join(unaware)}, so there is nothing to roll "
             "back: name the version to go to in llama_cpp_version instead."
         )
     return problems
@@ -213,7 +214,7 @@ def _unlike(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 kinds.setdefault(str(what), []).append(host)
         if len(kinds) > 1:
             sides = " and ".join(f"{what} on {', '.join(hosts)}" for what, hosts in kinds.items())
-            problems.append(f"The hosts would get llama.cpp of another {of} each: {sides}; give them one.")
+            problems.append(f"The hosts would get llama.cpp of different {of}s: {sides}; give all of them the same.")
     return problems
 
 
@@ -231,7 +232,7 @@ def _mute(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
     if not mute:
         return []
     what = f"The source of llama.cpp {shown(releases[mute[0]])}, which {', '.join(mute)} would get"
-    return [f"{what}, does not say its RPC protocol: name another one in llama_cpp_version, or in what else names it."]
+    return [f"{what}, does not say its RPC protocol: name another one in llama_cpp_version, or in its own variable."]
 
 
 def _in_use(look: Mapping[str, Any]) -> Mapping[str, Any]:

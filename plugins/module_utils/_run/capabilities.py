@@ -143,21 +143,21 @@ class Bench(Measurable):
     flash_attn: Mapping[str, str]
 
 
-def find_program(bin_dir: str, names: Sequence[str] = PROGRAMS) -> str:
+def find_program(bin_folder: str, names: Sequence[str] = PROGRAMS) -> str:
     """Return the path of the first of these programs in a folder.
 
     Raises BinaryError if there is none, or if what is there is no program for this machine.
     """
-    folder = Path(bin_dir)
+    folder = Path(bin_folder)
     if not folder.is_dir():
-        raise BinaryError(f"There is no folder {bin_dir}; install llama.cpp there, or set bin_dir.")
+        raise BinaryError(f"There is no folder {bin_folder}; install llama.cpp there, or set bin_folder.")
     for name in names:
         path = folder / name
         if path.exists() or path.is_symlink():
             _check_program(path)
             return str(path)
     missing = f"neither {' nor '.join(names)}" if len(names) > 1 else f"no {names[0]}"
-    raise BinaryError(f"There is {missing} in {bin_dir}; install llama.cpp there, or set bin_dir.")
+    raise BinaryError(f"There is {missing} in {bin_folder}; install llama.cpp there, or set bin_folder.")
 
 
 def _check_program(path: Path) -> None:
@@ -165,7 +165,7 @@ def _check_program(path: Path) -> None:
     if not path.is_file():
         raise BinaryError(f"{path} is not a file; install llama.cpp again.")
     if not os.access(path, os.X_OK | os.R_OK):
-        raise BinaryError(f"{path} may not be run by this user; mend its permissions, or run as another user.")
+        raise BinaryError(f"{path} may not be run by this user; correct its permissions, or run as another user.")
     program = read_program(path)
     if program is None:
         with path.open("rb") as file:
@@ -179,10 +179,10 @@ def _check_program(path: Path) -> None:
         )
 
 
-def read_manifest(bin_dir: str) -> Mapping[str, object]:
+def read_manifest(bin_folder: str) -> Mapping[str, object]:
     """Return the manifest of the release that a `bin` folder belongs to, or an empty one."""
     try:
-        manifest = json.loads((Path(bin_dir).resolve().parent / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads((Path(bin_folder).resolve().parent / "manifest.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return manifest if isinstance(manifest, dict) else {}
@@ -202,7 +202,7 @@ def _identity(program: str, version_text: str) -> tuple[str | None, int | None, 
     if numbered:
         build, commit = numbered.groups()
         return None, int(build), None if commit == "unknown" else commit
-    raise BinaryError(f"{program} does not answer --version as llama.cpp does; set bin_dir to a llama.cpp release.")
+    raise BinaryError(f"{program} does not answer --version as llama.cpp does; set bin_folder to a llama.cpp release.")
 
 
 def _counted_devices(protocol: str | None, build_number: int | None) -> bool | None:
@@ -285,7 +285,9 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
     options = _options(help_text)
     known = frozenset().union(*options)
     if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
-        raise BinaryError(f"{program} does not answer --help as llama-bench does; set bin_dir to a llama.cpp release.")
+        raise BinaryError(
+            f"{program} does not answer --help as llama-bench does; set bin_folder to a llama.cpp release."
+        )
     identity = _identity(program, version_text) if "--version" in known else (None, None, None)
     values = {
         option: found[1].split("|")

@@ -130,11 +130,11 @@ def check_options(options: Options) -> None:
         )
     for name, text in [("prompt", options.prompt), *(("extra_args", text) for text in options.extra_args)]:
         if "\0" in text:
-            raise OptionError(f"{name} holds a NUL character, which no program can be given; take it out.")
+            raise OptionError(f"{name} contains a NUL character, which no program accepts; remove it.")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise OptionError(f"{name} is not valid UTF-8 text; mend its encoding.") from None
+            raise OptionError(f"{name} is not valid UTF-8 text; correct its encoding.") from None
 
 
 def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> None:
@@ -147,7 +147,7 @@ def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> N
             continue
         option = owned[name]
         remedy = f"use the option {option} instead" if option else "take it out, the result depends on it"
-        raise OptionError(f"extra_args may not hold {text}; {remedy}.")
+        raise OptionError(f"extra_args must not contain {text}; {remedy}.")
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
@@ -266,7 +266,8 @@ def _message_lost(options: Options, ending: Ending) -> Failure | None:
     if not working(options, ending):
         # What ends a program that early and is none of the others is the model.
         message = (
-            f"llama.cpp ended while it opened {options.model} and its message is lost; fetch it again, or use another."
+            f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "
+            "another."
         )
         return OutputLost("model_invalid", None, message)
     levels = _LEVEL.findall(ending.stderr)
@@ -283,7 +284,7 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     long = _LONG_PROMPT.search(text) or _LONG_BATCH.search(text)
     if long:
         tokens, room = long["tokens"], long["room"]
-        message = f"The prompt has {tokens} tokens and there is room for {room}; raise ctx_size or shorten it."
+        message = f"The prompt has {tokens} tokens and there is room for {room}; raise ctx_size or shorten the prompt."
         return Failure("option_rejected", None, message)
     if _EMPTY_PROMPT.search(text):
         return Failure("option_rejected", None, "The prompt is empty, and this model needs one; set prompt.")

@@ -133,7 +133,7 @@ def _part_bytes(path: Path) -> int:
         if path.is_dir():
             raise ModelError(f"The model {path} is a folder; give the path of a GGUF file.")
         if not path.is_file():
-            raise ModelError(f"There is no model {path} on this host; put it there, or mend the path.")
+            raise ModelError(f"There is no model {path} on this host; put it there, or correct the path.")
         with path.open("rb") as file:
             magic = file.read(4)
         size = path.stat().st_size
@@ -293,7 +293,7 @@ def _gone(asked: Asked, peer: tuple[str, int], ending: Ending) -> Failure:
     return Failure(
         "worker_lost",
         endpoint,
-        f"Worker {endpoint} was lost during the run: its host took nothing for {GONE_AFTER_S} s. "
+        f"Worker {endpoint} was lost during the run: its host acknowledged nothing for {GONE_AFTER_S} s. "
         f"{now or 'It answers now; run again.'}",
     )
 
@@ -306,7 +306,7 @@ def _timed_out(asked: Asked, ending: Ending) -> Failure:
     # that refuses is no suspect: it has died of its answer to a master that was gone.
     suspects = suspects or [s for s in ending.workers_after if s.state == "unreachable"]
     silent = [] if suspects else [s for s in ending.workers_after if s.state == "busy"]
-    found = " ".join(status.message for status in suspects) or f"Nothing hinders it; raise {limit}, or ask for less."
+    found = " ".join(status.message for status in suspects) or f"Nothing blocks it; raise {limit}, or ask for less."
     if silent:
         names = ", ".join(status.endpoint for status in silent)
         found = (
@@ -504,5 +504,5 @@ def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
 def unknown(ending: Ending) -> Failure:
     """Return the failure of a program that said nothing that is known."""
     program = Path(ending.program).name
-    message = f"{program} ended with status {ending.exit_status} and no message that is known; see log_tail."
+    message = f"{program} ended with status {ending.exit_status} and without a known message; see log_tail."
     return Failure("unknown", None, message)

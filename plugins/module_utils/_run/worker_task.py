@@ -33,7 +33,12 @@ WORKER_RUN: dict[str, dict[str, Any]] = {
     "n_gpu_layers": {"type": "int", "default": 999},
     "tensor_split": {"type": "list", "elements": "float", "default": []},
     "threads": {"type": "int"},
-    "bin_dir": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
+    "bin_folder": {
+        "type": "path",
+        "default": "/opt/llama_cpp/current/bin",
+        "aliases": ["bin_dir"],
+        "deprecated_aliases": [{"name": "bin_dir", "version": "0.4.0", "collection_name": "llama_cpp.cluster"}],
+    },
     "verify": {"type": "bool", "default": True},
 }
 
@@ -83,13 +88,13 @@ class WorkerTask:
             self.fail(Failure("binary_missing", None, str(error)))
 
     def asked(self, *programs: str) -> tuple[str, str, str, Mapping[str, object]]:
-        """Return the first of these programs in `bin_dir`, what it says of its version, its help, and the manifest."""
-        bin_dir = str(Path(self.module.params["bin_dir"]).absolute())
-        program = find_program(bin_dir, programs)
+        """Return the first of these programs in `bin_folder`, what it says of its version, its help, the manifest."""
+        bin_folder = str(Path(self.module.params["bin_folder"]).absolute())
+        program = find_program(bin_folder, programs)
         # Upstream writes its version to standard error and its help to standard output.
         version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
         usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)
-        return program, version.stderr + version.stdout, usage.stdout, read_manifest(bin_dir)
+        return program, version.stderr + version.stdout, usage.stdout, read_manifest(bin_folder)
 
     def run(
         self, command: Sequence[str], timeout: int, listeners: Listeners | None = None, watch: Watch | None = None

@@ -102,12 +102,12 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
         return _silent(f"{UNIT} does not answer ({error}): see `journalctl -u {UNIT}` there.")
     groups = read_groups(statistics, models)
     if not groups:
-        return _silent(f"{UNIT} says nothing of its groups: see `journalctl -u {UNIT}` there.")
+        return _silent(f"{UNIT} reports no groups: see `journalctl -u {UNIT}` there.")
     problems = [
         f"Group {group.name} ({group.model}) is {group.state}: {group.reason}" for group in groups if group.reason
     ]
     if days is not None and days < WARN_DAYS:
-        problems.append(f"Its certificate ends in {days} days." if days >= 0 else "Its certificate has ended.")
+        problems.append(f"Its certificate expires in {days} days." if days >= 0 else "Its certificate has expired.")
     if (folder / ADDRESS_CONFIG).exists() and not address_folder.exists():
         problems.append(
             f"{ADDRESS_UNIT} does not run, so this gateway cannot have the virtual address: start it with "
@@ -119,7 +119,7 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
         "groups": [asdict(group) for group in groups],
         "queued": read_queues(statistics, models),
         "certificate_days": days,
-        "message": " ".join(problems) or f"All {len(groups)} groups are in.",
+        "message": " ".join(problems) or f"All {len(groups)} groups take requests.",
     }
 
 
@@ -140,12 +140,12 @@ def _reason(row: dict[str, str], state: str) -> str:
     """Return one sentence why no request goes there."""
     since = f"for {row['lastchg']} s"
     if state == "leaving":
-        return f"its service is about to stop, or the host of a worker takes nothing ({since})."
+        return f"its service is about to stop, or the host of a worker acknowledges nothing ({since})."
     if state == "drained":
-        return f"somebody has taken it out ({since})."
+        return f"somebody has taken it out of service ({since})."
     status = row["check_status"].lstrip("* ")
     if status == "L7STS":
-        return f"its service says that it does not serve ({since}); the playbook verify says for what it waits."
+        return f"its service does not serve yet ({since}); the playbook verify says what it waits for."
     if status in ("L4CON", "L4TOUT"):
         return f"its master does not answer ({since})."
     return f"HAProxy says {status or 'nothing'} ({since})."

@@ -76,11 +76,11 @@ def _events(answer: http.client.HTTPResponse, deadline: float) -> Iterator[dict[
         if not line:
             return
         if time.monotonic() > deadline:
-            raise LoadError("the time of the load was over")
+            raise LoadError("the time limit of the load was reached")
         if line.startswith(b"data:") and b"[DONE]" not in line:
             event = json.loads(line[5:])
             if not isinstance(event, dict):
-                raise LoadError("the stream holds something else than objects")
+                raise LoadError("the stream holds something that is not an object")
             if "error" in event:
                 raise LoadError(str((event["error"] or {}).get("message")))
             yield event

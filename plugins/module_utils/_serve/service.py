@@ -113,7 +113,7 @@ def message_of(service: Service, state: str, properties: Mapping[str, str], answ
     if state == "loading":
         return said or f"{service.unit} loads the model."
     if answer.get("problem"):
-        return f"{service.url} is up, and {answer['problem']}: {journal}."
+        return f"{service.url} is up, but {answer['problem']}: {journal}."
     if answer.get("open_paths"):
         return f"{service.url} answers {', '.join(answer['open_paths'])} without a key: run the playbook serve."
     return f"{service.url} serves {service.alias} over {len(service.workers)} workers."

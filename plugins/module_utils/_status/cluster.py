@@ -100,7 +100,7 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
         reason = manifest.get("unknown")
         if reason is not None:
             found.append(
-                f"Which llama.cpp {host} has is not known ({str(reason).strip().rstrip('.')}): "
+                f"It is not known which llama.cpp {host} has ({str(reason).strip().rstrip('.')}): "
                 "install it there with the playbook site, or with the role llama_cpp."
             )
         elif "unknown" not in own and source_of(manifest) != source_of(own):
@@ -228,8 +228,8 @@ def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -
 def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is well, and still to be known."""
     return [
-        f"What clients send to {service['address']}:{service['port']} of {service['host']}, and what they get, is "
-        "readable on its way: put a door with TLS before it, or keep it on a network of your own."
+        f"Clients reach {service['address']}:{service['port']} of {service['host']} without encryption: put a proxy "
+        "with TLS in front of it, or keep it on a network of your own."
         for service in services
         if not service["address"].startswith("127.")
     ]
@@ -358,7 +358,7 @@ def _seen(host: str, endpoint: str, views: Mapping[str, Mapping[str, Any]], *, s
                 else f"As {master} sees it: {view['message']}"
             )
     if not views and not serves:
-        found.append(f"{endpoint} of {host} was asked by no master: look at the masters.")
+        found.append(f"No master asked {endpoint} of {host}: look at the masters.")
     return found
 
 
@@ -375,11 +375,11 @@ def _service(host: str, port: int, server: Mapping[str, Any], manifest: Mapping[
     if listener.get("unit") != unit:
         other = listener.get("unit") or program or f"process {listener.get('pid')}"
         return "other", [
-            f"Port {port} of {host} belongs to {other}, not to {unit}: end that, or take another rpc_server_port."
+            f"Port {port} of {host} belongs to {other}, not to {unit}: end it, or set another rpc_server_port."
         ]
     if manifest and "/releases/" in program and f"/releases/{manifest.get('id')}/" not in program:
         return "old", [
-            f"The worker on port {port} of {host} still runs the release before: the playbook site restarts it."
+            f"The worker on port {port} of {host} still runs the previous release: the playbook site restarts it."
         ]
     return "running", []
 
@@ -392,9 +392,7 @@ def _untidy(host: str, port: int, cache: Mapping[str, Any] | None) -> list[str]:
     if at is None or time.time() - at <= MOST_UNTIDY_S:
         return []
     hours = f"{(time.time() - at) / 3600:.0f} hours"
-    was = (
-        f"not put in order once in the {hours} since its timer was made" if never else f"last put in order {hours} ago"
-    )
+    was = f"never tidied in the {hours} since its timer was made" if never else f"last tidied {hours} ago"
     sentence = (
         f"The tensor cache of {host}:{port} was {was}: "
         f"see `journalctl -u llama-rpc-cache@{port}` there, or run the playbook site."
@@ -410,7 +408,7 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
     differing = [*firewall["problems"], *firewall["changes"]]
     if differing:
         return "differs", [
-            f"The firewall of {host} is not as it should be ({differing[0].rstrip('.')}): run the playbook site."
+            f"The firewall of {host} is not as expected ({differing[0].rstrip('.')}): run the playbook site."
         ]
     return "closed", []
 

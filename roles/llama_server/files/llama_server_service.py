@@ -165,7 +165,7 @@ class Readiness:
             return http.client.NOT_FOUND, "It is about to stop."
         self.held = self.held and self.paused.exists()
         if self.held:
-            return http.client.SERVICE_UNAVAILABLE, "A playbook has paused it: the playbook serve puts it back."
+            return http.client.SERVICE_UNAVAILABLE, "A playbook has paused it: the playbook serve starts it again."
         seen = peers()
         lost = [str(worker) for address, worker in server.workers.items() if address not in seen]
         if lost:
@@ -173,7 +173,7 @@ class Readiness:
         # It may come back: what waits for it is left alone until the service gives it up.
         silent = [str(worker) for address, worker in server.workers.items() if seen.get(address, 0) >= IN_VAIN]
         if silent:
-            return http.client.NOT_FOUND, f"The host of {', '.join(silent)} takes nothing."
+            return http.client.NOT_FOUND, f"The host of {', '.join(silent)} acknowledges nothing."
         if server.get("/health", READY_LIMIT_S) != http.client.OK:
             return http.client.SERVICE_UNAVAILABLE, f"llama-server does not answer within {READY_LIMIT_S} s."
         return http.client.OK, "It serves."
@@ -204,7 +204,7 @@ class Readiness:
         try:
             told = Told((address, port), Asked)
         except OSError as error:
-            message = f"Nobody can be told at {address}:{port} whether the API is ready: {error.strerror}."
+            message = f"The ready port {address}:{port} cannot be opened: {error.strerror}."
             raise ValueError(message) from None
         threading.Thread(target=told.serve_forever, daemon=True).start()
 
@@ -244,13 +244,13 @@ def first_key(path: Path) -> str:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         message = f"The keys in {path} cannot be read ({reason}): run the playbook serve, which writes them."
         raise ValueError(message) from None
     for line in lines:
         if line and not line.startswith("#"):
             return line
-    message = f"{path} has no key, and without one the API would answer everybody: write a key into it, a line each."
+    message = f"{path} has no key, and without one the API would answer everybody: write a key into it, one per line."
     raise ValueError(message)
 
 
@@ -299,7 +299,7 @@ class Server:
         }
         silent = [str(self.workers[address]) for address, since in self.unheard.items() if now - since > GONE_AFTER_S]
         if silent:
-            return f"The host of {', '.join(silent)} has taken nothing for {GONE_AFTER_S} s, so llama-server is ended."
+            return f"The host of {', '.join(silent)} acknowledged nothing for {GONE_AFTER_S} s: llama-server ends."
         # While nobody asks it for anything, llama-server does not notice that a worker is gone.
         ended = [str(worker) for address, worker in self.workers.items() if address not in seen]
         if ended and loaded:

@@ -35,7 +35,7 @@ def built(folder: Path) -> list[Path]:
         "llama_cpp_builder": "localhost",
         "llama_cpp_targets": ["llama-server", "rpc-server"],
         "llama_cpp_cmake_options": {"CMAKE_C_FLAGS_RELEASE": OPTIMISED, "CMAKE_CXX_FLAGS_RELEASE": OPTIMISED},
-        "llama_cpp_artifact_dir": str(folder / "artifacts"),
+        "llama_cpp_artifact_folder": str(folder / "artifacts"),
     }
     (folder / "here.json").write_text(json.dumps({"all": {"children": groups}}))
     (folder / "build.json").write_text(json.dumps(variables))

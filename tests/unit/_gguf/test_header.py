@@ -116,7 +116,7 @@ def test_a_file_cut_off_anywhere_is_noticed(tmp_path: Path) -> None:
     assert end is not None
     for length in reversed(range(1, end)):
         os.truncate(cut, length)
-        with pytest.raises(GgufError, match=r"cut\.gguf is no whole GGUF model: .*\.$") as caught:
+        with pytest.raises(GgufError, match=r"cut\.gguf is not a complete GGUF model: .*\.$") as caught:
             read_header(cut)
         assert is_one_sentence(str(caught.value))
 
@@ -142,7 +142,7 @@ BAD = {
     "key-beyond-the-file": (file_of(struct.pack("<Q", 1 << 62), pairs=1), "its header is damaged or cut off"),
     "key-too-long": (file_of(pair(b"k" * 2000, TEXT, text(b"")), pairs=1), "a key of 2000 bytes"),
     "key-without-name": (file_of(pair(b"", U16, b"\1\0"), pairs=1), "a key without a name"),
-    "key-not-text": (file_of(pair(b"\xff\xfe", U16, b"\1\0"), pairs=1), "a key that is no UTF-8 text"),
+    "key-not-text": (file_of(pair(b"\xff\xfe", U16, b"\1\0"), pairs=1), "a key that is not UTF-8 text"),
     "key-twice": (file_of(pair(b"k", U16, b"\1\0") * 2, pairs=2), "the key 'k' twice"),
     "key-twice-as-array": (
         file_of(pair(b"k", ARRAY, array_of(U16, 0)), pair(b"k", U16, b"\1\0"), pairs=2),
@@ -165,7 +165,7 @@ BAD = {
     "alignment-0": (file_of(pair(b"general.alignment", U32, struct.pack("<I", 0)), pairs=1), "not a power of 2"),
     "alignment-text": (file_of(pair(b"general.alignment", TEXT, text(b"32")), pairs=1), "as a 32-bit number"),
     "tensor-name-too-long": (file_of(tensor(b"t" * 64), tensors=1), "a tensor's name of 64 bytes"),
-    "tensor-name-not-text": (file_of(tensor(b"\xc3("), tensors=1), "a tensor's name that is no UTF-8 text"),
+    "tensor-name-not-text": (file_of(tensor(b"\xc3("), tensors=1), "a tensor's name that is not UTF-8 text"),
     "tensor-twice": (file_of(tensor(), tensor(offset=128), tensors=2), "the tensor 't' twice"),
     "dimensions-5": (file_of(tensor(shape=(1,) * 5), tensors=1), "has 5 dimensions"),
     "dimensions-without-end": (
@@ -174,15 +174,18 @@ BAD = {
     ),
     "dimension-negative": (file_of(tensor(shape=(1 << 63, 0)), tensors=1), "more elements than can be counted"),
     "elements-overflow": (file_of(tensor(shape=(1 << 40, 1 << 40)), tensors=1), "more elements than can be counted"),
-    "weights-beyond-the-file": (file_of(tensor(shape=(1 << 40,)), tensors=1), "it was not copied to its end"),
-    "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp has given up"),
+    "weights-beyond-the-file": (file_of(tensor(shape=(1 << 40,)), tensors=1), "the copy is incomplete"),
+    "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp no longer reads"),
     "type-damaged": (file_of(tensor(kind=0xFFFFFFFF), tensors=1), "of type 4294967295, which does not exist"),
-    "row-of-half-a-block": (file_of(tensor(shape=(48,), kind=8), tensors=1), "rows of 48 .* q8_0 has them in 32s"),
-    "offset-unaligned": (file_of(tensor(offset=4), tensors=1), "said to be at 4 where 0 is right"),
-    "offset-beyond-the-file": (file_of(tensor(offset=1 << 62), tensors=1), "where 0 is right"),
-    "tensors-overlap": (file_of(tensor(b"a"), tensor(b"b", offset=96), tensors=2), "at 96 where 128 is right"),
-    "tensors-on-each-other": (file_of(tensor(b"a"), tensor(b"b"), tensors=2), "'b' is said to be at 0 where 128"),
-    "tensors-with-a-gap": (file_of(tensor(b"a"), tensor(b"b", offset=160), tensors=2), "at 160 where 128 is right"),
+    "row-of-half-a-block": (
+        file_of(tensor(shape=(48,), kind=8), tensors=1),
+        "rows of 48 weights, and q8_0 needs a multiple of 32",
+    ),
+    "offset-unaligned": (file_of(tensor(offset=4), tensors=1), "has the offset 4 instead of 0"),
+    "offset-beyond-the-file": (file_of(tensor(offset=1 << 62), tensors=1), "instead of 0"),
+    "tensors-overlap": (file_of(tensor(b"a"), tensor(b"b", offset=96), tensors=2), "the offset 96 instead of 128"),
+    "tensors-on-each-other": (file_of(tensor(b"a"), tensor(b"b"), tensors=2), "'b' has the offset 0 instead of 128"),
+    "tensors-with-a-gap": (file_of(tensor(b"a"), tensor(b"b", offset=160), tensors=2), "the offset 160 instead of 128"),
     "tensor-missing": (file_of(tensor(), tensors=50), r"tensor|header"),
 }
 
@@ -237,9 +240,9 @@ def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
 def test_parts_have_names() -> None:
     assert part_names("m.gguf") == ["m.gguf"]
     assert part_names("m-00002-of-00002.gguf") == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
-    with pytest.raises(GgufError, match="its own count of parts does not allow"):
+    with pytest.raises(GgufError, match="has a part number that is not from 1 to its count of parts"):
         part_names("m-00003-of-00002.gguf")
-    with pytest.raises(GgufError, match="one of 99999 parts, and at most 1000 are allowed"):
+    with pytest.raises(GgufError, match="one of 99999 parts, but at most 1000 are allowed"):
         part_names("m-00001-of-99999.gguf")
 
 
@@ -265,8 +268,8 @@ def test_of_many_missing_parts_some_are_named(tmp_path: Path) -> None:
 
 
 PARTS = {
-    "swapped": ((1, 2), (0, 2), "says that it is part 1 of a split, counted from 0, and has the name of part 0"),
-    "the same twice": ((0, 2), (0, 2), "says that it is part 0 of a split, .* has the name of part 1"),
+    "swapped": ((1, 2), (0, 2), "says that it is part 1 of a split, counted from 0, and its name says part 0"),
+    "the same twice": ((0, 2), (0, 2), "says that it is part 0 of a split, .* its name says part 1"),
     "of a larger split": ((0, 3), (1, 3), "says that it is one of 3 parts, but its name does not"),
     "no split": (None, None, "says that it is one of 0 parts, but its name does not"),
     "second of no split": ((0, 2), None, "says that it is part nothing of a split"),
@@ -296,7 +299,7 @@ def links(first: Path, count: int) -> Path:
     [
         (None, 1, "says that it is one of 0 parts, but its name does not"),
         ((0, 2), 1, "says that it is one of 2 parts, but its name does not"),
-        ((0, 900), 2, "says that it is part 0 of a split, counted from 0, and has the name of part 1"),
+        ((0, 900), 2, "says that it is part 0 of a split, counted from 0, and its name says part 1"),
     ],
     ids=["no-split", "another-split", "one-part"],
 )
@@ -319,9 +322,7 @@ def test_parts_have_no_more_tensors_than_a_model(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(headers, "MAX_TENSORS", 2)
     assert len(read_model(first)) == 2
     monkeypatch.setattr(headers, "MAX_TENSORS", 1)
-    with pytest.raises(
-        GgufError, match=r"m-00002-of-00002\.gguf is the part with which the model has more than 1 tens"
-    ):
+    with pytest.raises(GgufError, match=r"With .*m-00002-of-00002\.gguf the model has more than 1 tens"):
         read_model(first)
 
 
@@ -338,7 +339,7 @@ def test_parts_of_two_models(tmp_path: Path) -> None:
     first, second = (tmp_path / name for name in part_names("m-00001-of-00002.gguf"))
     first.write_bytes(split_part(0, b"a", 2))
     second.write_bytes(split_part(1, b"a", 2))
-    with pytest.raises(GgufError, match=r"m-00002-of-00002\.gguf has the tensor 'a' that a part before it has"):
+    with pytest.raises(GgufError, match=r"m-00002-of-00002\.gguf has the tensor 'a' that an earlier part has too"):
         read_model(first)
     second.write_bytes(split_part(1, b"b", 2))
     assert len(read_model(first)) == 2

@@ -211,7 +211,7 @@ def test_a_cache_type_whose_blocks_do_not_fit_the_heads_has_no_size() -> None:
 
 UNKNOWN = {
     "cache of its own": ("deepseek32", {}, "gives the architecture deepseek32 a cache of its own kind"),
-    "a later architecture": ("llama9", {}, "Architecture 'llama9' is none of llama.cpp 0.3.36"),
+    "a later architecture": ("llama9", {}, "llama.cpp 0.3.36 has no architecture 'llama9'"),
     "loops": ("nanbeige", {"loops": 2}, "runs the layers of this nanbeige model in loops"),
     "window without its layers": ("gemma4", {"window": 512}, r"gemma4\.attention\.sliding_window_pattern is missing"),
     "too few of an array": (

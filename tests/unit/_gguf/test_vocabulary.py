@@ -115,5 +115,5 @@ def test_it_may_not(tmp_path: Path, model: dict[str, Any], draft: dict[str, Any]
 def test_a_file_that_is_no_model_is_told(tmp_path: Path) -> None:
     model = written(tmp_path / "m.gguf", **SENTENCE_PIECE)
     (tmp_path / "d.gguf").write_bytes(b"")
-    with pytest.raises(GgufError, match=r"d\.gguf is no whole GGUF model: it is empty\.$"):
+    with pytest.raises(GgufError, match=r"d\.gguf is not a complete GGUF model: it is empty\.$"):
         draft_problem(model, tmp_path / "d.gguf")

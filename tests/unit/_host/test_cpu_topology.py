@@ -172,9 +172,9 @@ BAD = {
         "CPU 128-130 of the list '120-130' cannot .* usable are 0-127",
     ),
     "nothing-in-common": ({"numa_node": 0, "cpu_affinity": "64"}, "have none in common"),
-    "no-list": ({"cpu_affinity": "a"}, "'a' is no CPU list: write it like 0-3,8"),
-    "backwards": ({"cpu_affinity": "3-1"}, "'3-1' is no CPU list"),
-    "huge": ({"cpu_affinity": "0-99999999999"}, "is no CPU list"),
+    "no-list": ({"cpu_affinity": "a"}, "'a' is not a CPU list: write it like 0-3,8"),
+    "backwards": ({"cpu_affinity": "3-1"}, "'3-1' is not a CPU list"),
+    "huge": ({"cpu_affinity": "0-99999999999"}, "is not a CPU list"),
     "empty": ({"cpu_affinity": ""}, "no usable CPU is left"),
 }
 

@@ -43,10 +43,10 @@ def test_an_address_stays_and_is_a_hosts_own() -> None:
         ("169.254.0.0/16", "", "not private"),
         ("10.0.0.0/7", "", "not private"),
         ("10.0.0.0/31", "", "smaller than a /30"),
-        ("10.0.0.1/16", "", "is no IPv4 network"),
-        ("10.9.0.0/16", "10.8.0.1", "no host's address in 10.9.0.0/16"),
-        ("10.9.0.0/16", "10.9.255.255", "no host's address"),
-        ("10.9.0.0/16", "node1", "is no IPv4 address"),
+        ("10.0.0.1/16", "", "is not an IPv4 network"),
+        ("10.9.0.0/16", "10.8.0.1", "is not a host address of 10.9.0.0/16"),
+        ("10.9.0.0/16", "10.9.255.255", "is not a host address"),
+        ("10.9.0.0/16", "node1", "is not an IPv4 address"),
     ],
 )
 def test_a_wrong_address_is_refused(network: str, address: str, said: str) -> None:
@@ -74,13 +74,21 @@ def test_workers_with_a_tunnel_are_reached_in_it() -> None:
             "rpc_tunnel_network of a is 10.9.0.0/16, and that of b is 10.213.0.0/16",
         ),
         ({}, {"rpc_tunnel_network": "10.9.0.0"}, "host b: rpc_tunnel_network 10.9.0.0 is"),
-        ({}, {"rpc_tunnel_endpoint": "fd00::1"}, "host b: rpc_tunnel_endpoint fd00::1 is no IPv4 address and no name"),
-        ({}, {"rpc_tunnel_endpoint": "b.example:51820"}, "host b: rpc_tunnel_endpoint b.example:51820 is no IPv4"),
+        (
+            {},
+            {"rpc_tunnel_endpoint": "fd00::1"},
+            "host b: rpc_tunnel_endpoint fd00::1 is neither an IPv4 address nor a name",
+        ),
+        (
+            {},
+            {"rpc_tunnel_endpoint": "b.example:51820"},
+            "host b: rpc_tunnel_endpoint b.example:51820 is neither an IPv4 address",
+        ),
         ({}, {"rpc_tunnel_endpoint": "10.213.0.7"}, "host b: rpc_tunnel_endpoint 10.213.0.7 is an address of rpc_tunn"),
         (
             {"rpc_firewall_source_addresses": ["10.0.0.0/24", "10.0.0.7"]},
             {},
-            "host a: the first of rpc_firewall_source_addresses, 10.0.0.0/24 is no IPv4 address",
+            "host a: the first of rpc_firewall_source_addresses, 10.0.0.0/24 is neither an IPv4 address",
         ),
     ],
 )
@@ -232,7 +240,7 @@ def test_what_the_role_writes_is_read_again(key: str) -> None:
         ({}, ""),
         ({"round_trip_ms": None}, "is down, the last handshake was 7 s ago"),
         ({"round_trip_ms": None, "handshake_age_s": None}, "is down, there was no handshake yet"),
-        ({"through_tunnel": False}, "does not lead into the tunnel"),
+        ({"through_tunnel": False}, "does not go through the tunnel"),
     ],
 )
 def test_a_link_that_is_down_is_said_to_be(change: dict[str, Any], said: str) -> None:

@@ -119,7 +119,7 @@ def status(endpoint: str, state: str = "ready") -> WorkerStatus:
         ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
         ({"workers": ()}, "workers has 0 entries"),
         ({"model": "/srv/a,b.gguf"}, "takes the comma in /srv/a,b.gguf for a separator; rename the model"),
-        ({"model": "/srv/a\0b.gguf"}, "model holds a NUL character"),
+        ({"model": "/srv/a\0b.gguf"}, "model contains a NUL character"),
         ({"n_prompt": tuple(range(1, 500)), "ubatch_size": (1, 2, 3)}, "make 1500 tests; ask for at most 1000 at once"),
     ],
 )
@@ -271,13 +271,13 @@ def test_what_was_done_before_a_run_was_ended_counts() -> None:
     first = text.index("\n") + 1
     assert len(parse_lines(text[: first + 300], whole=False)) == 1
     assert parse_lines("", whole=False) == []
-    with pytest.raises(OutputError, match="Line 2 of what llama-bench printed is no result: "):
+    with pytest.raises(OutputError, match="Line 2 of llama-bench's output is not a result: "):
         parse_lines(text[: first + 300], whole=True)
 
 
 @pytest.mark.parametrize("line", ["hello", "[]", "3", "{}", '{"n_prompt": 1}', "[" * 5000, '{"samples_ns": [0]}'])
 def test_what_is_no_result_is_said(line: str) -> None:
-    with pytest.raises(OutputError, match=r"^Line 1 of what llama-bench printed is no result"):
+    with pytest.raises(OutputError, match=r"^Line 1 of llama-bench's output is not a result"):
         parse_lines(line + "\n" + recorded("0.3.36"), whole=True)
 
 
@@ -375,7 +375,7 @@ NO_CONTEXT = "llama_bench: error: failed to create context with model 'm.gguf'\n
             None,
             "cannot load /srv/m.gguf: tensor 'blk.1.attn_output.weight' data is not within",
         ),
-        ("something new\n", 3, None, "unknown", None, "llama-bench ended with status 3 and no message that is known"),
+        ("something new\n", 3, None, "unknown", None, "llama-bench ended with status 3 and without a known message"),
         ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
     ],
     ids=[

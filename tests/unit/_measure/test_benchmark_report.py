@@ -146,7 +146,7 @@ def test_plan_and_reality_stand_side_by_side_for_each_worker(made):
         (
             "weights_bytes",
             0.97,
-            "beyond its limits (2 % for weights and KV cache, 25 % for compute buffers): weights of worker1",
+            "missed its limits (2 % for weights and KV cache, 25 % for compute buffers): weights of worker1",
         ),
         ("kv_bytes", 1.03, "KV cache of worker1.example.com -2.9 %"),
         ("compute_bytes", 0.5, "compute buffers of worker1.example.com +108.9 %"),
@@ -273,20 +273,20 @@ GOOD = json.dumps(history()[0])
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (GOOD[:40], "it is no JSON from column"),
+        (GOOD[:40], "it is not JSON from column"),
         ("", "it is empty"),
         ("[]", "it must be a dictionary"),
         (GOOD.replace('"schema_version": 1', '"schema_version": 2'), "schema_version must be 1"),
         (GOOD.replace("2026-10-03T02:10:00Z", "yesterday"), "time must be a time in UTC"),
         (GOOD.replace('"n_gen": 64', '"n_gen": -1'), "tests[1].n_gen must be a number from 0 to 1e18"),
         (GOOD.replace('"n_gen": 64', '"n_gen": 1.5'), "tests[1].n_gen must be a whole number"),
-        (GOOD.replace('"mean": 29.1', '"mean": NaN'), "NaN is no number"),
+        (GOOD.replace('"mean": 29.1', '"mean": NaN'), "NaN is not a number"),
         (GOOD.replace('"mean": 29.1', '"mean": 1e999'), "tests[0].tokens_per_second.mean must be a number from 0"),
         (GOOD.replace('"mean": 29.1', f'"mean": {"9" * 400}'), "tests[0].tokens_per_second.mean must be"),
         (GOOD.replace('"kind": "prompt"', '"kind": "other"'), "tests[0].kind must be one of generation, prompt, mixed"),
         (GOOD.replace('"tests":', '"test":'), "tests must be a list"),
-        ("[" * 100_000, "it is nested too deep"),
-        (GOOD.replace("Llama", "\udcff"), "it is no UTF-8"),
+        ("[" * 100_000, "it is nested too deeply"),
+        (GOOD.replace("Llama", "\udcff"), "it is not UTF-8"),
         ('"' + "x" * 1_000_001 + '"', "it is longer than a million characters"),
     ],
     ids=["cut-off", "empty", "list", "schema", "time", "negative", "fraction", "nan", "infinity", "digits", "kind",
@@ -298,8 +298,8 @@ def test_a_broken_line_is_named_and_refused(line, reason):
     assert benchmark_report({**results(), "history": text}, name="here/history.jsonl") == found
     message = found.pop("problem")
     assert found == {}
-    assert message.startswith(f"Line 2 of the history here/history.jsonl is no run of a benchmark ({reason}")
-    assert message.endswith("mend it, or move the file away to begin another.")
+    assert message.startswith(f"Line 2 of the history here/history.jsonl is not a benchmark run ({reason}")
+    assert message.endswith("correct it, or move the file away to start a new history.")
     assert "\n" not in message
     assert len(message) < 300
 

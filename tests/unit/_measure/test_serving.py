@@ -60,7 +60,7 @@ def test_the_time_limit_is_one_that_slow_hosts_stay_under() -> None:
     [
         ({"clients": 0}, "clients is 0; give a number from 1 to 256."),
         ({"ctx_size": 1}, "ctx_size is 1; give a number from 64"),
-        ({"extra_args": ("a\0",)}, "model or extra_args holds a NUL character"),
+        ({"extra_args": ("a\0",)}, "model or extra_args contains a NUL character"),
         ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
     ],
 )

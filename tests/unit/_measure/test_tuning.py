@@ -108,7 +108,7 @@ def test_pipelined_prompts_are_found() -> None:
 def test_differences_within_the_spread_are_no_winners(goal: str, seed: int) -> None:
     result, _records = sweep(noise=0.02, seed=seed, tune_goal=goal, tune_cache_types=["q8_0"])
     assert won(result) == {"inference_extra_args": [], "inference_tensor_split": []}
-    assert result["summary"].startswith("Nothing was quicker than what there is by more than the spread")
+    assert result["summary"].startswith("Nothing was faster than the current settings by more than the spread")
 
 
 def test_a_gain_that_is_drift_is_none() -> None:
@@ -136,7 +136,7 @@ def test_the_goal_decides_where_one_gains_what_the_other_loses(goal: str, tensor
     result, records = sweep(measured, tune_goal=goal)
     assert ("--split-mode" in won(result)["inference_extra_args"]) is tensor
     if tensor:
-        assert "tensor split by speed: it is planned for split mode layer alone" in result["left_out"]
+        assert "tensor split by speed: it is planned only for split mode layer" in result["left_out"]
     if goal == "generation":
         assert "ubatch_size" not in stages(records)
 
@@ -164,7 +164,7 @@ def test_the_physical_batch_of_a_split_mode_is_searched_in_what_time_is_left() -
     estimate = math.ceil(free["estimate_s"])
     short, fewer = sweep(measured, tune_goal="prompt", tune_tensor_split=False, tune_time_limit=estimate)
     assert len(fewer) == len(records) - 1
-    assert "The physical batch was not searched anew with split mode tensor, for want of time." in short["notes"]
+    assert "There was no time to search the physical batch again with split mode tensor." in short["notes"]
     assert fewer[-1]["elapsed_s"] <= estimate
     assert won(short) == won(free)
 
@@ -235,7 +235,7 @@ def test_speeds_come_out_of_changed_shares(workers: list[tuple[int, float]]) -> 
 
 def test_workers_that_are_equally_quick_need_no_other_split() -> None:
     result, records = sweep(noise=0.0001)
-    assert any("The workers are equally quick" in note for note in result["notes"])
+    assert any("The workers are equally fast" in note for note in result["notes"])
     assert not [record for record in records if record["run"]["weights"]]
 
 
@@ -260,7 +260,7 @@ def test_a_sweep_that_takes_too_long_is_refused_with_both_figures() -> None:
     result, records = sweep(tune_time_limit=300)
     assert len(records) == 1
     assert result["refusal"].startswith("The sweep would take about ")
-    assert " s, by what its first run took, and tune_time_limit is 300 s: raise it" in result["refusal"]
+    assert " s, judged by its first run, and tune_time_limit is 300 s: raise it" in result["refusal"]
     assert "tune_shorten to leave out what does not fit (physical batch, " in result["refusal"]
     assert result["refusal"].endswith("; nothing was changed.")
 
@@ -286,7 +286,7 @@ def test_a_sweep_stays_within_its_limit_when_runs_take_longer_than_the_first(slo
     # What must come last may take longer than was thought, too; each run has a limit of its own.
     assert records[-2]["elapsed_s"] <= 1000
     assert all(record["run"]["timeout_s"] <= 1000 for record in records)
-    assert any("not tried to its end" in note for note in result["notes"]) is (slower > 1.5)
+    assert any("not tried completely" in note for note in result["notes"]) is (slower > 1.5)
 
 
 def test_threads_are_tried_last_with_what_has_won_and_put_back() -> None:
@@ -306,9 +306,9 @@ def test_threads_are_tried_last_with_what_has_won_and_put_back() -> None:
 
 def test_threads_that_could_not_be_tried_are_told_of() -> None:
     result, _records = sweep(
-        threads_problem="they were not tried to their end, since w2 could not be started with others"
+        threads_problem="not all of them were tried, since w2 could not be started with other threads"
     )
-    assert "# - not tried, threads of the workers: they were not tried to their end, since w2" in result["variables"]
+    assert "# - not tried, threads of the workers: not all of them were tried, since w2" in result["variables"]
 
 
 def test_threads_that_are_not_better_are_not_written() -> None:

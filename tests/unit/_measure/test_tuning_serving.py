@@ -167,18 +167,18 @@ def test_a_sweep_keeps_to_its_time() -> None:
     [
         ({"tune_clients": 0}, "tune_clients is 0: give a whole number from 1 to 256."),
         ({"tune_prompts": "What?"}, "tune_prompts is What?: give a list, such as ['What is a cluster?']"),
-        ({"tune_prompts": [3]}, "tune_prompts holds something else than texts: give a list of what clients ask."),
+        ({"tune_prompts": [3]}, "tune_prompts holds something that is not a text: give a list of what clients ask."),
         ({"tune_parallel": ["two"]}, "tune_parallel is two: give a whole number from 1 to 256."),
         ({"tune_speculation": ["guess"]}, "tune_speculation holds guess: give some of ngram-simple, "),
         (
             {"tune_speculation": ["draft-simple"]},
-            "tune_speculation holds draft-simple, which takes a draft model: give its GGUF file in llama_server_draft_",
+            "tune_speculation holds draft-simple, which needs a draft model: give its GGUF file in llama_server_draft_",
         ),
         (
             {"spec_type": "draft-mtp"},
-            "llama_server_spec_type is draft-mtp, which takes a model with layers that predict ",
+            "llama_server_spec_type is draft-mtp, which needs a model with layers that predict ",
         ),
-        ({"spec_type": "guess"}, "llama_server_spec_type is guess, which takes another name."),
+        ({"spec_type": "guess"}, "llama_server_spec_type is guess, which needs another name."),
         ({"tune_worker_threads": True}, "tune_worker_threads is true, and tune_goal=serving takes the workers as they"),
         ({"extra_args": ["-sm", "row"]}, "llama_server_extra_args, -sm is row, which cannot be measured over RPC."),
     ],
@@ -189,5 +189,5 @@ def test_what_is_wrong_is_said(asked: dict[str, Any], sentence: str) -> None:
 
 def test_one_worker_has_no_split_mode() -> None:
     now = tuning({**KNOWN, "workers": WORKERS[:1]})
-    assert "split mode: there is one worker alone" in now["left_out"]
+    assert "split mode: there is only one worker" in now["left_out"]
     assert "split_mode" not in [stage["stage"] for stage in now["stages"]]

@@ -372,11 +372,13 @@ def test_the_output_alone_goes_to_one_worker() -> None:
     assert (worker["weights_bytes"], worker["kv_bytes"]) == (VOCABULARY * WIDTH // 32 * 34 + 4 * WIDTH, 0)
     assert plan([header()], load, Cluster(workers(0.1)))["shortfall"]
     assert plan([header()], load, Cluster(workers(9, 9)))["message"] == (
-        "There are 2 workers, and n_gpu_layers (1) leaves them the output alone; name one worker, or give n_gpu_layers "
+        "There are 2 workers, and n_gpu_layers (1) leaves them only the output; name one worker, or give n_gpu_layers "
         "from 3 on."
     )
     assert plan([header()], replace(load, n_gpu_layers=3), Cluster(workers(9, 9)))["fits"]
-    assert plan([header(1)], load, Cluster(workers(9, 9)))["message"].endswith(" output alone; name one worker.")
+    assert plan([header(1)], load, Cluster(workers(9, 9)))["message"].endswith(
+        " leaves them only the output; name one worker."
+    )
 
 
 # One host is enough

@@ -104,7 +104,7 @@ EVIL = {
     "symlinks in a circle": (
         [member("evil", tarfile.SYMTYPE, "b"), member("b", tarfile.SYMTYPE, "evil")],
         "evil",
-        "round and round",
+        "leads back to itself",
     ),
     "file through a symlink": ([member("d", tarfile.SYMTYPE, "."), member("d/evil")], "d/evil", "beneath a symbolic"),
     "file through a later symlink": (
@@ -121,11 +121,11 @@ EVIL = {
     "file twice": ([member("evil"), member("./evil")], "./evil", "appears twice"),
     "hard link out": ([member("evil", tarfile.LNKTYPE, "../../etc/passwd")], "evil", "out of the root"),
     "hard link to an absolute path": ([member("evil", tarfile.LNKTYPE, "/etc/passwd")], "evil", "out of the root"),
-    "hard link to nothing": ([member("evil", tarfile.LNKTYPE, "later")], "evil", "no file that comes before"),
+    "hard link to nothing": ([member("evil", tarfile.LNKTYPE, "later")], "evil", "not a file that comes before"),
     "hard link to a symlink": (
         [member("s", tarfile.SYMTYPE, "x"), member("evil", tarfile.LNKTYPE, "s")],
         "evil",
-        "no file that comes before",
+        "not a file that comes before",
     ),
     "pipe": ([member("evil", tarfile.FIFOTYPE)], "evil", "neither a file"),
     "device": ([member("evil", tarfile.CHRTYPE)], "evil", "neither a file"),

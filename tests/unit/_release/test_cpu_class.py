@@ -208,8 +208,8 @@ def test_nonsense_is_an_error(look: object, features: object, said: str) -> None
 
 
 BAD: dict[str, tuple[dict[str, Any], list[str], str]] = {
-    "no-machine": ({"cpu": N1}, [], "'' is no machine as uname -m names it"),
-    "a-sentence-for-a-machine": ({"machine": "my host"}, [], "'my host' is no machine"),
+    "no-machine": ({"cpu": N1}, [], "'' is not a machine as `uname -m` names it"),
+    "a-sentence-for-a-machine": ({"machine": "my host"}, [], "'my host' is not a machine"),
     "feature-that-the-CPU-lacks": (
         {"machine": "aarch64", "cpu": N1, "model": "Neoverse-N1"},
         ["dotprod", "i8mm", "sve"],

@@ -130,7 +130,7 @@ def test_a_release_that_is_not_there_is_refused(prefix: Path) -> None:
 )
 def test_a_file_that_is_no_note_is_named(prefix: Path, text: str) -> None:
     (prefix / "upgrade.json").write_text(text, encoding="latin-1")
-    with pytest.raises(JournalError, match=r"upgrade[.]json .*(remove it|mend that)"):
+    with pytest.raises(JournalError, match=r"upgrade[.]json .*(remove it|correct that)"):
         read(prefix)
 
 

@@ -134,31 +134,32 @@ PLAIN = diff(SOURCE, SOURCE.replace("line 9\n", "other\n"))
 GIT = "diff --git a/x.c b/x.c\n"
 REFUSED = {
     "parent-folder": (PLAIN.replace("/x.c", "/../../x.c"), "it changes 'a/../../x.c'"),
-    "parent-folder-first": (PLAIN.replace("a/x.c", "../x.c"), "it changes '../x.c', which is no path in the source"),
+    "parent-folder-first": (PLAIN.replace("a/x.c", "../x.c"), "it changes '../x.c', which is not a path in the source"),
     "absolute-path": (PLAIN.replace("a/x.c", "/etc/x.c"), "it changes '/etc/x.c'"),
     "absolute-path-after-a-folder": (PLAIN.replace("b/x.c", "b//etc/x.c"), "it changes 'b//etc/x.c'"),
     "new-file-elsewhere": (diff(None, "x\n", "../../x"), "it changes 'b/../../x'"),
     "no-folder-before": (PLAIN.replace("a/x.c", "x.c"), "it changes 'x.c'"),
-    "quoted-path": (PLAIN.replace("a/x.c", '"a/x\\303\\244.c"'), "which is no path in the source"),
+    "quoted-path": (PLAIN.replace("a/x.c", '"a/x\\303\\244.c"'), "which is not a path in the source"),
     "control-character": (PLAIN.replace("a/x.c", "a/x\x1b[2J.c"), r"it changes 'a/x\x1b[2J.c'"),
     "another-name-afterwards": (PLAIN.replace("b/x.c", "b/y.c"), "it makes x.c into y.c"),
     "rename": (f"{GIT}similarity index 100%\nrename from x.c\nrename to ../y.c\n", "it renames or copies a file"),
     "copy": (f"{GIT}similarity index 100%\ncopy from x.c\ncopy to y.c\n", "it renames or copies a file (a/x.c"),
     "symbolic-link": (
-        f"{GIT}new file mode 120000\n{diff(None, '/etc/passwd')}", "other things than lines (new file mode 120000)",
+        f"{GIT}new file mode 120000\n{diff(None, '/etc/passwd')}",
+        "something other than lines of a/x.c b/x.c (new file mode 120000)",
     ),
-    "mode": (f"{GIT}old mode 100644\nnew mode 100755\n", "of a/x.c b/x.c it changes other things than lines (old mode"),
-    "nothing-but-a-name": (GIT, "it changes other things than lines (it has no line that changes)"),
+    "mode": (f"{GIT}old mode 100644\nnew mode 100755\n", "changes something other than lines of a/x.c b/x.c (old mode"),
+    "nothing-but-a-name": (GIT, "it changes something other than lines of a/x.c b/x.c (it has no line that changes)"),
     "binary-of-git": (f"{GIT}index 1..2 100644\nGIT binary patch\nliteral 3\n", "of a binary file (a/x.c b/x.c)"),
     "binary-of-diff": ("--- a/y\n+++ b/y\n@@ -1 +1 @@\n-a\n+b\nBinary files a/x and b/x differ\n", "of a binary file"),
     "binary": ("\0", "The patch mine is binary"),
-    "line-lost": (PLAIN.replace(" line 7\n", ""), "its line 14 is no part of a unified diff, so it may be damaged"),
+    "line-lost": (PLAIN.replace(" line 7\n", ""), "its line 14 is not part of a unified diff, so it may be damaged"),
     "line-too-many": (PLAIN + "+more\n", "so it may be damaged"),
     "cut-off": (PLAIN[:-10], "so it may be damaged"),
     "no-hunk": ("--- a/x.c\n+++ b/x.c\n", "so it may be damaged"),
     "hunk-of-no-file": ("@@ -1 +1 @@\n-a\n+b\n", "so it may be damaged"),
-    "text-between": (f"{PLAIN}and so on\n{PLAIN}", "its line 15 is no part"),
-    "no-context": ("--- a/x.c\n+++ b/x.c\n@@ -5,0 +6 @@\n+more\n", "a hunk without a line around it"),
+    "text-between": (f"{PLAIN}and so on\n{PLAIN}", "its line 15 is not part"),
+    "no-context": ("--- a/x.c\n+++ b/x.c\n@@ -5,0 +6 @@\n+more\n", "a hunk without a line of context"),
     "both-nothing": ("--- /dev/null\n+++ /dev/null\n@@ -1 +1 @@\n-a\n+b\n", "it makes None into None"),
 }  # fmt: skip
 
@@ -183,7 +184,7 @@ UNFIT = {
     "other-lines": (
         PLAIN,
         {"x_c": SOURCE.replace("line 8\n", "")},
-        "to x.c: hunk 1 of it, at line 6, does not fit; is it",
+        "to x.c: hunk 1 of it, at line 6, does not fit; check that it",
     ),
     "second-hunk": (
         diff(SOURCE, SOURCE.replace("line 2\n", "a\n").replace("line 25\n", "b\n")),
@@ -191,7 +192,7 @@ UNFIT = {
         "hunk 2 of it, at line 22,",
     ),
     "no-such-file": (PLAIN, {}, "to x.c: there is no such file"),
-    "created-and-there": (diff(None, "x\n"), {"x_c": "y\n"}, "to x.c: it creates that file, which is there already"),
+    "created-and-there": (diff(None, "x\n"), {"x_c": "y\n"}, "to x.c: it creates that file, which already exists"),
     "deleted-and-longer": (diff("a\n", None), {"x_c": "a\nb\n"}, "to x.c: it deletes that file, which holds more than"),
     "in-there-already": (PLAIN, {"x_c": SOURCE.replace("line 9\n", "other\n")}, "does not fit"),
 }
@@ -222,13 +223,13 @@ def test_a_patch_is_for_the_source_that_it_names(origin: str, sha256: str, commi
     if fits:
         check_origin(given, sha256, commit, "llama-cpp-python==0.3.35")
     else:
-        with pytest.raises(PatchError, match=r"The patch mine is made for .*, and pinned is llama-cpp-p"):
+        with pytest.raises(PatchError, match=r"The patch mine is made for .*, and the pinned source is llama-cpp-p"):
             check_origin(given, sha256, commit, "llama-cpp-python==0.3.35")
 
 
 ORIGINS = {
     "none": ("# What it does.\n", "no line before its first change says which source"),
-    "short-commit": ("# Made-for: commit:0c1e57098\n", "'commit:0c1e57098' after Made-for, which is no sha256"),
+    "short-commit": ("# Made-for: commit:0c1e57098\n", "'commit:0c1e57098' after Made-for, which is not sha256"),
     "only-later": ("", "no line before its first change says which source"),
 }
 
@@ -253,7 +254,7 @@ def test_the_collections_own_patches_are_for_the_versions_that_have_them() -> No
 BROKEN = {
     "missing": (None, "cannot be read: .*mine.patch: No such file"),
     "empty": (HEADER, "The patch mine changes nothing"),
-    "folder": ("folder", "is no file of at most 16 MiB"),
+    "folder": ("folder", "is not a file of at most 16 MiB"),
 }
 
 

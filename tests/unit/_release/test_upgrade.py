@@ -52,18 +52,18 @@ def test_hosts_that_have_it_have_nothing_to_do() -> None:
 
 
 PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
-    "no-release": (looks(worker2=look(None)), WANTED, "Which llama.cpp worker2 has is not known"),
+    "no-release": (looks(worker2=look(None)), WANTED, "It is not known which llama.cpp worker2 has"),
     "mixed": (looks(worker2=look("new")), WANTED, "worker2 has llama.cpp 0.3.36-0c1e57098 and the master master has"),
     "not-staged": (looks(), {**WANTED, "worker1": "another"}, "worker1 did not get the release another"),
     "another-commit-each": (
         looks(worker2=look(releases={"old": OLD, "new": {**NEW, "source": {"commit": "ffff"}}})),
         WANTED,
-        "another commit each: 0c1e57098bba on master, worker1 and ffff on worker2",
+        "different commits: 0c1e57098bba on master, worker1 and ffff on worker2",
     ),
     "another-protocol-each": (
         looks(worker1=look(releases={"old": OLD, "new": {**NEW, "rpc_protocol": "6.0.0"}})),
         WANTED,
-        "another RPC protocol each: 7.0.0 on master, worker2 and 6.0.0 on worker1",
+        "different RPC protocols: 7.0.0 on master, worker2 and 6.0.0 on worker1",
     ),
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_a_release_built_from_a_source_of_unknown_protocol_is_refused(protocol: 
     there = looks(worker2=look(releases={"old": OLD, "new": unknown}))
     assert " ".join(plan(there, "master", WANTED)["problems"]) == (
         "The source of llama.cpp 0.3.36-0c1e57098, which worker2 would get, does not say its RPC protocol: "
-        "name another one in llama_cpp_version, or in what else names it."
+        "name another one in llama_cpp_version, or in its own variable."
     )
     back = {
         host: look("old", finished={**NOTE, "from": "new", "to": "old"}, releases=there["worker2"]["releases"])
@@ -103,8 +103,8 @@ def test_a_roll_back_goes_to_the_release_before() -> None:
 @pytest.mark.parametrize(
     ("last", "sentence"),
     [
-        (look("new"), "Nothing is known on worker2 of an upgrade"),
-        (look("new", finished={**NOTE, "to": "another"}), "Nothing is known on worker2 of an upgrade"),
+        (look("new"), "No upgrade to the release in use is recorded on worker2"),
+        (look("new", finished={**NOTE, "to": "another"}), "No upgrade to the release in use is recorded on worker2"),
         (look("new", finished=NOTE, releases={"new": NEW}), "worker2 no longer has the release old"),
     ],
     ids=["never", "changed-since", "pruned"],
@@ -125,7 +125,7 @@ def test_an_interrupted_upgrade_goes_back_unless_one_host_knows_better() -> None
     found = plan(there, "master")
     on = {"run": "1", "release": "new", "state": "finished"}
     assert found["recover"] == {"worker1": on, "worker2": on}
-    assert "it was good, and is brought to its end with 0.3.36-0c1e57098" in found["interrupted"]
+    assert "the new release was good, so it is completed with 0.3.36-0c1e57098" in found["interrupted"]
     # An earlier one that came to a good end says nothing of this one.
     there["master"] = look("old", finished={**NOTE, "run": "0"})
     assert plan(there, "master")["recover"] == {"worker1": back, "worker2": back}
@@ -159,7 +159,7 @@ CANARY: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, bool]] = {
     "a-little-slower": ([run(speed=15.1)], {}, "", False),
     "unknown-speed": ([run(speed=None)], {}, "", False),
     "failed": ([run(failure="It was killed.")], {"text": "any"}, "could not be continued: It was killed.", False),
-    "nothing": ([run(text="")], {"text": "any"}, "continued with nothing", False),
+    "nothing": ([run(text="")], {"text": "any"}, "continued with an empty text", False),
     "another-text": ([run(text=" A\nlettuce.")], {}, 'with "A lettuce." instead of "Who\'s there?"', False),
     "another-text-allowed": ([run(text=" A lettuce.")], {"text": "any"}, "", False),
     "slow": ([run(speed=14.9)], {}, "14.9 tokens/s instead of 20.0, 26 % fewer, and upgrade_canary_tolerance", True),
@@ -194,7 +194,7 @@ def test_the_canary_is_summed_up() -> None:
 
     assert summed_up(speed=19.96) == "The prompt is continued with the same text, 20.0 tokens/s instead of 20.0."
     assert summed_up(text=" A", speed=None) == (
-        "The prompt is continued with another text, as upgrade_canary_text allows; how quickly is not known."
+        "The prompt is continued with another text, as upgrade_canary_text allows; its speed is not known."
     )
 
 
@@ -220,8 +220,8 @@ def test_a_good_end() -> None:
 def test_a_failure_before_anything_was_changed() -> None:
     problem, sentences = became(master={}, worker1={"out": "The disk is full"})
     assert problem == (
-        "The upgrade from llama.cpp 0.3.16-4227c9be4 to 0.3.36-0c1e57098 was not begun: every host has what it had. "
-        "worker1: The disk is full."
+        "The upgrade from llama.cpp 0.3.16-4227c9be4 to 0.3.36-0c1e57098 did not start: every host has its previous "
+        "release. worker1: The disk is full."
     )
     assert sentences == [f"{name} has kept llama.cpp 0.3.16-4227c9be4." for name in ("master", "worker1")]
 
@@ -230,7 +230,7 @@ def test_a_failure_after_which_all_went_back() -> None:
     problem, sentences = became(
         master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "out": "The worker did not answer."}
     )
-    assert "failed, and every host has what it had before. worker1: The worker did not answer." in problem
+    assert "failed. Every host has its previous release. worker1: The worker did not answer." in problem
     assert sentences == [
         "master has kept llama.cpp 0.3.16-4227c9be4.",
         "worker1 is back at llama.cpp 0.3.16-4227c9be4.",
@@ -241,7 +241,7 @@ def test_a_host_that_was_lost_on_the_way() -> None:
     problem, sentences = became(
         master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "lost": True, "now": None}
     )
-    assert "failed, and all hosts but worker1 have what they had before. worker1 stopped answering." in problem
+    assert "failed. All hosts but worker1 have their previous release. worker1 stopped answering." in problem
     assert sentences[1] == (
         "worker1 stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
         "llama.cpp 0.3.16-4227c9be4."
@@ -252,10 +252,10 @@ def test_hosts_that_a_killed_run_left_and_the_next_one_could_not_take_back() -> 
     problem, sentences = became(
         master={"out": "upgrade.json cannot be read."}, worker1={"note": NOTE, "now": look("new")}
     )
-    assert "all hosts but worker1 have what they had before. master: upgrade.json cannot be read." in problem
+    assert "All hosts but worker1 have their previous release. master: upgrade.json cannot be read." in problem
     assert sentences[1] == (
-        "worker1 still has llama.cpp 0.3.36-0c1e57098: run the playbook upgrade again, which takes it where the others "
-        "are."
+        "worker1 still has llama.cpp 0.3.36-0c1e57098: run the playbook upgrade again, which takes it to the release "
+        "of the others."
     )
 
 
@@ -264,9 +264,9 @@ def test_a_host_that_could_not_go_back() -> None:
         master={"note": NOTE, "out": "Another text."},
         worker1={"note": NOTE, "touched": True, "stuck": "No space left on device"},
     )
-    assert "all hosts but worker1 have what they had before. master: Another text." in problem
+    assert "All hosts but worker1 have their previous release. master: Another text." in problem
     assert sentences[1] == (
-        "worker1 could not be mended (No space left on device): look there, and run the playbook upgrade again, "
+        "worker1 could not be repaired (No space left on device): look there, and run the playbook upgrade again, "
         "which takes it back to llama.cpp 0.3.16-4227c9be4."
     )
 
@@ -286,8 +286,8 @@ def test_an_end_that_is_not_known() -> None:
         master={"note": NOTE, "lost": True, "now": None},
         worker1={"note": NOTE, "now": look("new")},
     )
-    assert problem.startswith("Whether the roll back from llama.cpp 0.3.16")
-    assert "takes it where the others are" in sentences[0]
+    assert problem.startswith("It is unknown whether the roll back from llama.cpp 0.3.16")
+    assert "takes it to the release of the others" in sentences[0]
     assert sentences[1] == "worker1 has llama.cpp 0.3.36-0c1e57098, and had llama.cpp 0.3.16-4227c9be4."
 
 

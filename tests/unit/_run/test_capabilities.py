@@ -186,7 +186,7 @@ def test_llama_completion_is_preferred_to_llama_cli(tmp_path: Path, content: byt
         (b"", 0o755, "is not a program; install"),
         (b"\x7fELF", 0o755, "is not a program; install"),
         (OTHER, 0o755, f"another kind of machine than this one .{platform.machine()}."),
-        (OURS, 0o644, "may not be run by this user; mend its permissions"),
+        (OURS, 0o644, "may not be run by this user; correct its permissions"),
     ],
     ids=["text", "empty", "cut-off", "other-architecture", "not-executable"],
 )
@@ -200,7 +200,7 @@ def test_what_cannot_run_is_refused_before_it_is_started(
 
 
 def test_a_missing_folder_program_and_target_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(BinaryError, match=r"There is no folder .*set bin_dir"):
+    with pytest.raises(BinaryError, match=r"There is no folder .*set bin_folder"):
         find_program(str(tmp_path / "nowhere"))
     with pytest.raises(BinaryError, match="neither llama-completion nor llama-cli"):
         find_program(str(tmp_path))

@@ -110,9 +110,9 @@ def test_fifteen_workers_are_the_most() -> None:
         ({"tensor_split": (0.0, 1.0)}, f"tensor_split gives worker {A} the share 0; .* out of workers"),
         ({"tensor_split": (1.0, float("inf"))}, f"worker {B} the share inf"),
         ({"tensor_split": (1.0, float("nan"))}, f"worker {B} the share nan"),
-        ({"prompt": "a\0b"}, "prompt holds a NUL character"),
+        ({"prompt": "a\0b"}, "prompt contains a NUL character"),
         ({"prompt": "\udc80"}, "prompt is not valid UTF-8"),
-        ({"extra_args": ("--top-k", "\0")}, "extra_args holds a NUL character"),
+        ({"extra_args": ("--top-k", "\0")}, "extra_args contains a NUL character"),
     ],
 )
 def test_a_value_that_cannot_be_run_is_named(changes: dict[str, Any], message: str) -> None:
@@ -157,7 +157,7 @@ def test_values_at_the_edge_are_taken(changes: dict[str, Any]) -> None:
     ],
 )
 def test_an_argument_that_the_module_gives_is_refused(build: Capabilities, argument: str, remedy: str) -> None:
-    with pytest.raises(OptionError, match=f"^extra_args may not hold {argument}; {remedy}"):
+    with pytest.raises(OptionError, match=f"^extra_args must not contain {argument}; {remedy}"):
         check_extra_args(["--top-k", "20", argument, "x"], build)
 
 
@@ -521,10 +521,10 @@ def judged(
             None,
             "model_invalid",
             None,
-            "ended while it opened /srv/m.gguf and its message is lost; fetch it again",
+            "ended while it opened /srv/m.gguf and its message is lost; fetch the model again",
         ),
-        (f"{BUFFERS}something new\n", 1, None, "unknown", None, "ended with status 1 and no message that is known"),
-        ("something new\n", 134, None, "unknown", None, "ended with status 134 and no message that is known"),
+        (f"{BUFFERS}something new\n", 1, None, "unknown", None, "ended with status 1 and without a known message"),
+        ("something new\n", 134, None, "unknown", None, "ended with status 134 and without a known message"),
     ],
     ids=[
         "unknown-option",
@@ -597,7 +597,7 @@ def test_recorded_failures(recorded: str, endpoints: list[str], kind: str) -> No
 @pytest.mark.parametrize(
     ("log", "after_run", "endpoint", "message"),
     [
-        ("", [status(A), status(B)], None, "Nothing hinders it; raise timeout"),
+        ("", [status(A), status(B)], None, "Nothing blocks it; raise timeout"),
         ("", [status(A), status(B, "busy")], B, f"{B} is busy"),
         ("", [status(A), status(B, "not_rpc")], B, f"{B} is not_rpc"),
         (BUFFERS, [status(A, "busy"), status(B)], A, f"{A} has answered nothing since: it computes its last batch"),
@@ -659,8 +659,8 @@ def test_a_run_that_ended_well_in_the_last_moment_has_not_stood_still() -> None:
 @pytest.mark.parametrize(
     ("workers", "peer", "now", "endpoint", "message"),
     [
-        ((A, B), ("10.0.0.2", 50052), "unreachable", B, f"took nothing for 30 s. {B} is unreachable."),
-        ((A, B), ("10.0.0.2", 50052), "ready", B, "took nothing for 30 s. It answers now; run again."),
+        ((A, B), ("10.0.0.2", 50052), "unreachable", B, f"acknowledged nothing for 30 s. {B} is unreachable."),
+        ((A, B), ("10.0.0.2", 50052), "ready", B, "acknowledged nothing for 30 s. It answers now; run again."),
         # A name has the address that the look at it found; one that is not found out is told as it is.
         ((A, "b"), ("b", 50052), "unreachable", "b:50052", "b:50052 is unreachable."),
         ((A, "b"), ("10.0.0.9", 50052), "unreachable", "10.0.0.9:50052", "It answers now; run again."),

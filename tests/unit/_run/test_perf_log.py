@@ -657,7 +657,7 @@ def test_the_filter_gives_what_the_parser_gives():
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["a"], {"a": 1}], ids=lambda value: type(value).__name__)
 def test_the_filter_refuses_what_is_no_text(value):
     with pytest.raises(
-        AnsibleFilterError, match=r"^llama_perf needs the text of a log, and got something that is no text\.$"
+        AnsibleFilterError, match=r"^llama_perf needs the text of a log, and got something that is not text\.$"
     ):
         llama_perf(value)
 

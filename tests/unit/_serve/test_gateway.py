@@ -38,9 +38,9 @@ def test_groups_are_in_or_a_sentence_says_why_not() -> None:
     assert [group.reason for group in found] == [
         "",
         "its master does not answer (for 7 s).",
-        "its service is about to stop, or the host of a worker takes nothing (for 3 s).",
-        "somebody has taken it out (for 60 s).",
-        "its service says that it does not serve (for 5 s); the playbook verify says for what it waits.",
+        "its service is about to stop, or the host of a worker acknowledges nothing (for 3 s).",
+        "somebody has taken it out of service (for 60 s).",
+        "its service does not serve yet (for 5 s); the playbook verify says what it waits for.",
     ]
     assert gateway.read_queues(STATISTICS, models) == {"noise": 3}
 
@@ -65,7 +65,7 @@ def test_a_gateway_that_answers_nothing_is_not_well(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(gateway, "tell", lambda _command, _path: "")
     found = gateway.look(tmp_path, tmp_path)
     assert (found["running"], found["well"]) == (False, False)
-    assert "says nothing of its groups" in found["message"]
+    assert "reports no groups" in found["message"]
 
 
 def test_a_gateway_that_cannot_have_the_virtual_address_is_not_well(

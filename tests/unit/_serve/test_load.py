@@ -118,7 +118,7 @@ def test_figures_are_of_all_clients_together() -> None:
         (TOKENS, 200, "2 of 2 requests failed, the first one: it broke off before its end"),
         ([{"error": {"message": "too long"}}], 200, "2 of 2 requests failed, the first one: too long"),
         ([], 401, "2 of 2 requests failed, the first one: status 401"),
-        ([["no"]], 200, "2 of 2 requests failed, the first one: the stream holds something else than objects"),
+        ([["no"]], 200, "2 of 2 requests failed, the first one: the stream holds something that is not an object"),
     ],
 )
 def test_what_goes_wrong_is_said(events: list[Any], status: int, sentence: str) -> None:
@@ -130,7 +130,7 @@ def test_what_goes_wrong_is_said(events: list[Any], status: int, sentence: str) 
 def test_a_load_ends_in_time() -> None:
     began = time.monotonic()
     with server(TOKENS * 20, pause_s=0.1) as (found, _asked), pytest.raises(
-        LoadError, match="the time of the load was"
+        LoadError, match="the time limit of the load was"
     ):
         run(found, Load(clients=1, limit_s=0.5))
     assert time.monotonic() - began < 6

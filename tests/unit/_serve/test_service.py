@@ -63,7 +63,7 @@ MESSAGES = {
     "about-to-start": ("waiting", "", {}, "is about to start: see `journalctl -u llama-server@8080.service`"),
     "stopped": ("stopped", "", {}, "start it with `systemctl start llama-server@8080.service`"),
     "failed": ("failed", "", {}, "has failed: see `journalctl"),
-    "generates-nothing": ("serving", "", {"problem": "it generates nothing"}, "is up, and it generates nothing: see"),
+    "generates-nothing": ("serving", "", {"problem": "it generates nothing"}, "is up, but it generates nothing: see"),
     "open": ("serving", "", {"open_paths": ["/slots", "/props"]}, "answers /slots, /props without a key: run the"),
     "well": ("serving", "", {}, "http://127.0.0.1:8080/v1 serves m over 2 workers."),
 }

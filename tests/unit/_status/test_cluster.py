@@ -103,7 +103,7 @@ WRONG = {
     "worker-that-cannot-be-asked": (
         hosts(2),
         {"releases": {"m": NEW, "w1": {"unknown": "no route to host."}, "w2": OLD}},
-        ["Which llama.cpp w1 has is not known (no route to host): install it there", "w2 has llama.cpp 0.3.16"],
+        ["It is not known which llama.cpp w1 has (no route to host): install it there", "w2 has llama.cpp 0.3.16"],
     ),
     "group-without-a-master": (
         {"w1": {"llama_group": "a"}, "w2": {"llama_group": "b"}, "m": {"llama_group": "a"}},
@@ -128,7 +128,7 @@ WRONG = {
     "master-in-two-groups": (
         {"w1": {"llama_group": "a"}, "m": {"llama_group": ["a", "b"]}},
         {"workers": ["w1"]},
-        ["host m, llama_group: ['a', 'b'] is no name of a group: give one, of letters, digits, _ and -."],
+        ["host m, llama_group: ['a', 'b'] is not the name of a group: give letters, digits, _ and -."],
     ),
     "sixteen-workers-in-a-group": (
         {**{f"w{i}": {"ansible_host": f"10.0.0.{i}", "llama_group": "a"} for i in range(1, 17)},
@@ -258,20 +258,20 @@ UNWELL = {
     "release-of-before": (
         [READY],
         {"servers": [{"port": 50052, "listeners": [OLDER], "clients": []}]},
-        ["The worker on port 50052 of w1 still runs the release before"],
+        ["The worker on port 50052 of w1 still runs the previous release"],
     ),
     "other-release": ([READY], {"manifest": {**OLD, "id": "a"}}, ["w1 has llama.cpp 0.3.16-4227c9be4"]),
-    "no-release": ([READY], {"manifest": None}, ["Which llama.cpp w1 has is not known (it has no release)"]),
+    "no-release": ([READY], {"manifest": None}, ["It is not known which llama.cpp w1 has (it has no release)"]),
     "firewall-stopped": ([READY], {"firewall": {**CLOSED, "firewalld": "stopped"}}, ["The firewall of w1 does not"]),
     "firewall-open": (
         [READY],
         {"firewall": {**CLOSED, "changes": CHANGES}},
-        ["The firewall of w1 is not as it should be (port 50052/tcp removed from zone public): run"],
+        ["The firewall of w1 is not as expected (port 50052/tcp removed from zone public): run"],
     ),
     "held-by-nobody": (
         [BUSY], {}, [f"10.0.0.1:50052 of w1 answers nobody and has no client: `systemctl restart {UNIT}`"],
     ),
-    "asked-by-nobody": ([], {}, ["10.0.0.1:50052 of w1 was asked by no master"]),
+    "asked-by-nobody": ([], {}, ["No master asked 10.0.0.1:50052 of w1"]),
 }  # fmt: skip
 
 
@@ -406,9 +406,9 @@ CACHE = {
         pytest.param(1, 99, None, "3.0 GiB", None, id="no-limit"),
         pytest.param(None, 1, None, "3.0 GiB", None, id="not-put-in-order-yet"),
         pytest.param(None, None, None, "3.0 GiB", None, id="nothing-keeps-it-in-order"),
-        pytest.param(25, 99, 8 << 30, "3.0 of 8.0 GiB", "was last put in order 25 hours ago", id="its-timer-stopped"),
+        pytest.param(25, 99, 8 << 30, "3.0 of 8.0 GiB", "was last tidied 25 hours ago", id="its-timer-stopped"),
         pytest.param(
-            None, 99, None, "3.0 GiB", "was not put in order once in the 99 hours since its timer was made",
+            None, 99, None, "3.0 GiB", "was never tidied in the 99 hours since its timer was made",
             id="it-never-ran",
         ),
     ],
@@ -453,4 +453,4 @@ def test_what_passes_within_the_tunnel_is_not_said_to_be_readable() -> None:
         }
     }
     (note,) = verify({"w1": WELL}, seen)["notes"]
-    assert "10.0.0.9:8080 of m, and what they get, is readable on its way" in note
+    assert "Clients reach 10.0.0.9:8080 of m without encryption" in note

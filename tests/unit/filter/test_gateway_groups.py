@@ -79,10 +79,10 @@ def test_a_master_that_a_gateway_would_miss_is_named(hosts: dict[str, Any], sent
         ({"m": {"llama_server_bind_address": "10.0.0.1"}}, "host m, llama_server_alias: is not set, nor is"),
         (
             {"m": {**FAR, "llama_server_bind_address": "0.0.0.0", "ansible_host": "m.example.com"}},
-            "host m, llama_server_bind_address: gateway g would ask it at m.example.com, which is no IPv4 address",
+            "host m, llama_server_bind_address: gateway g would ask it at m.example.com, which is not an IPv4 address",
         ),
-        ({"m": {**FAR, "llama_server_bind_address": "fd00::1"}}, "ask it at fd00::1, which is no IPv4 address"),
-        ({"m": {**FAR, "llama_server_port": "x"}}, "host m, llama_server_port: 'x' is no number"),
+        ({"m": {**FAR, "llama_server_bind_address": "fd00::1"}}, "ask it at fd00::1, which is not an IPv4 address"),
+        ({"m": {**FAR, "llama_server_port": "x"}}, "host m, llama_server_port: 'x' is not a number"),
         ({"m": FAR, "n": FAR}, "host n, llama_server_port: 10.0.0.1:8080 is the API of m, give each its own port"),
     ],
 )

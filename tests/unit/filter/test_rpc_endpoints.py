@@ -129,7 +129,7 @@ def test_without_a_group_all_workers_are_meant() -> None:
 
 @pytest.mark.parametrize("name", ["with a blank", ["a"], 3])
 def test_a_group_that_has_no_name_is_an_error(name: Any) -> None:
-    with pytest.raises(AnsibleFilterError, match=r"host w, llama_group: .* is no name of a group"):
+    with pytest.raises(AnsibleFilterError, match=r"host w, llama_group: .* is not the name of a group"):
         rpc_endpoints(["w"], {"w": {"llama_group": name}}, group="a")
 
 
@@ -154,7 +154,7 @@ BAD = {
     ),
     "instance-group": (
         {"rpc_server_instances": [{"port": 1, "group": ["a", "b"]}]},
-        r"host w, rpc_server_instances\[0\], group: \['a', 'b'\] is no name of a group",
+        r"host w, rpc_server_instances\[0\], group: \['a', 'b'\] is not the name of a group",
     ),
     "instance-twice": (
         {"rpc_server_instances": [{"port": 1}, {"port": 1}]},

@@ -149,8 +149,8 @@ def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, A
             "--split-mode tensor",
         ),
         (["-nkvo", "-ctk", "q8_0", "-sm", "tensor"], {"cache_type_k": "q8_0", "split_mode": "tensor"}, "-nkvo"),
-        (["-b", "many", "-ub", "64"], {"ubatch_size": 64}, "-b many, which is no value of it"),
-        (["-ub", "64", "-sm"], {"ubatch_size": 64}, "-sm, which is no value of it"),
+        (["-b", "many", "-ub", "64"], {"ubatch_size": 64}, "-b many, which is not a value of it"),
+        (["-ub", "64", "-sm"], {"ubatch_size": 64}, "-sm, which is not a value of it"),
     ],
 )
 def test_options_are_told_though_there_is_no_plan(extra_args: list[str], expected: dict[str, Any], said: str) -> None:
@@ -168,7 +168,10 @@ def test_old_builds_have_flash_attention_off() -> None:
 
 
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
-    "known by its endpoint": ({"endpoints": ["198.51.100.1:50052"]}, "198.51.100.1:50052 is no host of the inventory"),
+    "known by its endpoint": (
+        {"endpoints": ["198.51.100.1:50052"]},
+        "198.51.100.1:50052 is not a host of the inventory",
+    ),
     "a host that cannot be asked": ({"meminfo": {"w1": MEMINFO}}, "the memory of host w2 could not be read"),
     "no Linux": ({"meminfo": dict.fromkeys(HOSTS, "")}, "no MemAvailable"),
     "split mode": ({"extra_args": ["-sm", "tensor"]}, "-sm tensor"),
@@ -190,7 +193,7 @@ def test_it_is_said_why_there_is_no_plan(given: dict[str, Any], said: str) -> No
 def test_a_limit_that_is_no_size_is_said() -> None:
     hosts = {"w": {"rpc_server_memory_max": "lots"}}
     result = split_plan_arguments(["w:50052"], hosts, hosts=["w"], meminfo={"w": MEMINFO})
-    assert "rpc_server_memory_max lots is no size" in result["skipped"]
+    assert "rpc_server_memory_max lots is not a size" in result["skipped"]
 
 
 def test_text_in_place_of_a_list_is_refused() -> None:

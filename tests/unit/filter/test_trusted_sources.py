@@ -27,16 +27,16 @@ BAD = {
         ["10.0.0.5/24"],
         "10.0.0.5/24 is a host's address with a network's mask: write 10.0.0.0/24 or 10.0.0.5.",
     ),
-    "everyone": (["0.0.0.0/0"], "0.0.0.0/0 is every address there is"),
-    "everyone-ipv6": (["::/0"], "::/0 is every address there is"),
-    "everyone-in-two-halves": (["0.0.0.0/1", "128.0.0.0/1"], "0.0.0.0/0 is every address there is"),
+    "everyone": (["0.0.0.0/0"], "0.0.0.0/0 covers every address"),
+    "everyone-ipv6": (["::/0"], "::/0 covers every address"),
+    "everyone-in-two-halves": (["0.0.0.0/1", "128.0.0.0/1"], "0.0.0.0/0 covers every address"),
     "no-host": (["0.0.0.0"], "0.0.0.0 is the address of no single host"),
     "multicast": (["224.0.0.0/4"], "224.0.0.0/4 is the address of no single host"),
     "ipv4-in-ipv6": (["::ffff:10.0.0.1"], "write 10.0.0.1"),
     "interface": (["fe80::1%eth0"], "tied to an interface"),
-    "number": ([10], "10 is no address"),
-    "empty": ([""], "'' is no address"),
-    "text-instead-of-a-list": ("10.0.0.10", "is no list"),
+    "number": ([10], "10 is not an address"),
+    "empty": ([""], "'' is not an address"),
+    "text-instead-of-a-list": ("10.0.0.10", "is not a list"),
 }
 
 

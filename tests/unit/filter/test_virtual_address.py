@@ -41,8 +41,8 @@ def test_it_is_in_the_network_of_the_gateways_own_address() -> None:
     [
         ("fd00::1", {}, BOTH, "give an IPv4 address that no host has"),
         ("10.0.1.0", {}, ["g1"], "put two or more hosts into llama_gateways"),
-        ("10.0.2.4", {}, BOTH, "no address of a host in 10.0.0.0/23, the network of g1's eth-0"),
-        ("10.0.1.255", {}, BOTH, "no address of a host in 10.0.0.0/23"),
+        ("10.0.2.4", {}, BOTH, "not an address of a host in 10.0.0.0/23, the network of g1's eth-0"),
+        ("10.0.1.255", {}, BOTH, "not an address of a host in 10.0.0.0/23"),
         ("10.0.1.0/24", {}, BOTH, "has /24, and the network of g1's eth-0 is 10.0.0.0/23: leave the prefix out"),
         ("10.0.1.2", {}, BOTH, "an address of g2: give one that no host has"),
         ("10.0.1.10", {}, BOTH, "an address of master"),
