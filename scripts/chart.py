@@ -124,7 +124,7 @@ WHOLE: list[tuple[Any, str]] = [
         {"marker": "cache", "name": "cache"},
         f'include "llama.volume" (list "cache" (default {CACHE} {value("kubernetes_cache_volume")}))',
     ),
-    (MARKERS["llama_server_lora"], f"{value('llama_server_lora')} {JSON}"),
+    (MARKERS["llama_server_lora"], f'include "llama.list" {value("llama_server_lora")}'),
     (MARKERS["llama_server_lora"][0], f'join "," {value("llama_server_lora")} {JSON}'),
     ("/marker-models", f"dir {value('llama_server_model_path')} {JSON}"),
     (7001 << 30, f'include "llama.bytes" {value("kubernetes_worker_memory")}'),

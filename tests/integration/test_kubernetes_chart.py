@@ -111,7 +111,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**GATEWAY, "llama_gateway_api_keys": []},
         "'/llama_gateway_api_keys': minItems: got 0, want 1",
     ),
-    "of-the-role-alone": ({"llama_server_draft_model": "a"}, "additional properties 'llama_server_draft_model' not allowed"),
+    "of-the-role-alone": (
+        {"llama_server_draft_model": "a"},
+        "additional properties 'llama_server_draft_model' not allowed",
+    ),
 }
 
 

@@ -170,6 +170,19 @@ def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> N
     assert "has ended, so llama-server is ended" in "".join(leader.lines)
 
 
+def test_a_model_that_does_not_fit_is_said_and_the_group_stays(group: Group) -> None:
+    settings = group.folder / "pod.json"
+    # Less than what stays free in each pod.
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "worker_memory_bytes": 64 << 20}))
+    leader = group.start(0)
+    for number in (1, 2):
+        group.start(number)
+    wait_for(lambda: leader.said("It does not fit"), 120)
+    assert (group.probe_leader("/live"), group.probe_leader("/ready")) == (200, 503)
+    assert leader.process.poll() is None
+    assert leader.said("Loading") is None
+
+
 def test_a_worker_listens_at_the_address_of_its_pod_alone_with_its_threads(group: Group) -> None:
     worker = group.start(1)
     wait_for(lambda: group.probe_worker(1) == 0, 60)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image that the playbooks make, of real programs and Debian's packages: as small as it is to be, always the same, and
-of two architectures. The other one is emulated program by program."""
+"""The image that the playbooks make, of real programs and Debian's packages: small, always the same, and of two
+architectures. The other one is emulated program by program."""
 
 from __future__ import annotations
 

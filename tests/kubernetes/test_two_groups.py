@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Two groups behind the gateway: what clients notice when one of them is lost, or put out, or when the gateway is.
 
-Stand-ins are in the place of the kubelet and of LeaderWorkerSet's controller, one for each group. HAProxy is Debian's. A
-Service of one pod is an entry of a file of hosts.
+Stand-ins are in the place of the kubelet and of LeaderWorkerSet's controller, one for each group. HAProxy is Debian's.
+A Service of one pod is an entry of a file of hosts.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ TWO_GROUPS = {
     "kubernetes_replicas": 2,
     "kubernetes_size": 2,
     "kubernetes_gateway_image": IMAGE.replace("llama", "haproxy"),
+    # As long as a stream may take on a busy machine.
+    "llama_server_drain_timeout": 100,
     "llama_gateway_group_key": KEY,
     "llama_gateway_api_keys": [{"name": "first", "key": CLIENT_KEY}],
 }

@@ -14,8 +14,9 @@ import os
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from support.kubernetes import labels, lets_through, of_kind, templates, the_set
@@ -64,6 +65,7 @@ ADDRESS = {
 }
 # What was measured, for the end of a run.
 FIGURES: list[str] = []
+CONTROLLERS = Path("/sys/fs/cgroup")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 GET = """
 import sys, urllib.request, urllib.error
@@ -74,6 +76,14 @@ except urllib.error.HTTPError as error:
 except OSError:
     print(0)
 """
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file of the kernel, empty if it is gone."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 @dataclass
@@ -168,13 +178,12 @@ class Pod:
     def properties(self) -> list[str]:
         """Return the confinement of the pod, as systemd calls it."""
         spec, own = self.template["spec"], self.container["securityContext"]
-        account, limits = spec["securityContext"], self.container["resources"]["limits"]
+        account = spec["securityContext"]
         # The kubelet's static CPU manager: as many processors, for this pod alone as far as the machine has them.
-        count, first = int(limits["cpu"]), list(HOST).index(self.name) * int(limits["cpu"])
-        processors = {(first + number) % (os.cpu_count() or 1) for number in range(count)}
+        first = list(HOST).index(self.name) * self.processors
+        processors = {(first + number) % (os.cpu_count() or 1) for number in range(self.processors)}
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert account["seccompProfile"] == {"type": "RuntimeDefault"}
-        memory = int(limits["memory"][:-2]) * UNITS[limits["memory"][-2:]]
         return [
             # In the place of an image of HAProxy is the node with HAProxy.
             *([] if self.name == GATEWAY else [f"RootDirectory={SHARED}/image/rootfs", "MountAPIVFS=yes"]),
@@ -187,9 +196,9 @@ class Pod:
             f"NoNewPrivileges={'no' if own['allowPrivilegeEscalation'] else 'yes'}",
             "CapabilityBoundingSet=",
             "SystemCallFilter=@system-service",
-            f"CPUQuota={count * 100}%",
+            f"CPUQuota={self.processors * 100}%",
             f"CPUAffinity={','.join(map(str, sorted(processors)))}",
-            f"MemoryMax={memory}",
+            f"MemoryMax={self.memory}",
             "MemorySwapMax=0",
             f"TimeoutStopSec={spec['terminationGracePeriodSeconds']}",
         ]
@@ -203,10 +212,51 @@ class Pod:
         self.run(
             "systemd-run", "--quiet", f"--unit={self.unit}", "--service-type=exec", *options, *self.container["command"]
         )
+        self.confine()
 
     def run(self, *command: str, check: bool = True) -> str:
         """Return what a program on the node prints."""
         return ssh(self.host, *command, check=check, timeout=120).stdout.strip()
+
+    def confine(self) -> None:
+        """Hold the pod to its limits by control groups (v1) of this machine, where its hosts have none."""
+        ends = f"/lab{NUMBER}-{self.host}/payload/system.slice/{self.unit}"
+        processes = [it.parent.name for it in Path("/proc").glob("[0-9]*/cgroup") if _text(it).endswith(ends)]
+        assert processes, f"{self.name} has no process"
+        limits = {
+            "memory": ("memory.limit_in_bytes", self.memory),
+            "cpu": ("cpu.cfs_quota_us", self.processors * 100000),
+        }
+        for controller, (file, limit) in limits.items():
+            if (CONTROLLERS / controller / "cgroup.procs").exists():
+                group = self.group(controller)
+                group.mkdir(exist_ok=True)
+                if (group / file).exists():
+                    (group / file).write_text(str(limit))
+                for process in processes:
+                    with suppress(ProcessLookupError):
+                        (group / "cgroup.procs").write_text(process)
+
+    def group(self, controller: str) -> Path:
+        """Return its folder of a controller of this machine."""
+        return CONTROLLERS / controller / f"lab{NUMBER}-{self.name}"
+
+    @property
+    def memory(self) -> int:
+        """How many bytes it may take."""
+        text = self.container["resources"]["limits"]["memory"]
+        return int(text[:-2]) * UNITS[text[-2:]]
+
+    @property
+    def processors(self) -> int:
+        """How many processors it may take."""
+        return int(self.container["resources"]["limits"]["cpu"])
+
+    @property
+    def peak(self) -> int:
+        """How many bytes it has had at most."""
+        found = _text(self.group("memory") / "memory.max_usage_in_bytes")
+        return int(found or self.run("systemctl", "show", "--property=MemoryPeak", "--value", self.unit))
 
     @property
     def pid(self) -> int:
@@ -255,6 +305,9 @@ class Pod:
             self.inside(*before["exec"]["command"])
         self.run("systemctl", "stop", self.unit, check=False)
         self.run("systemctl", "reset-failed", self.unit, check=False)
+        for controller in ("memory", "cpu"):
+            with suppress(OSError):
+                self.group(controller).rmdir()
 
 
 @dataclass
@@ -328,7 +381,8 @@ def groups_of(manifests: list[dict[str, Any]]) -> list[list[str]]:
 
 def all_of(manifests: list[dict[str, Any]]) -> list[str]:
     """Return the names of all pods."""
-    return [*sum(groups_of(manifests), []), *([GATEWAY] if "gateway" in templates(manifests) else [])]
+    gateway = [GATEWAY] if "gateway" in templates(manifests) else []
+    return [*(name for group in groups_of(manifests) for name in group), *gateway]
 
 
 def names(manifests: list[dict[str, Any]]) -> str:
