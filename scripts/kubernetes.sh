@@ -10,6 +10,10 @@ if [ "$(id -u)" != 0 ]; then
     echo "Not run: pods on test hosts; it makes containers, which needs root: sudo make test-kubernetes" >&2
     exit 77
 fi
+if [ "$(uname -m)" != x86_64 ]; then
+    echo "Not run: pods on test hosts; the image is for aarch64 as well, which is compiled on x86-64 alone here." >&2
+    exit 77
+fi
 # A lab of its own, beside that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-120}"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
@@ -17,13 +21,20 @@ export LLAMA_CPP_CLUSTER_CACHE="$cache"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 
-# What makes an image (the lab installs mmdebstrap), and what unpacks it.
-for tool in skopeo umoci; do
-    command -v "$tool" >/dev/null || apt-get -qqy install --no-install-recommends "$tool" >/dev/null || {
-        echo "Not run: pods on test hosts; there is no $tool, and apt-get could not install it." >&2
+# The programs of the other architecture are compiled here, and emulated one by one.
+. scripts/compilers.sh
+# What unpacks an image (the lab installs mmdebstrap, which makes one).
+missing=
+for tool in skopeo umoci qemu-aarch64-static; do
+    command -v "$tool" >/dev/null || missing="$missing $tool"
+done
+if [ -n "$missing" ]; then
+    apt-get -qq update || :
+    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends skopeo umoci qemu-user-static >/dev/null || {
+        echo "Not run: pods on test hosts; these programs are not here, and apt-get could not install them:$missing" >&2
         exit 77
     }
-done
+fi
 # The checker of policies, which wants other versions of what the tests have.
 policy=$cache/policy-$(sha256sum requirements/policy.txt | cut -c 1-12)
 export CHECKOV="$policy/bin/checkov"
@@ -35,7 +46,7 @@ fi
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
 # All hosts see this folder: it has the unpacked image and the model.
-python tests/lab/lab.py up master worker1 worker3 outsider --share "$cache/lab/kubernetes"
+python tests/lab/lab.py up master worker1 worker3 worker4 worker5 worker6 outsider --share "$cache/lab/kubernetes"
 mkdir -p "$cache/lab/kubernetes/models"
 model=$cache/lab/kubernetes/models/random-weights.gguf
 [ -e "$model" ] || python playbooks/files/random_model.py --layers 4 --width 2048 "$model"

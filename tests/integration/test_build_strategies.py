@@ -16,7 +16,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -26,19 +25,11 @@ from ansible.plugins.connection import local
 
 from support.fleet import LIMIT_S, Fleet, ended
 from support.harness import ROOT
+from support.other_machine import NEOVERSE_N1, masquerade
 from support.small_disk import small_disk
 from support.stand_in_source import MASTER, archive, digest, member
 
 CROSS = "aarch64-linux-gnu-g++"
-
-# What /proc/cpuinfo of a Neoverse N1 says.
-NEOVERSE_N1 = """\
-processor\t: 0
-Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
-CPU implementer\t: 0x41
-CPU part\t: 0xd0c
-"""
-
 
 # A connection to a host that may go down.
 FRAGILE = f"""
@@ -52,32 +43,6 @@ class Connection(Local):
             raise AnsibleConnectionFailure("no route to host")
         return super().exec_command(*args, **options)
 """
-
-
-def masquerade(folder: Path, libc: str = "", cpuinfo: str = "", machine: str = "", bits: str = "") -> str:
-    """Write an interpreter for a host, which then looks like another one, with the tools of BusyBox; give its path."""
-    tools = folder / "tools"
-    tools.mkdir(parents=True)
-    answers = [("getconf", "GNU_LIBC_VERSION", libc), ("uname", "-m", machine), ("getconf", "LONG_BIT", bits)]
-    for program in ("getconf", "uname"):
-        known = [
-            f'[ "$*" != {option} ] || {{ echo "{answer}"; exit; }}'
-            for name, option, answer in answers
-            if name == program and answer
-        ]
-        (tools / program).write_text("\n".join(["#!/bin/sh", *known, f'exec {shutil.which(program)} "$@"\n']))
-    (tools / "df").write_text(f'#!/bin/sh\ncase "$*" in *--*) exit 1;; esac\nexec {shutil.which("df")} "$@"\n')
-    for program in tools.iterdir():
-        program.chmod(0o755)
-    (folder / "cpuinfo").write_text(cpuinfo)
-    mount = f"mount --bind {folder}/cpuinfo /proc/cpuinfo && " if cpuinfo else ""
-    python = folder / "python"
-    python.write_text(
-        f"#!/bin/sh\nexport PATH={tools}:$PATH\n"
-        f'exec unshare --mount sh -c \'{mount}exec {sys.executable} "$@"\' sh "$@"\n'
-    )
-    python.chmod(0o755)
-    return str(python)
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ ALL: dict[str, Any] = {
     "llama_server_cache_ram": 0,
     "llama_server_cache_reuse": 32,
     "llama_server_chat_template_file": "/models/deep/chat.jinja",
+    "llama_server_lora": ["/models/deep/one.gguf", "/models/deep/two.gguf"],
     "llama_server_embeddings": True,
     "llama_server_reasoning": "off",
     "llama_server_stall_timeout": 61,
@@ -110,7 +111,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**GATEWAY, "llama_gateway_api_keys": []},
         "'/llama_gateway_api_keys': minItems: got 0, want 1",
     ),
-    "of-the-role-alone": ({"llama_server_lora": ["a"]}, "additional properties 'llama_server_lora' not allowed"),
+    "of-the-role-alone": (
+        {"llama_server_draft_model": "a"},
+        "additional properties 'llama_server_draft_model' not allowed",
+    ),
 }
 
 

@@ -139,6 +139,13 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"programs": ["rpc-server"]}, {"programs": ["llama-server"], "version": "2.0"}],
         "has another version than the one before it",
     ),
+    "two-patched": (
+        [
+            {"programs": ["rpc-server", "llama-server"]},
+            {"programs": ["rpc-server", "llama-server"], "machine": 183, "patches": [{"name": "one"}]},
+        ],
+        "has another set of patches than the one before it",
+    ),
 }
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
 
 from support.api_client import Client
 from support.api_service import ALIAS, KEY
@@ -57,7 +58,7 @@ class Group:
         (folder / "keys").write_text(f"{KEY}\n")
         arguments = ["--model", str(model), "--alias", ALIAS, "--host", "$(POD_IP)", "--port", str(self.port)]
         arguments += ["--parallel", "2", "--ctx-size", "1024", "--n-gpu-layers", "999", "--fit", "off", "--metrics"]
-        arguments += ["--api-key-file", str(folder / "keys"), "--cache-ram", "64", "--no-ui", "--threads", "1"]
+        arguments += ["--api-key-file", str(folder / "keys"), "--cache-ram", "64", "--no-ui"]
         api = {
             "program": str(release.bin / "llama-server"),
             "arguments": arguments,
@@ -151,6 +152,11 @@ def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> N
     assert leader.said("It fits")
     assert group.probe_leader("/ready") == 200
     assert group.client.text()
+    # As many threads as the leader may use cores, where nobody says how many.
+    [server] = Path(f"/proc/{leader.process.pid}/task/{leader.process.pid}/children").read_text().split()
+    command = Path(f"/proc/{server}/cmdline").read_text().split("\0")
+    topology = read_topology()
+    assert command[command.index("--threads") + 1] == str(topology.count_cores(topology.select()))
 
     # A probe of a worker that is held opens no connection, and the API goes on.
     with group.client.stream(50) as answer:
@@ -162,6 +168,19 @@ def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> N
     first.process.kill()
     assert leader.process.wait(30) == 1
     assert "has ended, so llama-server is ended" in "".join(leader.lines)
+
+
+def test_a_model_that_does_not_fit_is_said_and_the_group_stays(group: Group) -> None:
+    settings = group.folder / "pod.json"
+    # Less than what stays free in each pod.
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "worker_memory_bytes": 64 << 20}))
+    leader = group.start(0)
+    for number in (1, 2):
+        group.start(number)
+    wait_for(lambda: leader.said("It does not fit"), 120)
+    assert (group.probe_leader("/live"), group.probe_leader("/ready")) == (200, 503)
+    assert leader.process.poll() is None
+    assert leader.said("Loading") is None
 
 
 def test_a_worker_listens_at_the_address_of_its_pod_alone_with_its_threads(group: Group) -> None:

@@ -20,6 +20,15 @@
 {{- mul (regexFind "^[0-9]+" .) (get $sizes (regexFind "[A-Z]i$" .) | int64) -}}
 {{- end -}}
 
+{{- /* Texts without quotes, as Ansible writes a list of them as JSON. */ -}}
+{{- define "llama.list" -}}
+{{- if . -}}
+["{{ join "\", \"" . }}"]
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}
+
 {{- /* A volume has the name under which it is mounted. */ -}}
 {{- define "llama.volume" -}}
 {{- merge (dict "name" (index . 0)) (index . 1) | toRawJson -}}

@@ -87,6 +87,13 @@ spec:
             scheme: HTTP
           periodSeconds: 10
           timeoutSeconds: 5
+        lifecycle:
+          preStop:
+            exec:
+              command:
+              - sh
+              - -c
+              - {{ printf "sleep 5; kill -USR1 1; sleep %d" (int64 $.Values.llama_server_drain_timeout) | toRawJson }}
         volumeMounts:
         - name: configuration
           mountPath: /etc/llama_gateway

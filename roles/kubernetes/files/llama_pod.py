@@ -42,10 +42,20 @@ def worker_endpoints(environment: Mapping[str, str], port: int) -> list[str]:
     return [f"{leader}-{number}.{rest}:{port}" for number in range(1, int(size))]
 
 
+def core_count() -> int:
+    """Return how many threads the processors of the pod can run at full speed."""
+    topology = read_topology()
+    return topology.count_cores(topology.select())
+
+
 def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) -> service.Settings:
-    """Return what the role has written for the service, with the pod's address and the group's workers."""
-    text = json.dumps(written["service"]).replace("$(POD_IP)", environment["POD_IP"])
-    return service.Settings(**{**json.loads(text), "workers": worker_endpoints(environment, written["worker_port"])})
+    """Return what the role has written for the service, with the pod's address, its threads and the group's workers."""
+    settings = json.loads(json.dumps(written["service"]).replace("$(POD_IP)", environment["POD_IP"]))
+    settings["workers"] = worker_endpoints(environment, written["worker_port"])
+    # llama.cpp by itself starts a thread for each core of the node.
+    if "--threads" not in settings["arguments"]:
+        settings["arguments"] += ["--threads", str(core_count())]
+    return service.Settings(**settings)
 
 
 def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
@@ -100,8 +110,7 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
 
 def become_worker(written: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
     """Run an RPC server in the place of this program, with a thread for each core that the pod may use."""
-    topology = read_topology()
-    threads = topology.count_cores(topology.select())
+    threads = core_count()
     place = ["-H", environment["POD_IP"], "-p", str(written["worker_port"])]
     # Into a pipe the server writes blocks of 4 KiB. Python ignores SIGPIPE, and so will the server: a client that gives
     # up while it waits would end it otherwise.

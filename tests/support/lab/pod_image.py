@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.lab.hosts import CACHE, play
+from support.other_machine import NEOVERSE_N1, masquerade
 
 SHARE = CACHE / "lab/kubernetes"
 # A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
@@ -28,9 +29,11 @@ class Image:
 
 
 def built(folder: Path) -> list[Path]:
-    """Return the programs of leaders and workers, as playbook build makes them for this machine's processors."""
+    """Return the programs of leaders and workers, as playbook build makes them: for this machine's processors, and for
+    those of a machine of the other architecture, as which a host only looks."""
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    groups = {name: {"hosts": {"here": here}} for name in ("llama_masters", "llama_workers")}
+    arm = {**here, "ansible_python_interpreter": masquerade(folder / "arm", cpuinfo=NEOVERSE_N1, machine="aarch64")}
+    groups = {name: {"hosts": {"here": here, "arm": arm}} for name in ("llama_masters", "llama_workers")}
     variables = {
         "llama_cpp_builder": "localhost",
         "llama_cpp_targets": ["llama-server", "rpc-server"],
@@ -52,23 +55,26 @@ def make_image(artifacts: list[Path], path: Path) -> Image:
     }
     given = path.with_suffix(".json")
     given.write_text(json.dumps(variables))
-    said = play("image", "--connection", "local", "-e", f"@{given}", inventory=Path("localhost,")).stdout
+    said = play("image", "-e", f"@{given}").stdout
     return Image(path, "sha256:" + said.partition("@sha256:")[2][:64])
 
 
-def unpack(image: Image, layout: Path) -> Path:
-    """Unpack the image where all test hosts see it, as a container runtime does; returns its root."""
-    place = SHARE / "image"
-    subprocess.run(
-        ["skopeo", "--insecure-policy", "copy", "--quiet", f"oci-archive:{image.path}", f"oci:{layout}:llama"],
-        check=True,
-    )
+def unpack(image: Image, architecture: str, work: Path, place: Path) -> Path:
+    """Unpack the image of an architecture, as a container runtime does; returns its root."""
+    layout = f"oci:{work}:llama"
+    copy = ["skopeo", "--insecure-policy", f"--override-arch={architecture}", "copy", "--quiet"]
+    subprocess.run([*copy, f"oci-archive:{image.path}", layout], check=True)
     shutil.rmtree(place, ignore_errors=True)
-    subprocess.run(["umoci", "unpack", "--image", f"{layout}:llama", str(place)], check=True, capture_output=True)
-    root = place / "rootfs"
+    subprocess.run(["umoci", "unpack", "--image", layout.removeprefix("oci:"), place], check=True, capture_output=True)
+    return place / "rootfs"
+
+
+def shared(image: Image, work: Path) -> Path:
+    """Unpack the image for this machine where all test hosts see it; returns its root."""
+    root = unpack(image, "amd64", work, SHARE / "image")
     # A container runtime makes what a volume is mounted at.
     for name in ("models", "etc/llama_server", "var/cache/llama_rpc"):
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "etc/hosts").touch()
-    place.chmod(0o755)
+    root.parent.chmod(0o755)
     return root

@@ -10,34 +10,62 @@ time of that is not in it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from support.kubernetes import labels, lets_through, of_kind, templates
-from support.lab.hosts import NUMBER, at_once, eventually, ssh
+from support.kubernetes import labels, lets_through, of_kind, templates, the_set
+from support.lab.hosts import CONNECT, NUMBER, at_once, eventually, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 SHARED = "/mnt/shared"
 UID = 10001
-NAME, NAMESPACE, SIZE = "llama", "default", 3
-API_PORT, READY_PORT, RPC_PORT = 8080, 8081, 50052
+NAME, NAMESPACE = "llama", "default"
+API_PORT, READY_PORT, RPC_PORT, DOOR_PORT = 8080, 8081, 50052, 8000
+KEY = "key-of-this-test-alone"
+# A leader and two workers; each test of other groups changes some of it.
+VARIABLES: dict[str, Any] = {
+    "kubernetes_worker_cpu": 1,
+    "kubernetes_worker_memory": "1Gi",
+    "kubernetes_leader_cpu": 1,
+    "kubernetes_leader_memory": "2Gi",
+    "kubernetes_model_volume": {"hostPath": {"path": f"{SHARED}/models", "type": "Directory"}},
+    "kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}},
+    "kubernetes_trusted_peers": [{"podSelector": {"matchLabels": {"app": "chat"}}}],
+    "llama_server_model_path": "/models/random-weights.gguf",
+    "llama_server_alias": "random",
+    "llama_server_parallel": 2,
+    "llama_server_ctx_size": 512,
+    "llama_server_cache_ram": 64,
+    "llama_server_api_keys": [KEY],
+}
 LEADER, WORKERS = "llama-0", ("llama-0-1", "llama-0-2")
-PODS = (LEADER, *WORKERS)
-HOST = {"llama-0": "master", "llama-0-1": "worker1", "llama-0-2": "worker3"}
+GATEWAY = "llama-gateway"
+# The node of each pod that there may be.
+HOST = {
+    LEADER: "master",
+    "llama-0-1": "worker1",
+    "llama-0-2": "worker3",
+    "llama-1": "worker4",
+    "llama-1-1": "worker5",
+    GATEWAY: "worker6",
+}
 ADDRESS = {
-    **{pod: f"10.87.{NUMBER}.{last}" for pod, last in zip(PODS, (10, 11, 13))},
+    **{pod: f"10.87.{NUMBER}.{last}" for pod, last in zip(HOST, (10, 11, 13, 14, 15, 16))},
     # Others of the namespace: this machine, and a host.
     "chat": f"10.87.{NUMBER}.1",
     "outsider": f"10.87.{NUMBER}.20",
 }
 # What was measured, for the end of a run.
 FIGURES: list[str] = []
+CONTROLLERS = Path("/sys/fs/cgroup")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 GET = """
 import sys, urllib.request, urllib.error
@@ -50,9 +78,17 @@ except OSError:
 """
 
 
+def _text(path: Path) -> str:
+    """Return the text of a file of the kernel, empty if it is gone."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
 @dataclass
 class Pod:
-    """A pod of the group, on the node that it has for itself."""
+    """A pod, on the node that it has for itself."""
 
     name: str
     template: dict[str, Any]
@@ -86,13 +122,13 @@ class Pod:
             it["name"]: it["value"] if "value" in it else fields[it["valueFrom"]["fieldRef"]["fieldPath"]]
             for it in self.container["env"]
         }
-        return {
-            "PATH": "/usr/local/bin:/usr/bin:/bin",
-            **own,
-            "LWS_LEADER_ADDRESS": f"{LEADER}.{NAME}.{NAMESPACE}",
-            "LWS_GROUP_SIZE": str(SIZE),
-            "LWS_WORKER_INDEX": str(PODS.index(self.name)),
+        group, index = place(self.name)
+        of_its_group = {
+            "LWS_LEADER_ADDRESS": f"{NAME}-{group}.{NAME}.{NAMESPACE}",
+            "LWS_GROUP_SIZE": str(group_size(self.objects)),
+            "LWS_WORKER_INDEX": str(index),
         }
+        return {"PATH": "/usr/local/bin:/usr/bin:/bin", **own, **({} if group is None else of_its_group)}
 
     def files(self, volume: dict[str, Any]) -> dict[str, str]:
         """Return the files of a volume that is made of objects of the API."""
@@ -105,10 +141,10 @@ class Pod:
                 ]
                 found.update(data)
             if "secret" in source:
-                [data] = [
-                    it["stringData"] for it in of_kind(self.objects, "Secret") if self.is_named(it, source["secret"])
-                ]
-                found.update({item["path"]: data[item["key"]] for item in source["secret"]["items"]})
+                named = {"name": source["secret"].get("secretName") or source["secret"]["name"]}
+                [data] = [it["stringData"] for it in of_kind(self.objects, "Secret") if self.is_named(it, named)]
+                items = source["secret"].get("items") or [{"key": key, "path": key} for key in data]
+                found.update({item["path"]: data[item["key"]] for item in items})
         return found
 
     @staticmethod
@@ -123,33 +159,34 @@ class Pod:
         for mount in self.container["volumeMounts"]:
             volume = volumes[mount["name"]]
             if "hostPath" in volume:
-                place = volume["hostPath"]["path"]
+                path = volume["hostPath"]["path"]
             else:
-                place = f"{self.folder}/{mount['name']}"
-                self.run("mkdir", "-p", place)
+                path = f"{self.folder}/{mount['name']}"
+                self.run("install", "-d", "-m", "2770", "-g", str(UID), path)
                 for name, text in self.files(volume).items():
                     # As fsGroup has it: the group may read.
-                    file = f"{place}/{name}"
+                    file = f"{path}/{name}"
                     write = f"cat >{file} && chmod 0440 {file} && chgrp {UID} {file}"
                     ssh(self.host, "sh", "-c", write, text_in=text)
             kind = "BindReadOnlyPaths" if mount.get("readOnly") else "BindPaths"
-            mounts.append(f"{kind}={place}:{mount['mountPath']}")
+            mounts.append(f"{kind}={path}:{mount['mountPath']}")
             if not mount.get("readOnly"):
                 mounts.append(f"ReadWritePaths=+{mount['mountPath']}")
-        names = "".join(f"{ADDRESS[pod]} {pod}.{NAME}.{NAMESPACE}\n" for pod in PODS)
-        ssh(self.host, "sh", "-c", f"cat >{self.folder}/hosts", text_in=f"127.0.0.1 localhost\n{names}")
+        ssh(self.host, "sh", "-c", f"cat >{self.folder}/hosts", text_in=f"127.0.0.1 localhost\n{names(self.objects)}")
         return [*mounts, f"BindReadOnlyPaths={self.folder}/hosts:/etc/hosts"]
 
     def properties(self) -> list[str]:
         """Return the confinement of the pod, as systemd calls it."""
         spec, own = self.template["spec"], self.container["securityContext"]
-        account, limits = spec["securityContext"], self.container["resources"]["limits"]
+        account = spec["securityContext"]
+        # The kubelet's static CPU manager: as many processors, for this pod alone as far as the machine has them.
+        first = list(HOST).index(self.name) * self.processors
+        processors = {(first + number) % (os.cpu_count() or 1) for number in range(self.processors)}
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert account["seccompProfile"] == {"type": "RuntimeDefault"}
-        memory = int(limits["memory"][:-2]) * UNITS[limits["memory"][-2:]]
         return [
-            f"RootDirectory={SHARED}/image/rootfs",
-            "MountAPIVFS=yes",
+            # In the place of an image of HAProxy is the node with HAProxy.
+            *([] if self.name == GATEWAY else [f"RootDirectory={SHARED}/image/rootfs", "MountAPIVFS=yes"]),
             "PrivatePIDs=yes",
             "PrivateIPC=yes",
             "PrivateDevices=yes",
@@ -159,26 +196,67 @@ class Pod:
             f"NoNewPrivileges={'no' if own['allowPrivilegeEscalation'] else 'yes'}",
             "CapabilityBoundingSet=",
             "SystemCallFilter=@system-service",
-            f"CPUQuota={int(limits['cpu']) * 100}%",
-            # The kubelet's static CPU manager: as many processors, for this pod alone.
-            f"CPUAffinity=0-{int(limits['cpu']) - 1}",
-            f"MemoryMax={memory}",
+            f"CPUQuota={self.processors * 100}%",
+            f"CPUAffinity={','.join(map(str, sorted(processors)))}",
+            f"MemoryMax={self.memory}",
             "MemorySwapMax=0",
             f"TimeoutStopSec={spec['terminationGracePeriodSeconds']}",
         ]
 
     def start(self) -> None:
         """Start it; its node has nothing of another one that was called so."""
+        self.run("rm", "-rf", self.folder)
         self.run("mkdir", "-p", self.folder)
         options = [f"--property={it}" for it in (*self.properties(), *self.prepare())]
         options += [f"--setenv={name}={value}" for name, value in self.environment().items()]
         self.run(
             "systemd-run", "--quiet", f"--unit={self.unit}", "--service-type=exec", *options, *self.container["command"]
         )
+        self.confine()
 
     def run(self, *command: str, check: bool = True) -> str:
         """Return what a program on the node prints."""
         return ssh(self.host, *command, check=check, timeout=120).stdout.strip()
+
+    def confine(self) -> None:
+        """Hold the pod to its limits by control groups (v1) of this machine, where its hosts have none."""
+        ends = f"/lab{NUMBER}-{self.host}/payload/system.slice/{self.unit}"
+        processes = [it.parent.name for it in Path("/proc").glob("[0-9]*/cgroup") if _text(it).endswith(ends)]
+        assert processes, f"{self.name} has no process"
+        limits = {
+            "memory": ("memory.limit_in_bytes", self.memory),
+            "cpu": ("cpu.cfs_quota_us", self.processors * 100000),
+        }
+        for controller, (file, limit) in limits.items():
+            if (CONTROLLERS / controller / "cgroup.procs").exists():
+                group = self.group(controller)
+                group.mkdir(exist_ok=True)
+                if (group / file).exists():
+                    (group / file).write_text(str(limit))
+                for process in processes:
+                    with suppress(ProcessLookupError):
+                        (group / "cgroup.procs").write_text(process)
+
+    def group(self, controller: str) -> Path:
+        """Return its folder of a controller of this machine."""
+        return CONTROLLERS / controller / f"lab{NUMBER}-{self.name}"
+
+    @property
+    def memory(self) -> int:
+        """How many bytes it may take."""
+        text = self.container["resources"]["limits"]["memory"]
+        return int(text[:-2]) * UNITS[text[-2:]]
+
+    @property
+    def processors(self) -> int:
+        """How many processors it may take."""
+        return int(self.container["resources"]["limits"]["cpu"])
+
+    @property
+    def peak(self) -> int:
+        """How many bytes it has had at most."""
+        found = _text(self.group("memory") / "memory.max_usage_in_bytes")
+        return int(found or self.run("systemctl", "show", "--property=MemoryPeak", "--value", self.unit))
 
     @property
     def pid(self) -> int:
@@ -212,6 +290,10 @@ class Pod:
         invocation = self.run("systemctl", "show", "--property=InvocationID", "--value", self.unit)
         return self.run("journalctl", "--no-pager", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}")
 
+    def reaches(self, address: str, port: int) -> str:
+        """Return what becomes of a connection from the pod."""
+        return self.inside("python3", "-c", CONNECT, address, str(port))[1].strip()
+
     def kill(self) -> None:
         """End all of it at once."""
         self.run("systemctl", "kill", "--signal=KILL", self.unit)
@@ -223,6 +305,9 @@ class Pod:
             self.inside(*before["exec"]["command"])
         self.run("systemctl", "stop", self.unit, check=False)
         self.run("systemctl", "reset-failed", self.unit, check=False)
+        for controller in ("memory", "cpu"):
+            with suppress(OSError):
+                self.group(controller).rmdir()
 
 
 @dataclass
@@ -231,11 +316,13 @@ class Controller:
 
     pods: dict[str, Pod]
     made: int = 0
+    late: set[str] = field(default_factory=set)
+    """Pods that no node has a place for as yet."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def make(self) -> None:
         """Make all pods at once, as startup policy LeaderCreated has it."""
-        at_once(lambda name: self.pods[name].start(), self.pods)
+        at_once(lambda name: self.pods[name].start(), self.pods.keys() - self.late)
         self.made += 1
 
     def remove(self) -> None:
@@ -246,7 +333,7 @@ class Controller:
         """Look at the pods until told that it is over; a node that fails is asked again, as a controller does."""
         while not self.over.wait(0.5):
             try:
-                if not all(at_once(lambda name: self.pods[name].active, self.pods).values()):
+                if not all(at_once(lambda name: self.pods[name].active, self.pods.keys() - self.late).values()):
                     self.remove()
                     self.make()
             except (AssertionError, subprocess.TimeoutExpired) as error:
@@ -267,36 +354,71 @@ class Controller:
             self.remove()
 
 
+def place(name: str) -> tuple[int | None, int]:
+    """Return the group of a pod, and its number there; the gateway has none."""
+    _name, *numbers = name.removeprefix(NAME).split("-")
+    return (None, 0) if name == GATEWAY else (int(numbers[0]), int(numbers[1]) if numbers[1:] else 0)
+
+
+def group_size(manifests: list[dict[str, Any]]) -> int:
+    """Return how many pods a group has."""
+    return int(the_set(manifests)["spec"]["leaderWorkerTemplate"]["size"])
+
+
+def part(name: str) -> str:
+    """Return which template a pod is made from."""
+    group, index = place(name)
+    return "gateway" if group is None else "worker" if index else "leader"
+
+
+def groups_of(manifests: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the names of the pods of each group, its leader first."""
+    return [
+        [f"{NAME}-{group}", *(f"{NAME}-{group}-{number}" for number in range(1, group_size(manifests)))]
+        for group in range(the_set(manifests)["spec"]["replicas"])
+    ]
+
+
+def all_of(manifests: list[dict[str, Any]]) -> list[str]:
+    """Return the names of all pods."""
+    gateway = [GATEWAY] if "gateway" in templates(manifests) else []
+    return [*(name for group in groups_of(manifests) for name in group), *gateway]
+
+
+def names(manifests: list[dict[str, Any]]) -> str:
+    """Return what the cluster's DNS knows, as a file; a Service of one pod is that pod."""
+    found = {f"{pod}.{NAME}.{NAMESPACE}": pod for group in groups_of(manifests) for pod in group}
+    found |= {f"{NAME}-group-{number}": group[0] for number, group in enumerate(groups_of(manifests))}
+    return "".join(f"{ADDRESS[pod]} {name}\n" for name, pod in found.items())
+
+
 def pods_of(manifests: list[dict[str, Any]]) -> dict[str, Pod]:
-    """Return the pods of the first group."""
-    parts = templates(manifests)
-    return {name: Pod(name, parts["leader" if name == LEADER else "worker"], manifests) for name in PODS}
+    """Return all pods."""
+    return {name: Pod(name, templates(manifests)[part(name)], manifests) for name in all_of(manifests)}
 
 
 def pod_labels(manifests: list[dict[str, Any]], name: str) -> dict[str, str]:
     """Return the labels of a pod, or of another one of the namespace."""
-    if name not in PODS:
-        return {"app": name}
-    return labels(manifests, "leader" if name == LEADER else "worker", 0)
+    return labels(manifests, part(name), place(name)[0]) if name in HOST else {"app": name}
 
 
 def policies(manifests: list[dict[str, Any]], name: str) -> str:
     """Return the packet filter of a node, by the policies of the pod that is on it."""
     own = pod_labels(manifests, name)
     ins, outs = [], []
-    for other, address in ADDRESS.items():
-        for port in (API_PORT, READY_PORT, RPC_PORT):
-            theirs = pod_labels(manifests, other)
+    for other in (*all_of(manifests), "chat", "outsider"):
+        theirs, address = pod_labels(manifests, other), ADDRESS[other]
+        for port in (API_PORT, READY_PORT, RPC_PORT, DOOR_PORT):
             if lets_through(manifests, theirs, own, port):
                 ins.append(f"ip saddr {address} tcp dport {port} accept")
             if lets_through(manifests, own, theirs, port):
                 outs.append(f"ip daddr {address} tcp dport {port} accept")
-    if name == LEADER:
+    if part(name) != "worker":
         outs += ["udp dport 53 accept", "tcp dport 53 accept"]
-    both = ("ct state established,related accept", "meta iif lo accept")
+    known = "ct state established,related accept"
     # By which the tests reach the node.
-    lines = "\n".join([*both, *ins, "tcp dport 22 accept", "drop"])
-    said = "\n".join([*both, f"meta skuid != {UID} accept", *outs, "drop"])
+    lines = "\n".join([known, "meta iif lo accept", *ins, "tcp dport 22 accept", "drop"])
+    said = "\n".join([known, "meta oif lo accept", f"meta skuid != {UID} accept", *outs, "drop"])
     return f"""
         table inet pods {{}}
         delete table inet pods
@@ -314,19 +436,23 @@ def policies(manifests: list[dict[str, Any]], name: str) -> str:
 
 def apply_policies(manifests: list[dict[str, Any]]) -> None:
     """Have the packet filter of each node let through what the policies do."""
-    for name in PODS:
+    for name in all_of(manifests):
         ssh(HOST[name], "nft", "-f", "-", text_in=policies(manifests, name))
 
 
-def prepare_nodes() -> None:
+def prepare_nodes(manifests: list[dict[str, Any]]) -> None:
     """Nodes have a packet filter, and the folder of the workers' caches, as an administrator makes it."""
+    # systemd takes the number of an account only if it has a name.
+    account = f"id pod || {{ groupadd --gid {UID} pod && useradd --uid {UID} --gid {UID} --home-dir / pod; }}"
 
-    def prepare(host: str) -> None:
+    def prepare(name: str) -> None:
+        host, packages = HOST[name], ["nftables", *(["haproxy"] if name == GATEWAY else [])]
         ssh(host, "apt-get", "-qq", "update", timeout=300)
-        ssh(host, "apt-get", "-qqy", "install", "--no-install-recommends", "nftables", timeout=300)
+        ssh(host, "apt-get", "-qqy", "install", "--no-install-recommends", *packages, timeout=300)
+        ssh(host, "sh", "-c", account)
         ssh(host, "install", "-d", "-o", str(UID), "-g", str(UID), "/var/cache/llama_rpc")
 
-    at_once(prepare, HOST.values())
+    at_once(prepare, all_of(manifests))
 
 
 def serves(pods: dict[str, Pod]) -> bool:
@@ -334,9 +460,8 @@ def serves(pods: dict[str, Pod]) -> bool:
     return all(at_once(lambda name: pods[name].passes("readinessProbe"), pods).values())
 
 
-def back_after(pods: dict[str, Pod], answers: Callable[[], Any], limit_s: float = 180) -> float:
-    """Return how many seconds from now on a token of the API comes, and all pods are ready."""
-    began = time.monotonic()
+def back_after(pods: dict[str, Pod], answers: Callable[[], Any], began: float, limit_s: float = 180) -> float:
+    """Return how many seconds after `began` a token of the API came; all pods are ready then."""
     eventually(answers, limit_s, "the API answers")
     took = time.monotonic() - began
     eventually(lambda: serves(pods), 60, "all pods are ready")

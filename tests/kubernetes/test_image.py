@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The image that the playbooks make, of real programs and Debian's packages: small, always the same, and of two
+architectures. The other one is emulated program by program."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
+
+from support.harness import free_port, talking
+from support.lab.hosts import eventually
+from support.lab.pod_image import MIRROR, Image, make_image, unpack
+from support.lab.pods import FIGURES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+# What runs the programs of the architectures in a root, besides the machine itself.
+EMULATORS = {"amd64": None, "arm64": "qemu-aarch64-static"}
+PYTHON = ["/usr/bin/python3", "-B", "-E", "-s", "/usr/local/lib/llama_server/llama_pod.py"]
+
+
+def looked_at(image: Image, *options: str) -> dict[str, Any]:
+    """Return what skopeo says of the image."""
+    command = ["skopeo", "--insecure-policy", *options, "inspect", "--raw", f"oci-archive:{image.path}"]
+    return dict(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
+
+
+def test_the_image_is_the_same_when_it_is_made_again(image: Image, artifacts: list[Path], tmp_path: Path) -> None:
+    again = make_image(artifacts, tmp_path / "again.tar")
+    assert again.digest == image.digest
+    assert again.path.read_bytes() == image.path.read_bytes()
+    FIGURES.append(f"image {image.digest}, made twice from {MIRROR}: {image.path.stat().st_size / MIB:.0f} MiB")
+
+
+def test_each_architecture_is_small(image: Image) -> None:
+    index = looked_at(image)
+    assert index["mediaType"] == "application/vnd.oci.image.index.v1+json"
+    with tarfile.open(image.path) as archive:
+        assert "oci-layout" in archive.getnames()
+
+        def blob(digest: str) -> dict[str, Any]:
+            found = archive.extractfile(f"blobs/sha256/{digest.removeprefix('sha256:')}")
+            assert found
+            return dict(json.load(found))
+
+        sizes = {}
+        for entry in index["manifests"]:
+            layers = blob(entry["digest"])["layers"]
+            sizes[entry["platform"]["architecture"]] = sum(layer["size"] for layer in layers)
+    FIGURES.append(", ".join(f"{name} {size / MIB:.0f} MiB packed" for name, size in sorted(sizes.items())))
+    assert sizes.keys() == {"amd64", "arm64"}
+    assert max(sizes.values()) <= 150 * MIB
+
+
+@pytest.mark.parametrize("architecture", EMULATORS)
+def test_the_programs_start_with_nothing_but_the_image(image: Image, tmp_path: Path, architecture: str) -> None:
+    root = unpack(image, architecture, tmp_path / "layout", tmp_path / "bundle")
+    used = sum(path.lstat().st_size for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+    FIGURES.append(f"{architecture}: {used / MIB:.0f} MiB unpacked")
+    emulator = EMULATORS[architecture]
+    command = ["chroot", str(root)]
+    if emulator:
+        shutil.copy(shutil.which(emulator) or emulator, root / "emulator")
+        command.append("/emulator")
+    bin_ = "/opt/llama_cpp/current/bin"
+    for program, said in (
+        ([f"{bin_}/llama-server", "--version"], "version:"),
+        ([*PYTHON, "--help"], "leader,worker,listens,drain"),
+    ):
+        done = subprocess.run([*command, *program], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout + done.stderr
+    port = free_port()
+    with talking([*command, f"{bin_}/rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1", "-d", "CPU"], {}):
+        endpoints = parse_endpoints([f"127.0.0.1:{port}"])
+        eventually(lambda: probe(endpoints, 10)[0].state == "ready", 120, "the worker speaks the protocol")
