@@ -349,6 +349,15 @@ def test_session_is_kept_in_the_zone_that_it_falls_into(zones: tuple[Zone, ...],
     assert planned(stopped(view(OWN, *zones))).changes == [Change(opened, "port", "22/tcp", "enabled")]
 
 
+def test_session_that_another_zone_of_the_role_lets_in_needs_no_port() -> None:
+    gateway = Zone("llama-gateway", sources=("10.0.0.0/30",), ports=("8000/tcp",))
+    rule = SSH_FROM_MASTER.replace("10.0.0.10", "10.0.0.2").replace("2222", "22")
+    assert planned(running(view(OWN, PUBLIC, replace(gateway, rich_rules=(rule,))))).changes == []
+    for_somebody_else = replace(gateway, rich_rules=(SSH_FROM_MASTER,))
+    opened = [Change("llama-gateway", "port", "22/tcp", "enabled")]
+    assert planned(running(view(OWN, PUBLIC, for_somebody_else))).changes == opened
+
+
 def test_interface_that_is_bound_while_the_daemon_runs_stays_bound() -> None:
     work = Zone("work")
     state = running(
