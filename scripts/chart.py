@@ -61,7 +61,9 @@ MARKERS: dict[str, Any] = {
     "llama_server_cache_reuse": 7024,
     "llama_server_chat_template_file": "/marker-models/marker.jinja",
     "llama_server_lora": ["/marker-models/marker-adapter.gguf"],
-    "llama_server_embeddings": True,
+    "llama_server_embeddings": False,
+    "llama_server_draft_model": "/marker-models/marker-draft.gguf",
+    "llama_server_spec_draft_n_max": 997,
     "llama_server_reasoning": "on",
     "llama_server_stall_timeout": 7025,
     "llama_server_drain_timeout": 7026,
@@ -98,6 +100,8 @@ PORT, CONTEXT_OF_ALL = (
 )
 # What is put in the place of a whole scalar, list or dictionary, as JSON.
 WHOLE: list[tuple[Any, str]] = [
+    (998, 'include "llama.outputs" $'),
+    ("997", f'include "llama.drafted" $ {JSON}'),
     *(
         (MARKERS[name], f"{value(name)} {JSON}")
         for name in (
@@ -110,6 +114,7 @@ WHOLE: list[tuple[Any, str]] = [
             "kubernetes_monitoring_peers",
             "llama_server_model_path",
             "llama_server_chat_template_file",
+            "llama_server_draft_model",
             "llama_server_reasoning",
         )
     ),
@@ -140,7 +145,6 @@ WHOLE: list[tuple[Any, str]] = [
     (7022 << 20, f"mul 1048576 ({number('llama_server_cache_ram')})"),
     (SLOTS * CONTEXT, CONTEXT_OF_ALL),
     (str(SLOTS * CONTEXT), f"{CONTEXT_OF_ALL} | toString {JSON}"),
-    (65536, f"ternary 65536 1 {value('llama_server_embeddings')}"),
     (f"{KEY}\n", f'printf "%s\\n" (join "\\n" {value("llama_server_api_keys")}) {JSON}'),
     (KEY, f"first {value('llama_server_api_keys')} {JSON}"),
 ]
@@ -150,8 +154,9 @@ OPTIONAL = {
     "--cache-reuse": "llama_server_cache_reuse",
     "--chat-template-file": "llama_server_chat_template_file",
     "--lora": "llama_server_lora",
-    "--embeddings": "llama_server_embeddings",
 }
+# The options of a draft, in the place of which embeddings may be: the role takes no two of them.
+DRAFT = re.compile(r', "--spec-type".+?"none"')
 # Manifests that are there only with a value, and those of each group.
 CONDITIONAL = {
     f"Secret {NAME}-keys": "llama_server_api_keys",
@@ -240,6 +245,8 @@ RANGES: dict[str, dict[str, Any]] = {
     "llama_server_cache_reuse": {"minimum": 0},
     "llama_server_chat_template_file": {"pattern": "^[A-Za-z0-9._/+-]*$"},
     "llama_server_lora": {"items": {"type": "string", "pattern": "^/[A-Za-z0-9._/+-]+$"}},
+    "llama_server_draft_model": {"pattern": "^(/[A-Za-z0-9._/+-]+)?$"},
+    "llama_server_spec_draft_n_max": {"minimum": 0, "maximum": 1024},
     "llama_server_stall_timeout": {"minimum": 30},
     "llama_server_drain_timeout": {"minimum": 0},
     "llama_server_api_keys": {"items": {"type": "string", "pattern": _KEY}},
@@ -255,11 +262,17 @@ RANGES: dict[str, dict[str, Any]] = {
     "expires": {"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"},
     "requests": {"minimum": 1},
 }
-# Of two numbers one is above 0; and what a gateway needs.
+# Of two numbers one is above 0; embeddings have nothing to draft; and what a gateway needs.
 TOGETHER: list[dict[str, Any]] = [
     {
         "anyOf": [
             {"properties": {name: {"minimum": 1}}} for name in ("kubernetes_max_unavailable", "kubernetes_max_surge")
+        ]
+    },
+    {
+        "anyOf": [
+            {"properties": {"llama_server_embeddings": {"const": False}}},
+            {"properties": {"llama_server_draft_model": {"maxLength": 0}}},
         ]
     },
     {
@@ -392,6 +405,8 @@ def settings_file(settings: str) -> str:
     text = template.filled(json.dumps(template.marked(json.loads(settings))))
     for option, name in OPTIONAL.items():
         text = re.sub(rf', "{option}"(, {{{{ [^}}]+ }}}})?', rf"{{{{ if {value(name)} }}}}\g<0>{{{{ end }}}}", text)
+    begin, embeddings = f"{{{{ if {value('llama_server_draft_model')} }}}}", value("llama_server_embeddings")
+    text = DRAFT.sub(rf'{begin}\g<0>{{{{ else if {embeddings} }}}}, "--embeddings"{{{{ end }}}}', text)
     return f"{text}\n"
 
 

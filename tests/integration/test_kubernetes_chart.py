@@ -61,6 +61,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "one-by-one": {"llama_server_api_keys": [], "llama_server_alias": "eight/b:1", "llama_server_threads": 1,
                    "kubernetes_monitoring_peers": [{"podSelector": {}}]},
     "gateway": GATEWAY,
+    "draft": {"llama_server_draft_model": "/models/small.gguf"},
+    "long-draft": {"llama_server_draft_model": "/models/small.gguf", "llama_server_spec_draft_n_max": 8},
     "all": ALL,
 }  # fmt: skip
 
@@ -111,9 +113,14 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {**GATEWAY, "llama_gateway_api_keys": []},
         "'/llama_gateway_api_keys': minItems: got 0, want 1",
     ),
+    "no-path": ({"llama_server_lora": ["a"]}, "'/llama_server_lora/0': 'a' does not match pattern"),
+    "nothing-to-draft": (
+        {"llama_server_embeddings": True, "llama_server_draft_model": "/models/small.gguf"},
+        "'/llama_server_embeddings': value must be false",
+    ),
     "of-the-role-alone": (
-        {"llama_server_draft_model": "a"},
-        "additional properties 'llama_server_draft_model' not allowed",
+        {"llama_server_extra_args": ["a"]},
+        "additional properties 'llama_server_extra_args' not allowed",
     ),
 }
 

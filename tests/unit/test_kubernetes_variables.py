@@ -46,6 +46,16 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "leader-memory": ({"kubernetes_leader_memory": "4.5Gi"}, "kubernetes_leader_memory is 4.5Gi", "such as 4Gi"),
     "no-volume": ({"kubernetes_model_volume": {}}, "kubernetes_model_volume is not set", "persistentVolumeClaim"),
     "no-folder": ({"kubernetes_state": "rendered"}, "kubernetes_folder is not set", "give the folder"),
+    "adapter-elsewhere": (
+        {"llama_server_model_path": "/models/m.gguf", "llama_server_lora": ["/models/a.gguf", "/adapters/b.gguf"]},
+        "/adapters/b.gguf is not below /models",
+        "put it beside the model",
+    ),
+    "draft-elsewhere": (
+        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/modelsmall/d.gguf"},
+        "/modelsmall/d.gguf is not below /models",
+        "put it beside the model",
+    ),
     "chat-page": (
         {"llama_server_ui": True},
         "llama_server_ui and llama_gateway_ui are not for Kubernetes",
@@ -77,6 +87,7 @@ def test_a_bad_value_gets_one_sentence_that_names_it_and_the_remedy(
         {"kubernetes_max_unavailable": 0, "kubernetes_max_surge": 1},
         {"kubernetes_gateway_image": IMAGE},
         {"kubernetes_name": "l" * 40},
+        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/models/small/d.gguf"},
     ],
 )
 def test_what_is_sound_is_taken(given: dict[str, Any]) -> None:

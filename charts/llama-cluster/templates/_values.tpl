@@ -20,6 +20,21 @@
 {{- mul (regexFind "^[0-9]+" .) (get $sizes (regexFind "[A-Z]i$" .) | int64) -}}
 {{- end -}}
 
+{{- /* How many tokens are drafted at a time, by default as llama.cpp has it; and of how many the output is wanted. */ -}}
+{{- define "llama.drafted" -}}
+{{- default 3 (int64 .Values.llama_server_spec_draft_n_max) -}}
+{{- end -}}
+
+{{- define "llama.outputs" -}}
+{{- if .Values.llama_server_embeddings -}}
+65536
+{{- else if .Values.llama_server_draft_model -}}
+{{- include "llama.drafted" . | int64 | add1 -}}
+{{- else -}}
+1
+{{- end -}}
+{{- end -}}
+
 {{- /* Texts without quotes, as Ansible writes a list of them as JSON. */ -}}
 {{- define "llama.list" -}}
 {{- if . -}}
