@@ -22,8 +22,8 @@ esac
 if [ -n "${MODEL:-}" ]; then
     # A shell leaves ~ alone after MODEL=.
     case $MODEL in \~/*) MODEL=$HOME/${MODEL#??} ;; /*) ;; *) MODEL=$PWD/$MODEL ;; esac
-    [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is no file that you can read; give the path of a GGUF file."
-    head -c 4 "$MODEL" | grep -q GGUF || die "MODEL is $MODEL, which is no GGUF file: it does not begin with GGUF."
+    [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is not a file that you can read; give the path of a GGUF file."
+    head -c 4 "$MODEL" | grep -q GGUF || die "MODEL is $MODEL, which is not a GGUF file (it does not begin with GGUF); give the path of one."
     export MODEL
 fi
 

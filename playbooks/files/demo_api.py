@@ -118,11 +118,16 @@ class Group:
                 said.write(line)
                 said.flush()
                 if line.startswith(("Waiting", "Loading", "llama-server ")):
-                    print(f"Group {self.name}: {line.rstrip()}" if self.name else line.rstrip(), flush=True)
+                    shown = line.rstrip().replace("are above", f"are in {self.folder / 'api.log'}")
+                    print(f"Group {self.name}: {shown}" if self.name else shown, flush=True)
                 elif line.startswith("Serving"):
                     self.serves.set()
                     if self.name:
-                        print(f"Group {self.name}: {line.rstrip()}", flush=True)
+                        # Each time, as a worker that is started again has another number.
+                        loss = (
+                            f"`kill -9 {self.workers[0].pid}` ends a worker of this group; other groups serve on."
+                        )
+                        print(f"Group {self.name}: {line.rstrip()}\nGroup {self.name}: {loss}", flush=True)
 
     def end(self) -> None:
         """End the service before its workers."""
@@ -216,10 +221,6 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
     try:
         wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
         tell(args, door, key)
-        for group in groups:
-            print(
-                f"Group {group.name}: `kill -9 {group.workers[0].pid}` ends a worker, and the others go on.", flush=True
-            )
         while gateway.poll() is None:
             time.sleep(1)  # as systemd does it
             for group in groups:
@@ -231,7 +232,8 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
 
 def tell(args: argparse.Namespace, port: int, key: str) -> None:
     """Say where the API is."""
-    print(f"API http://127.0.0.1:{port}/v1\nKey {key}\nPage {where_the_page_is(args, port)}", flush=True)
+    page = where_the_page_is(args, port)
+    print(f"API http://127.0.0.1:{port}/v1\nKey {key}\nPage {page}\nCtrl-C ends it.", flush=True)
 
 
 def main() -> int:

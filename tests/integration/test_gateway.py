@@ -205,6 +205,19 @@ def test_who_waits_too_long_is_told_when_to_ask_again(folder: Path) -> None:
         assert (status, refused["error"]["code"]) == (504, 504)
 
 
+def test_a_body_that_is_no_object_is_refused_at_the_door(folder: Path) -> None:
+    with door(folder, StandIn("a")) as (_stand_ins, gateway):
+        spaced = f" \n{json.dumps(chat('well'))}"
+        for text, expected in (("no json", 400), ("[1, 2]", 400), ("", 400), (spaced, 200)):
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S)
+            connection.request("POST", CHAT, text, {"Authorization": f"Bearer {CLIENT_KEY}"})
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            connection.close()
+            assert answer.status == expected, text
+            assert expected == 200 or said["error"]["message"] == "The request is not a JSON object."
+
+
 def test_one_key_cannot_take_the_slots_of_the_others(shared: Door) -> None:
     shared.groups["one-key"][0].prompt_s = 1
     second = replace(shared.client, key=SECOND_KEY)
@@ -409,7 +422,7 @@ def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> N
     assert status == 413
     assert answer["error"]["message"] == "The request is larger than 64 KiB, which is the limit here."
     assert shared.client.request(CHAT, chat("x" * 60_000))[0] == 200
-    for text in (b"no json", b"[1, 2]", b'{"model": 3'):
+    for text in (b"no json", b" [1, 2]", b'{"model": 3'):
         with socket.create_connection(place, 10) as sock:
             sock.sendall(f"{head}Connection: close\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
             assert sock.recv(100).startswith((b"HTTP/1.1 400", b"HTTP/1.1 404")), text
