@@ -48,7 +48,7 @@ def test_a_drained_group_stays_out_until_it_is_put_back() -> None:
     assert service("master", "ActiveState") == ["active"]
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen:
         done = playbook("drain", "--limit", "worker1")
-        assert "Group a (master) no longer serves, also after a reboot. noise is served by b." in words(done)
+        assert "Group a (master) no longer serves, not even after a reboot. noise is served by b." in words(done)
         assert "--limit master,worker1" in words(done)
         assert states()["a"] != "UP"
         ssh("worker1", "systemctl", "restart", WORKER_UNIT)

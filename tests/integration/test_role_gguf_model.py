@@ -267,7 +267,7 @@ BAD = {
     ),
     "old-name": (
         {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_dir": "/nowhere/bin"},
-        "old-name lacks /nowhere/bin/llama-quantize and /nowhere/share/llama.cpp/convert_hf_to_gguf.py",
+        "old-name lacks /nowhere/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/bin/llama-quantize",
     ),
     "unreachable": (
         {"gguf_model_url": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
