@@ -87,6 +87,12 @@ def test_the_programs_start_with_nothing_but_the_image(image: Image, tmp_path: P
         eventually(lambda: probe(endpoints, 10)[0].state == "ready", 120, "the worker speaks the protocol")
 
 
+def listens(port: int) -> bool:
+    """Whether somebody takes a connection at this port of loopback."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_registry_knows_it_by_the_digest_that_the_playbook_says(image: Image, tmp_path: Path) -> None:
     port = free_port()
     settings = tmp_path / "registry.json"
@@ -94,7 +100,7 @@ def test_a_registry_knows_it_by_the_digest_that_the_playbook_says(image: Image, 
     settings.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
     name = f"docker://127.0.0.1:{port}/llama"
     with talking([debian_program("docker-registry", "usr/bin/docker-registry"), "serve", settings], {}):
-        eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 60, "the registry answers")
+        eventually(lambda: listens(port), 60, "the registry answers")
         push = ["skopeo", "--insecure-policy", "copy", "--all", "--quiet", "--dest-tls-verify=false"]
         subprocess.run([*push, f"oci-archive:{image.path}", name], check=True)
         for architecture in EMULATORS:
