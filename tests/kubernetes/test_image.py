@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import tarfile
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 
+from support.debian_programs import debian_program
 from support.harness import free_port, talking
 from support.lab.hosts import eventually
 from support.lab.pod_image import MIRROR, Image, make_image, unpack
@@ -83,3 +85,25 @@ def test_the_programs_start_with_nothing_but_the_image(image: Image, tmp_path: P
     with talking([*command, f"{bin_}/rpc-server", "-H", "127.0.0.1", "-p", str(port), "-t", "1", "-d", "CPU"], {}):
         endpoints = parse_endpoints([f"127.0.0.1:{port}"])
         eventually(lambda: probe(endpoints, 10)[0].state == "ready", 120, "the worker speaks the protocol")
+
+
+def listens(port: int) -> bool:
+    """Whether somebody takes a connection at this port of loopback."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_registry_knows_it_by_the_digest_that_the_playbook_says(image: Image, tmp_path: Path) -> None:
+    port = free_port()
+    settings = tmp_path / "registry.json"
+    storage = {"filesystem": {"rootdirectory": str(tmp_path / "registry")}}
+    settings.write_text(json.dumps({"version": 0.1, "storage": storage, "http": {"addr": f"127.0.0.1:{port}"}}))
+    name = f"docker://127.0.0.1:{port}/llama"
+    with talking([debian_program("docker-registry", "usr/bin/docker-registry"), "serve", settings], {}):
+        eventually(lambda: listens(port), 60, "the registry answers")
+        push = ["skopeo", "--insecure-policy", "copy", "--all", "--quiet", "--dest-tls-verify=false"]
+        subprocess.run([*push, f"oci-archive:{image.path}", name], check=True)
+        for architecture in EMULATORS:
+            ask = ["skopeo", f"--override-arch={architecture}", "inspect", "--tls-verify=false"]
+            done = subprocess.run([*ask, f"{name}@{image.digest}"], capture_output=True, check=True, text=True)
+            assert json.loads(done.stdout)["Architecture"] == architecture
