@@ -142,7 +142,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
         ({"MODEL": "/nonexistent/a model.gguf"}, "MODEL is /nonexistent/a model.gguf, which is not a file"),
         ({"MODEL": "docs"}, f"MODEL is {ROOT}/docs, which is not a file"),
         ({"PROMPT": "\udcff"}, "PROMPT is not UTF-8 text"),
-        ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is no GGUF file"),
+        ({"MODEL": "README.md"}, f"MODEL is {ROOT}/README.md, which is not a GGUF file"),
         ({"LLAMA_CPP_CLUSTER_CACHE": "cache"}, 'the cache folder is "cache"; set LLAMA_CPP_CLUSTER_CACHE'),
         ({"LLAMA_CPP_CLUSTER_CACHE": "/nonexistent/a b"}, 'the cache folder is "/nonexistent/a b"; set'),
         ({"LLAMA_CPP_CLUSTER_CACHE": "/proc/cache"}, "the cache folder /proc/cache cannot be made"),
