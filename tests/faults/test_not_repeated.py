@@ -36,7 +36,7 @@ def test_a_worker_that_the_others_cannot_replace_is_waited_for(play: Play) -> No
     )  # fmt: skip
     assert done.returncode == 2
     assert report["left_out"] == []
-    assert f"Without {lost.endpoint} it cannot be: It does not fit" in done.stdout
+    assert f"Without {lost.endpoint} the run is not possible: It does not fit" in done.stdout
 
 
 def test_what_fails_again_is_not_tried_again(play: Play) -> None:
