@@ -209,7 +209,7 @@ def looks(ends: Ends) -> Iterator[list[tuple[float, int, float]]]:
 def for_a_token(found: list[tuple[float, int, float]], tokens_per_second: float) -> tuple[float, float]:
     """Return packets and seconds of processor time, from looks at a run that ended with its generation.
 
-    The load before it sends as many packets as half an hour of generation, so that only generation itself is looked at.
+    The load before it sends far more packets than all tokens, so only the time of the generation counts.
     """
     seconds = TOKENS / tokens_per_second
     first, last = (found[-1][0] - seconds * (1 - part) for part in LOOKED_AT)
