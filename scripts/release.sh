@@ -74,7 +74,7 @@ echo "$sbom"
 echo "==> Execution environment: the context, and what ansible-builder finds in the collection; no image is built"
 "$tools/bin/ansible-builder" create --file execution-environment.yml --context "$work/context" >/dev/null
 grep -q llama_cpp.cluster "$work/context/_build/requirements.yml" || die "the context of the execution environment lacks the collection."
-ansible-galaxy collection install "$archive" --offline --no-deps -p "$work/collections" >/dev/null
+ANSIBLE_COLLECTIONS_PATH=$work/collections ansible-galaxy collection install "$archive" --offline --no-deps -p "$work/collections" >/dev/null
 "$tools/bin/ansible-builder" introspect "$work/collections" >"$work/needs"
 for need in jmespath openssh-client; do
     grep -q "$need" "$work/needs" || die "ansible-builder does not find that the collection needs $need: see meta/execution-environment.yml."
