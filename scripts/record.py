@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Records a command as an SVG in which its lines appear as they did: `scripts/record.py FILE.svg -- make demo`.
 
-Waits of more than two seconds are shortened to two; the picture says how long the run took. If a reader asks for
-reduced motion, all lines are there at once. Standard error is in it, as in a terminal. A command that fails is not
-recorded.
+Lines scroll as in a terminal, standard error among them. Waits of more than half a second are shortened to it; the
+picture says how long the run took. If a reader asks for reduced motion, the last lines are there at once. A command
+that fails is not recorded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import time
 from html import escape
 from pathlib import Path
 
-COLUMNS = 120
-LONGEST_WAIT_S = 2.0
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS, ROWS = 120, 36
+LONGEST_WAIT_S = 0.5
 LINE_PX, CHARACTER_PX, MARGIN_PX = 18, 7.85, 16
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f]")
 
@@ -41,7 +42,7 @@ def run(command: list[str]) -> tuple[list[tuple[float, str]], float]:
 
 def neutral(line: str) -> str:
     """Return the line as any reader's terminal would have it: without the folders of this machine and its colours."""
-    for folder, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
+    for folder, name in ((str(Path.cwd()), "."), (str(ROOT), "."), (str(Path.home()), "~")):
         line = line.replace(folder, name)
     return CONTROL.sub("", line.rstrip("\n").expandtabs())
 
@@ -57,15 +58,24 @@ def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     return shown
 
 
+def scrolling(shown: list[tuple[float, str]]) -> str:
+    """Return the CSS that moves the lines up, one when each comes for which there is no row left."""
+    end = max(shown[-1][0], 0.01)
+    moves = {at: LINE_PX * max(0, number + 1 - ROWS) for number, (at, _) in enumerate(shown)}
+    steps = "".join(f"{at / end:.4%} {{ transform: translateY(-{up}px) }}\n" for at, up in moves.items())
+    last = f"transform: translateY(-{moves[shown[-1][0]]}px)"
+    return f".lines {{ {last}; animation: scroll {end:.2f}s step-end both }}\n@keyframes scroll {{\n{steps}}}"
+
+
 def picture(title: str, lines: list[tuple[float, str]], took_s: float) -> str:
     """Return the SVG."""
     shown = [(0.0, f"$ {title}"), *wrapped(lines)]
     width = round(COLUMNS * CHARACTER_PX + 2 * MARGIN_PX)
-    height = (len(shown) + 1) * LINE_PX + 2 * MARGIN_PX
-    note = f"A run of {took_s:.0f} s. Waits of more than {LONGEST_WAIT_S:.0f} s are shortened."
-    top = MARGIN_PX + LINE_PX
+    inner = min(len(shown), ROWS) * LINE_PX
+    height = inner + LINE_PX + 3 * MARGIN_PX
+    note = f"A run of {took_s:.0f} s. Waits of more than {LONGEST_WAIT_S} s are shortened."
     rows = "".join(
-        f'<text x="{MARGIN_PX}" y="{top + LINE_PX * number}" style="animation-delay:{at:.2f}s">{escape(line)}</text>\n'
+        f'<text y="{LINE_PX * (number + 1) - 4}" style="animation-delay:{at:.2f}s">{escape(line)}</text>\n'
         for number, (at, line) in enumerate(shown)
         if line.strip()
     )
@@ -80,10 +90,15 @@ text {{ fill: #e8edf2; font: 13px ui-monospace, "DejaVu Sans Mono", Menlo, Conso
 text {{ animation: come 0.01s both }}
 .note {{ fill: #a5afba; animation: none }}
 @keyframes come {{ from {{ opacity: 0 }} to {{ opacity: 1 }} }}
-@media (prefers-reduced-motion: reduce) {{ text {{ animation: none }} }}
+{scrolling(shown)}
+@media (prefers-reduced-motion: reduce) {{ text, .lines {{ animation: none }} }}
 </style>
 <rect width="{width}" height="{height}" rx="8"/>
-{rows}<text class="note" x="{MARGIN_PX}" y="{height - MARGIN_PX}">{note}</text>
+<svg x="{MARGIN_PX}" y="{MARGIN_PX}" width="{width - 2 * MARGIN_PX}" height="{inner}">
+<g class="lines">
+{rows}</g>
+</svg>
+<text class="note" x="{MARGIN_PX}" y="{height - MARGIN_PX}">{note}</text>
 </svg>
 """
 
