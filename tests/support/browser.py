@@ -132,11 +132,12 @@ class Page:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **enter)
 
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page."""
+    def screenshot(self, path: Path, *, whole: bool = True) -> None:
+        """Write a picture of the whole page, or of what the window shows."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
-        answer = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        beyond = {"clip": clip, "captureBeyondViewport": True} if whole else {}
+        answer = self.call("Page.captureScreenshot", format="png", **beyond)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self) -> bytes:

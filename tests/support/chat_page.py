@@ -56,4 +56,5 @@ def picture(page: Page, folder: Path) -> None:
     """Leave a picture of the page, to be looked at."""
     folder.mkdir(parents=True, exist_ok=True)
     page.show(1200)
-    page.screenshot(folder / "chat-page.png")
+    # Its bars stay where the window is.
+    page.screenshot(folder / "chat-page.png", whole=False)
