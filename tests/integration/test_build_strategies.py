@@ -413,7 +413,9 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.variables["llama_cpp_builder"] = "localhost"
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
-    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_folder=str(kept))
+    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
+    # The name that it had until 0.2.0.
+    assert run.holds("[DEPRECATION WARNING] llama_cpp_artifact_dir is now llama_cpp_artifact_folder."), run.text
     assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed. No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
