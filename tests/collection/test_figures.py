@@ -23,7 +23,7 @@ def test_what_a_second_worker_gives_generation_is_the_measured_figure() -> None:
     )
     measured = row.split("|")[3].split()[0]
     assert f"two equal workers generated {measured} times as fast as one" in ONE_HOST
-    assert re.search(rf"two\s+equal workers {measured} times as fast as one", page("explanation/planning.md"))
+    assert re.search(rf"two\s+equal workers are {measured} times as fast as one", page("explanation/planning.md"))
 
 
 def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
@@ -31,7 +31,7 @@ def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
     text = yaml.safe_dump(tasks)
     sizes = [re.search(rf"benchmark_{name} \| default\((\d+)\)", text) for name in ("n_prompt", "n_gen")]
     read, generated = [size[1] for size in sizes if size]
-    assert f"shows prompt (`pp{read}`) and generation (`tg{generated}`) apart" in page("explanation/performance.md")
+    assert f"shows prompt (`pp{read}`) and generation (`tg{generated}`) separately" in page("explanation/performance.md")
 
 
 def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
