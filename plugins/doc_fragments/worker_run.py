@@ -45,11 +45,11 @@ options:
     aliases: [bin_dir]
   verify:
     description:
-      - Whether to ask every worker at protocol level before anything is loaded, and to fail unless all are ready
-        within 5 s, of this master's RPC protocol and different from each other.
-      - Without it, a worker that another client holds is noticed only by O(timeout), and dies when it comes to the
-        connection that was given up; a GPU of the master that llama.cpp can use may take part too. With the oldest
-        builds of C(llama-bench) it may in any case.
+      - Whether to ask every worker at protocol level before anything is loaded. The module fails unless all workers are
+        ready within 5 s, have the RPC protocol of this master, and differ from each other.
+      - Without this check, only O(timeout) ends a run whose worker is held by another client. That worker then dies
+        when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part. With
+        the oldest builds of C(llama-bench), it may do so in any case.
     type: bool
     default: true
 requirements:

@@ -37,7 +37,7 @@ attributes:
     description: The file is sent each time.
     support: none
 notes:
-  - Bound its time with the C(timeout) of the task.
+  - Limit its time with the C(timeout) of the task.
 seealso:
   - module: llama_cpp.cluster.model_file
 """

@@ -135,8 +135,8 @@ text:
   type: str
   sample: " Who's there?"
 perf:
-  description: Performance figures as llama.cpp reports them, with the parts that the filter
-    P(llama_cpp.cluster.llama_perf#filter) finds in a log; what it did not report is V(null).
+  description: Performance figures as llama.cpp reports them, in the form of the filter
+    P(llama_cpp.cluster.llama_perf#filter). A figure that it did not report is V(null).
   returned: always
   type: dict
   sample:
@@ -149,7 +149,7 @@ perf:
     unaccounted: {time_ms: 2.26, percent: 0.9}
     graphs_reused: 62
 devices:
-  description: What each device held, as that filter says it. C(endpoint) is V(null) for devices of the master.
+  description: What each device held, in the form of that filter. C(endpoint) is V(null) for devices of the master.
   returned: always
   type: list
   elements: dict
@@ -162,22 +162,23 @@ devices:
       compute_buffer_mib: 99.06
 offload:
   description: How many layers were offloaded, and how many there are, both with the output layer; V(null) if the log
-    does not say.
+    does not contain it.
   returned: always
   type: dict
   sample: {layers: 33, layers_total: 33}
 build:
-  description: The llama.cpp build that was used, as that filter says it; V(null) if none was found.
+  description: The llama.cpp build that was used, in the form of that filter; V(null) if none was found.
   returned: always
   type: dict
   sample: {number: 1, commit: 0c1e57098, version: null}
 wall_time_ms:
-  description: From the start of the program to its end, loading included; V(null) if nothing was run. Of the last
-    attempt if there were several.
+  description: The time from the start of the program to its end, including the load; V(null) if nothing was run. If
+    there were several attempts, the time of the last one.
   returned: always
   type: float
 attempts:
-  description: How often the program was run; 0 if nothing was run, more than 1 if its last lines were lost before.
+  description: How often the program was run; 0 if nothing was run, more than 1 if it exited before it had written its
+    last lines.
   returned: always
   type: int
 command:
@@ -186,23 +187,19 @@ command:
   type: list
   elements: str
 failure:
-  description: Why there is no result, or none to trust; V(null) after success.
+  description: Why there is no reliable result; V(null) after success.
   returned: always
   type: dict
   contains:
     kind:
       description:
-        - V(worker_unreachable), nothing that speaks RPC answers at the endpoint;
-          V(worker_busy), another client holds the worker;
-          V(worker_lost), a worker went away during the run;
-          V(worker_dropped), llama.cpp went on without a worker;
-          V(protocol_mismatch), a worker and the master are of different llama.cpp releases;
-          V(out_of_memory), on a worker or on the master;
-          V(model_invalid), the model is missing, damaged or of no known kind;
-          V(option_rejected), by the module or by llama.cpp;
-          V(timed_out), the time limit was reached, or nothing moved any more;
-          V(binary_missing), there is no llama.cpp program that can run here;
-          V(unknown), the program failed and said nothing that the module knows.
+        - V(worker_unreachable), no RPC server answers at the endpoint; V(worker_busy), another client holds the worker;
+          V(worker_lost), the connection to a worker broke during the run; V(worker_dropped), llama.cpp continued
+          without a worker; V(protocol_mismatch), a worker and the master have different llama.cpp releases;
+          V(out_of_memory), a worker or the master could not allocate its part; V(model_invalid), the model is missing,
+          damaged or of an unknown kind; V(option_rejected), the module or llama.cpp refused an option; V(timed_out),
+          the run reached its time limit, or made no progress; V(binary_missing), there is no llama.cpp program that can
+          run here; V(unknown), the program failed with a message that the module does not know.
       type: str
     endpoint:
       description: The worker concerned, the first if there are several; V(null) if none is known.

@@ -36,10 +36,10 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Types, names and sizes are those of the llama.cpp of release 0.3.36. A tensor type or an architecture of a later one
-    does not make a model RV(valid=false); what is not known of it is V(null), and RV(notes) says so.
-  - llama.cpp caches values in a quantised type with flash attention only. Without it, and if layers have values of
-    different widths, it gives the values of every layer the width of the widest, which is not counted here.
+  - Types, names and sizes are those of llama.cpp in release 0.3.36. A model with a later tensor type or architecture is
+    still RV(valid=true); unknown values are V(null), and RV(notes) says so.
+  - llama.cpp caches values in a quantised type only with flash attention. Without it, if the values of layers differ in
+    width, every layer gets the width of the widest. This is not counted here.
 """
 
 EXAMPLES = r"""
@@ -85,7 +85,7 @@ files:
       description: Its size; V(null) if it is not there.
       type: int
     stamp:
-      description: Its size, and its time of change in nanoseconds; V(null) if it is not there.
+      description: Its size, and its modification time in nanoseconds; V(null) if it is not there.
       type: list
       elements: int
     origin:
@@ -127,8 +127,8 @@ name:
   sample: Meta Llama 3.1 8B Instruct
 file_type:
   description: >-
-    The quantisation, worded as llama.cpp does in its log; begins with "(guessed)" if the file does not say it and most
-    of its tensors are of that type. V(null) if not RV(valid).
+    The quantisation, as in llama.cpp's log. It begins with "(guessed)" if the file does not contain it; it is then the
+    type of most tensors. V(null) if not RV(valid).
   returned: success
   type: str
   sample: Q4_K - Medium
@@ -137,7 +137,7 @@ parameters:
   returned: success
   type: int
 shape:
-  description: The model's numbers; V(null) if not RV(valid). Each is V(null) if the file does not say.
+  description: The model's dimensions; V(null) if not RV(valid). Each is V(null) if the file does not contain it.
   returned: success
   type: dict
   contains:
@@ -146,8 +146,8 @@ shape:
       type: int
     predict_layers:
       description: >-
-        How many of them, the last ones, only predict further tokens (multi-token prediction); llama.cpp leaves most of
-        their weights out unless it is told to use them.
+        How many of them, at the end, only predict further tokens (multi-token prediction). llama.cpp loads few of their
+        weights unless an option asks for them.
       type: int
     embedding_length:
       description: The width of the model.
@@ -159,7 +159,8 @@ shape:
       description: Heads of keys and values; V(null) if layers differ (see RV(layers)).
       type: int
     key_length:
-      description: Elements of a head's key; if the file does not say, RV(shape.embedding_length) by RV(shape.heads).
+      description: Elements of a head's key. If the file does not contain it, RV(shape.embedding_length) divided by
+        RV(shape.heads).
       type: int
     value_length:
       description: Elements of a head's value, like RV(shape.key_length).
@@ -184,8 +185,8 @@ shape:
       type: int
 weights:
   description: >-
-    Where the bytes of the weights are; V(null) if not RV(valid). Each is V(null) if there is a tensor of a type that is
-    not known. Those of layers, input, output and shared make up RV(weights.bytes).
+    Where the bytes of the weights are; V(null) if not RV(valid). Each is V(null) if a tensor has an unknown type. The
+    bytes of layers, input, output and shared tensors add up to RV(weights.bytes).
   returned: success
   type: dict
   contains:
@@ -196,10 +197,10 @@ weights:
       description: Of all repeating layers; RV(layers) has each.
       type: int
     input_bytes:
-      description: Of the token embedding and what else llama.cpp keeps with the input, in the master's memory.
+      description: Of the token embedding and other tensors that llama.cpp keeps with the input, in the master's memory.
       type: int
     output_bytes:
-      description: Of the output, its norm, and what else goes where the output is made.
+      description: Of the output, its norm, and other tensors on the device that computes the output.
       type: int
     shared_bytes:
       description: Of tensors that all layers need. Each device gets a copy; commonly some KiB.
@@ -209,8 +210,8 @@ weights:
       type: int
     tied_embeddings:
       description: >-
-        Whether the output uses the token embedding. If a worker makes the output, the embedding is then loaded there a
-        second time.
+        Whether the output uses the token embedding. If a worker computes the output, it then gets a second copy of the
+        embedding.
       type: bool
     types:
       description: The types that tensors have, the one with the most bytes first.
@@ -231,8 +232,7 @@ weights:
           type: int
 cache:
   description: >-
-    What the context takes in memory; V(null) if not RV(valid). Its numbers are V(null) where they are not known, and
-    RV(notes) says why.
+    The memory of the context; V(null) if not RV(valid). Unknown values are V(null), and RV(notes) says why.
   returned: success
   type: dict
   contains:
@@ -241,16 +241,16 @@ cache:
       type: bool
     bytes_per_token:
       description: >-
-        By cache type (C(--cache-type-k) and C(--cache-type-v) alike), the bytes that a token takes in all layers that
-        keep the whole context. V(null) for a type whose blocks do not fit the heads, which llama.cpp refuses.
+        By cache type (the same for C(--cache-type-k) and C(--cache-type-v)), the bytes that a token takes in all layers
+        that keep the whole context. V(null) for a type whose blocks do not fit the heads, which llama.cpp refuses.
       type: dict
     window_tokens:
       description: How many tokens the layers with a sliding window keep; V(null) if there are none.
       type: int
     window_bytes_per_token:
       description: >-
-        Like RV(cache.bytes_per_token), in all layers with a sliding window. llama.cpp makes room there for
-        RV(cache.window_tokens) and a batch (C(--ubatch-size)), rounded up to 256, if that is less than the context.
+        Like RV(cache.bytes_per_token), for all layers with a sliding window. There llama.cpp allocates
+        RV(cache.window_tokens) and a batch (C(--ubatch-size)), rounded up to 256, or the whole context if that is less.
       type: dict
     state_bytes:
       description: What the recurrent layers keep for each sequence, whatever the context and cache type; 0 without any.
@@ -263,7 +263,7 @@ cache:
     window_bytes_per_token: {bf16: 0, f16: 0, f32: 0, iq4_nl: 0, q4_0: 0, q4_1: 0, q5_0: 0, q5_1: 0, q8_0: 0}
     state_bytes: 0
 layers:
-  description: The repeating layers (C(blk.N.)) in their order; empty if not RV(valid), or if it is not known how many.
+  description: The repeating layers (C(blk.N.)) in order; empty if not RV(valid), or if their number is unknown.
   returned: success
   type: list
   elements: dict
@@ -288,8 +288,8 @@ layers:
       type: int
     cache:
       description: >-
-        What it keeps of the context, V(full), a sliding V(window), a V(recurrent) state of fixed size, V(both) the
-        context and a state, or V(none); V(null) if that is not known.
+        Which part of the context it keeps, V(full), a sliding V(window), a V(recurrent) state of fixed size, V(both)
+        the context and a state, or V(none); V(null) if that is unknown.
       type: str
     key_width:
       description: Elements of a token's keys in the cache.

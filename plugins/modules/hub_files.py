@@ -85,13 +85,13 @@ files:
       description: The file's name in the repository.
       type: str
     url:
-      description: The file's address, of this very commit.
+      description: The file's URL, for exactly this commit.
       type: str
     sha256:
-      description: The SHA-256 digest of a large file, else V(null).
+      description: The SHA-256 digest of a large file; otherwise V(null).
       type: str
     git_blob:
-      description: The name in git of a small file's content, else V(null).
+      description: The git object name of a small file's content; otherwise V(null).
       type: str
     size_bytes:
       description: The file's size; V(null) if the hub does not say.

@@ -15,7 +15,7 @@ description:
   - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
     program exits with 0.
   - The program has no standard input and a time limit, so the task always ends.
-  - Shows about every ten seconds where it is (loading the model, measuring), as
+  - About every ten seconds, shows the phase (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
   - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
     one of the programs that role P(llama_cpp.cluster.llama_cpp#role) gives a master.
@@ -73,7 +73,7 @@ options:
   ubatch_size:
     description:
       - Physical batch in tokens. Each number repeats all tests, with the model loaded once.
-      - Builds of protocol 7 let the workers compute several of them at once, each its own part.
+      - In builds of protocol 7, the workers compute several of them at the same time, each worker its own layers.
     type: list
     elements: int
     default: [512]
@@ -96,7 +96,7 @@ options:
     choices: ["on", "off", auto]
   split_mode:
     description:
-      - V(layer) gives each worker whole layers, V(tensor) a part of each. Not all builds have the latter.
+      - V(layer) gives each worker whole layers. V(tensor) gives it a part of each layer; not all builds have it.
     type: str
     choices: [layer, tensor]
     default: layer
@@ -149,7 +149,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: The figures of each test in the order in which they were run; after a failure of those that were done.
+  description: The figures of each test, in the order in which they ran; after a failure, those of the completed tests.
   returned: always
   type: list
   elements: dict
@@ -167,7 +167,7 @@ tests:
       description: Tokens generated.
       type: int
     n_depth:
-      description: Tokens in the context before.
+      description: Tokens in the context before the test.
       type: int
     batch_size:
       description: Logical batch in tokens.
@@ -197,15 +197,15 @@ tests:
           elements: float
 build:
   description:
-    - The llama.cpp build that was used, as the filter P(llama_cpp.cluster.llama_perf#filter) says it; what it does not
-      say is V(null).
-    - And C(patches), the names of those that role P(llama_cpp.cluster.llama_cpp#role) built it with, sorted; V(null) if
-      there is no manifest beside it that tells. Builds of one commit with other patches are different builds.
+    - The llama.cpp build that was used, in the form of the filter P(llama_cpp.cluster.llama_perf#filter). Unknown
+      values are V(null).
+    - C(patches) are the sorted names of the patches that role P(llama_cpp.cluster.llama_cpp#role) built it with;
+      V(null) without a manifest that lists them. Builds of one commit with other patches are different builds.
   returned: always
   type: dict
   sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-dispatcher]}
 model:
-  description: The model that was measured; V(null) if nothing was.
+  description: The model that was measured; V(null) if nothing was measured.
   returned: always
   type: dict
   contains:
@@ -237,7 +237,7 @@ devices:
   sample:
     - {name: "RPC0[10.0.0.11:50052]", endpoint: "10.0.0.11:50052", layers: 17, model_buffer_mib: 2190.5}
 options:
-  description: What the figures depend on, as it was in effect; V(null) if nothing was measured.
+  description: The options that were in effect and that affect the figures; V(null) if nothing was measured.
   returned: always
   type: dict
   sample:
@@ -250,7 +250,7 @@ options:
     threads: 4
     repetitions: 5
 wall_time_ms:
-  description: From the start of the program to its end, loading included; V(null) if nothing was run.
+  description: The time from the start of the program to its end, including the load; V(null) if nothing was run.
   returned: always
   type: float
 command:
@@ -259,7 +259,7 @@ command:
   type: list
   elements: str
 failure:
-  description: Why the task failed, as M(llama_cpp.cluster.distributed_inference) says it; V(null) after success.
+  description: Why the task failed, in the form of M(llama_cpp.cluster.distributed_inference); V(null) after success.
   returned: always
   type: dict
 log_tail:

@@ -41,7 +41,7 @@ running:
   type: bool
 well:
   description:
-    - Whether it runs, all groups take requests, its certificate does not expire soon, and it can have the virtual
+    - Whether it runs, all groups take requests, its certificate does not expire soon, and it can take the virtual
       address if there is one.
   returned: success
   type: bool
@@ -58,7 +58,7 @@ groups:
       description: The model that it serves.
       type: str
     state:
-      description: V(in), V(leaving) (what runs may end), V(drained) by an operator, or V(out).
+      description: V(in), V(leaving) (requests in progress may end), V(drained) by an operator, or V(out).
       type: str
     reason:
       description: Why no request goes there; empty if it is V(in).

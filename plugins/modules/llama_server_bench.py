@@ -11,7 +11,7 @@ short_description: Measure how fast a llama-server over RPC workers answers seve
 version_added: 0.2.0
 description:
   - Runs on the master, the host that has the model file. Starts its own C(llama-server) over the workers, on a
-    loopback port and with a secret key. Sends it requests like so many clients at a time, and stops it.
+    loopback port and with a secret key. Sends it requests as O(clients) clients at the same time, and stops it.
   - Returns the tokens per second of all clients together, the time to the first token, and the time between two
     tokens.
   - Workers serve one master at a time, so pause a service that uses them first. The playbook C(tune) does that.
@@ -35,18 +35,18 @@ options:
     default: 4
   n_prompt:
     description:
-      - How many words a prompt has, where O(prompts) are not given.
-      - The words are in no order, and no answer ends early.
+      - How many words a prompt has, unless you set O(prompts).
+      - The words are in random order, and no answer ends early.
     type: int
     default: 128
   n_gen:
     description:
-      - How many tokens of an answer are generated, with O(prompts) at most.
+      - How many tokens of an answer are generated. With O(prompts), an answer may end earlier.
     type: int
     default: 32
   prompts:
     description:
-      - What the clients ask, in turn, each as the first message of a chat.
+      - The prompts of the clients, in turn, each as the first message of a chat.
     type: list
     elements: str
     default: []
@@ -57,7 +57,7 @@ options:
     default: 3
   parallel:
     description:
-      - Slots of the server. Clients for whom there is none wait.
+      - How many slots the server has. Further clients wait.
     type: int
     default: 4
   ctx_size:
@@ -67,7 +67,7 @@ options:
     default: 4096
   cache_ram:
     description:
-      - Memory in MiB for prompts that slots had before.
+      - Memory in MiB for earlier prompts of slots.
     type: int
     default: 1024
   extra_args:
@@ -78,13 +78,13 @@ options:
     default: []
   timeout:
     description:
-      - Limit of the run in seconds. The program is ended when it is reached.
+      - The time limit of the run in seconds. The module then stops the program.
       - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each repetition and
         client one second for each 10 words read and 2 s for each token generated.
     type: int
 attributes:
   check_mode:
-    description: In check mode everything is verified, the workers too, and nothing is run.
+    description: In check mode the module checks everything, including the workers, and runs nothing.
 seealso:
   - module: llama_cpp.cluster.llama_bench
   - module: llama_cpp.cluster.llama_server_info
@@ -107,7 +107,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: The figures, in one entry; none after a failure.
+  description: One entry with the figures; empty after a failure.
   returned: always
   type: list
   elements: dict
@@ -119,7 +119,8 @@ tests:
       description: How many clients asked at the same time.
       type: int
     tokens_per_second:
-      description: Generated tokens of all clients together, from the first request to the last token, prompts included.
+      description: Generated tokens per second of all clients together, from the first request to the last token. The
+        time includes prompts.
       type: dict
       contains:
         mean:
@@ -139,16 +140,16 @@ tests:
           type: list
           elements: float
     first_token_ms:
-      description: From a request to its first token, as C(median) and C(p95) of all requests.
+      description: The time from a request to its first token, as C(median) and C(p95) of all requests.
       type: dict
     between_tokens_ms:
-      description: From one token of an answer to the next, as C(median) and C(p95).
+      description: The time from one token of an answer to the next, as C(median) and C(p95).
       type: dict
     prompt_tokens:
       description: Tokens read, of all requests.
       type: int
     cached_tokens:
-      description: Those of them that were in a cache.
+      description: How many of these tokens were cached.
       type: int
     generated_tokens:
       description: Tokens generated, of all requests.
@@ -157,14 +158,14 @@ tests:
       description: Tokens that speculation has guessed.
       type: int
     accepted_tokens:
-      description: Those of them that the model would have chosen.
+      description: How many of these tokens the model accepted.
       type: int
 build:
-  description: The llama.cpp build that was used, as M(llama_cpp.cluster.llama_bench) says it.
+  description: The llama.cpp build that was used, in the form of M(llama_cpp.cluster.llama_bench).
   returned: always
   type: dict
 model:
-  description: The model that was measured; V(null) if nothing was.
+  description: The model that was measured; V(null) if nothing was measured.
   returned: always
   type: dict
   contains:
@@ -180,7 +181,7 @@ workers:
   type: list
   elements: str
 wall_time_ms:
-  description: From the start of the program to its end, loading included; V(null) if nothing was run.
+  description: The time from the start of the program to its end, including the load; V(null) if nothing was run.
   returned: always
   type: float
 command:
@@ -189,7 +190,7 @@ command:
   type: list
   elements: str
 failure:
-  description: Why the task failed, as M(llama_cpp.cluster.distributed_inference) says it; V(null) after success.
+  description: Why the task failed, in the form of M(llama_cpp.cluster.distributed_inference); V(null) after success.
   returned: always
   type: dict
 log_tail:

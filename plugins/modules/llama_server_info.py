@@ -20,21 +20,21 @@ description:
 options:
   ask:
     description:
-      - Whether to ask the API for its models and for one token, and whether it refuses strangers. Without it, only
-        whether it serves.
-      - No token is asked for while all slots are taken.
+      - Whether to ask the API for its models and for one token, and to check that it refuses requests without a key. If
+        not, the module only checks whether it serves.
+      - If all slots are busy, the module does not ask for a token.
     type: bool
     default: true
   prompt:
-    description: What the API is asked to continue, always with the likeliest token.
+    description: The text that the API continues, always with the likeliest token.
     type: str
     default: a
   n_predict:
-    description: By how many tokens.
+    description: How many tokens the API generates.
     type: int
     default: 1
   timeout:
-    description: How long to wait for an answer, in seconds. For generated tokens it is at least a minute.
+    description: How long to wait for an answer, in seconds. For generated tokens, at least a minute.
     type: float
     default: 10
 extends_documentation_fragment:
@@ -83,7 +83,8 @@ servers:
         - V(serving); V(loading) the model; V(waiting) for workers; V(stopped) or V(failed).
       type: str
     well:
-      description: Whether it serves, generates with the key (as far as it was asked), and refuses strangers.
+      description: Whether it serves, generates a token with the key, and refuses requests without a key. Checks that
+        were not made do not count.
       type: bool
     restarts:
       description: How often systemd has started it again by itself.
@@ -96,13 +97,13 @@ servers:
       description: Whether it generated a token; V(null) if it was not asked for one.
       type: bool
     text:
-      description: How it continued O(prompt); V(null) if it was not asked, or serves embeddings alone.
+      description: How it continued O(prompt); V(null) if it was not asked, or serves only embeddings.
       type: str
     release:
-      description: The id of the llama.cpp release that runs; V(null) while none does.
+      description: The id of the llama.cpp release that runs; V(null) if none runs.
       type: str
     open_paths:
-      description: The paths that it answers without a key and should not.
+      description: The paths that it wrongly answers without a key.
       type: list
       elements: str
     message:

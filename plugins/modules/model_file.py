@@ -15,8 +15,8 @@ description:
     and makes a folder for them beside the model.
   - With O(state=present) it verifies the files in that folder, and renames them into place, so that the model is
     there completely or not at all.
-  - Beside each file a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). As long as size,
-    inode and time of change are those of the record, the file is not digested again.
+  - Beside each file, a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). While the size,
+    inode and modification time match the record, the module does not compute the digest again.
   - With O(state=absent) it removes the records in the folder of the model and leftovers of killed runs. If
     O(remove_files) is true, it also removes the files that have a record, unless they were there before.
   - It never overwrites a file without a record. It accepts such a file if the digest matches, and fails otherwise.
@@ -40,7 +40,7 @@ options:
   sha256:
     description:
       - The SHA-256 digests of the model's files by their names.
-      - Files without one are not digested.
+      - For other files, the module computes no digest.
     type: dict
     default: {}
   space_bytes:
@@ -60,7 +60,7 @@ options:
     elements: str
     default: []
   made_with:
-    description: What made the model, for who reads the record; it is not compared. For O(state=present).
+    description: What made the model, for readers of the record. The module does not compare it. For O(state=present).
     type: str
   remove_files:
     description: Whether model files are removed too. For O(state=absent).
@@ -68,13 +68,13 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Says what would be brought, and whether there is room for it.
+    description: Returns which files are missing, and checks whether the disk has room for them.
     support: full
   diff_mode:
     description: There is nothing to show.
     support: none
   idempotent:
-    description: A model that is there with its record is left as it is.
+    description: The module does not change a model that matches its record.
     support: full
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
@@ -107,12 +107,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 staging:
-  description: The folder beside the model in which its files are put together.
+  description: The folder beside the model that holds its files until they are complete.
   returned: success
   type: str
   sample: /srv/models/.model.gguf.staging
 needed:
-  description: The names of the files that have to be brought, or with O(state=present) were.
+  description: The names of the missing files. With O(state=present), the names of the files that were put in place.
   returned: success
   type: list
   elements: str

@@ -27,7 +27,7 @@ options:
     description:
       - V(read) only reads.
       - V(begun) notes that this host may change from the release in use to O(to).
-      - V(finished) notes that the upgrade O(run) has come to a good end everywhere. O(to) must be in use here.
+      - V(finished) notes that the upgrade O(run) has succeeded on all hosts. O(to) must be in use here.
       - V(withdrawn) forgets the upgrade O(run). The release that was in use before must be in use again.
     type: str
     choices: [read, begun, finished, withdrawn]
@@ -39,13 +39,13 @@ options:
     description: The name of the release that the host is to get. Needed for V(begun).
     type: str
   time:
-    description: When the upgrade was begun, for people.
+    description: When the upgrade began, for readers of the note.
     type: str
     default: at an unknown time
   way:
     description:
-      - Whether V(begun) notes an upgrade or a roll back. If that is interrupted, a later run that is asked to roll back
-        needs to know which of the two it was.
+      - Whether V(begun) notes an upgrade or a rollback. If it is interrupted, a later rollback needs to know which of
+        the two it was.
     type: str
     choices: [upgrade, rollback]
     default: upgrade
@@ -53,7 +53,7 @@ options:
     description:
       - How many seconds to wait first for tasks of an earlier run of the playbook that may still change this host. Such
         a task continues after its run was killed, or was cut off from the host.
-      - The module fails if that takes longer. Without this option it does not look for such tasks.
+      - The module fails if such a task takes longer. Without this option, it does not look for such tasks.
     type: int
 attributes:
   check_mode:
@@ -61,10 +61,10 @@ attributes:
     description: In check mode nothing is written.
   diff_mode:
     support: none
-    description: There is nothing to show a difference of.
+    description: There is nothing to show.
   idempotent:
     support: full
-    description: What is noted already is left as it is.
+    description: The module does not change an existing note with the same content.
 """
 
 EXAMPLES = r"""
@@ -102,7 +102,7 @@ unfinished:
     to: 0.3.36-0c1e57098-b0b4dbc1c4a5
     way: upgrade
 finished:
-  description: The last upgrade that came to a good end, likewise; V(null) if there was none.
+  description: The last upgrade that succeeded, with the same keys; V(null) if there was none.
   returned: success
   type: dict
 """

@@ -14,9 +14,9 @@ author:
 description:
   - Inspects the programs of a llama.cpp release and runs each of them once, so that llama.cpp's CPU code is
     initialised. It reads no model, opens no port and uses no GPU.
-  - It fails, with the reason, if a program cannot run on this host. That is so if it is for another machine or another
-    C library, uses CPU features that this host lacks, needs a newer glibc or a library that is not there, uses an
-    instruction that the CPU lacks, or does not end in time.
+  - If a program cannot run on this host, it fails and gives the reason. The program may be for another machine or
+    another C library, use CPU features or instructions that this host lacks, need a newer glibc or a missing library,
+    or not end in time.
   - The C(manifest.json) of a release says which CPU features it was built for. Without that file, the module only
     detects missing features that a program uses as soon as it starts.
 options:
@@ -31,7 +31,7 @@ options:
     elements: str
     default: []
   timeout:
-    description: Seconds that each program may take.
+    description: How many seconds each program may take.
     type: int
     default: 20
 extends_documentation_fragment:
@@ -48,12 +48,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 machine:
-  description: The machine of this host, as C(uname -m) says it.
+  description: The machine of this host, as C(uname -m) prints it.
   returned: always
   type: str
   sample: aarch64
 programs:
-  description: The programs that were run, each with what it exited with and how long it took.
+  description: The programs that were run, each with its exit status and its time.
   returned: always
   type: list
   elements: dict
@@ -63,7 +63,7 @@ programs:
       type: str
       sample: rpc-server
     exit_status:
-      description: What it exited with.
+      description: Its exit status.
       type: int
     wall_time_ms:
       description: How long it took.

@@ -39,8 +39,8 @@ options:
     description: The folder of the entries, C($LLAMA_CACHE/rpc), of a worker that does not run as a service.
     type: path
   part:
-    description: Which part of the model the worker gets, as RV(llama_cpp.cluster.split_plan#module:workers) says it; by
-      default all of it.
+    description: Which part of the model the worker gets, in the form of
+      RV(llama_cpp.cluster.split_plan#module:workers); by default all of it.
     type: dict
     suboptions:
       first_layer:
@@ -51,7 +51,7 @@ options:
         type: int
         default: 0
       has_output:
-        description: Whether it makes the output.
+        description: Whether it computes the output.
         type: bool
         default: false
   min_free:
@@ -86,18 +86,18 @@ options:
     default: false
 attributes:
   check_mode:
-    description: Says what would be added; the model is read.
+    description: Reads the model and returns what would be added.
     support: full
   diff_mode:
     description: There is nothing to show.
     support: none
   idempotent:
-    description: What is there is not added again.
+    description: Tensors that the cache has are not added again.
     support: full
 notes:
   - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
-  - With O(from_controller), the module digests each tensor on the controller, and each entry of the same size on the
-    host, to find what is missing.
+  - With O(from_controller), the module computes the digest of each tensor on the controller, and of each entry of the
+    same size on the host, to find the missing ones.
 seealso:
   - module: llama_cpp.cluster.split_plan
   - module: llama_cpp.cluster.rpc_server_info
@@ -137,7 +137,7 @@ added_bytes:
   returned: success
   type: int
 replaced:
-  description: How many of these replaced a damaged entry; not known in check mode.
+  description: How many of these replaced a damaged entry; unknown in check mode.
   returned: success
   type: int
 there:

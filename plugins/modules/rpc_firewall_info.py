@@ -92,7 +92,7 @@ problems:
   type: list
   elements: str
 changes:
-  description: What has to change, for a reader; empty if nothing has to.
+  description: What has to change, for a reader; empty if nothing has to change.
   returned: success
   type: list
   elements: str

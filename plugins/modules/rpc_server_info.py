@@ -32,18 +32,18 @@ options:
     type: bool
     default: false
   prefix:
-    description: Where the releases are that the role P(llama_cpp.cluster.llama_cpp#role) has installed, to look at the
-      one in use.
+    description: The folder of the releases that the role P(llama_cpp.cluster.llama_cpp#role) has installed. If set, the
+      module returns the release in use.
     type: path
   account:
     description: The name of an account to look at.
     type: str
   sets:
     description:
-      - Parts of the host to count the cores of, each the CPUs of a NUMA node, of a list, or those that are in both. An
+      - Parts of the host whose cores to count, each the CPUs of a NUMA node, of a list, or of both. An
         empty dictionary stands for the whole host.
-      - Physical cores are counted, not the threads that share one (SMT, Hyper-Threading), of the CPUs that systemd's
-        services may run on. These are what the first process of the host and C(system.slice) are allowed.
+      - The module counts physical cores, not their threads (SMT, Hyper-Threading), among the CPUs that systemd's
+        services may use. These are the CPUs that the first process of the host and C(system.slice) may use.
       - The limit of CPU time is the smallest C(cpu.max) (or C(cpu.cfs_quota_us)) of the control groups above a service,
         such as that of a container.
       - If cores differ in speed (C(cpu_capacity) of the kernel), such as big and little cores of Arm boards, those that
@@ -61,15 +61,15 @@ options:
         type: str
   ask:
     description: Whether to ask servers of units at protocol level whether they are ready, like
-      M(llama_cpp.cluster.rpc_worker_info), for at most a second. Servers with a client, or with one that waits, are not
-      asked.
+      M(llama_cpp.cluster.rpc_worker_info), for at most a second. The module does not ask servers with a client or a
+      waiting client.
     type: bool
     default: false
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Without root, processes of other users are not known; what is not known is V(null).
-  - Only the network namespace of the module itself is seen, not that of a container.
+  - Without root, processes of other users are unknown. Unknown values are V(null).
+  - The module sees only its own network namespace, not that of a container.
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info
 """
@@ -99,7 +99,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 servers:
-  description: What is going on at each of O(ports), in their order, and then at the other ports of RV(units).
+  description: The state of each of O(ports), in order, and then of the other ports of RV(units).
   returned: success
   type: list
   elements: dict
@@ -127,8 +127,8 @@ servers:
           type: str
           sample: llama-rpc-server@50052.service
         unit_digest:
-          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, with which the role
-            P(llama_cpp.cluster.rpc_server#role) tells whether the process was started from the present unit.
+          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process. The role
+            P(llama_cpp.cluster.rpc_server#role) compares it with the current unit.
           type: str
           sample: 3f786850e387550f
     clients:
@@ -142,8 +142,8 @@ servers:
       type: list
       elements: str
     state:
-      description: What it answered, such as V(ready), as M(llama_cpp.cluster.rpc_worker_info) says it; V(null) if it
-        was not asked.
+      description: The state from its answer, as in M(llama_cpp.cluster.rpc_worker_info), such as V(ready); V(null) if
+        it was not asked.
       type: str
       sample: ready
     repack:
@@ -162,13 +162,13 @@ servers:
           description: How many weights are repacked.
           type: int
         mib:
-          description: The MiB of them.
+          description: Their size in MiB.
           type: float
         of_weights:
           description: How many weights it multiplies with, of all types, including 32-bit floats.
           type: int
         of_mib:
-          description: The MiB of these.
+          description: Their size in MiB.
           type: float
     cache:
       description:
@@ -184,10 +184,10 @@ servers:
           description: How many tensors it holds.
           type: int
         bytes:
-          description: The bytes of them.
+          description: Their bytes.
           type: int
         free_bytes:
-          description: What is free on its disk; V(null) if it is not there yet.
+          description: How much of its disk is free; V(null) if the folder does not exist yet.
           type: int
         max_bytes:
           description: How much it may hold; V(null) if there is no limit, or it was not tidied yet.
@@ -206,7 +206,7 @@ servers:
           description: How many damaged entries have been removed so far.
           type: int
         evicted:
-          description: How many entries have been removed so far to keep to the limits.
+          description: How many entries have been removed so far because of the limits.
           type: int
 units:
   description: The units that are there, by port.
@@ -222,7 +222,7 @@ units:
       description: The port in its name.
       type: int
     sha256:
-      description: The digest of the file; V(null) if it is no file, such as the link of a masked unit.
+      description: The digest of the file; V(null) if it is not a file, such as the link of a masked unit.
       type: str
       sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
     mode:
@@ -239,7 +239,7 @@ units:
       description: Whether it starts with the host.
       type: bool
 metrics:
-  description: What writes figures for Prometheus' node_exporter; V(null) if nothing does.
+  description: The units that write metrics for Prometheus' node_exporter; V(null) if there are none.
   returned: with O(units)
   type: dict
   contains:
@@ -249,13 +249,13 @@ metrics:
       type: str
       sample: /var/lib/prometheus/node-exporter
     units:
-      description: The units that write them; after a run that was ended there may be one of the two.
+      description: The units that write them. After an interrupted run, there may be only one of the two.
       type: list
       elements: str
       sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
 timed_units:
-  description: The units that look after workers, each a service and its timer; those of the host first, then by port.
-    What is known of their files is told as in RV(units).
+  description: The services that maintain workers, and their timers; those of the host first, then by port. For their
+    files they have the keys of RV(units).
   returned: with O(units)
   type: list
   elements: dict
@@ -268,7 +268,7 @@ timed_units:
       description: The port in its name; 0 if it is for all workers of the host.
       type: int
     active:
-      description: Whether systemd has read the file as it is now, and, of a timer, whether it runs and starts with the
+      description: Whether systemd has loaded the current file. For a timer, also whether it runs and starts with the
         host.
       type: bool
 release:
@@ -284,7 +284,7 @@ release:
       description: Whether its C(rpc-server) can be run.
       type: bool
     cache_program:
-      description: Whether its C(rpc-cache) can be run, which tidies the tensor cache.
+      description: Whether its C(rpc-cache), which cleans the tensor cache, can be run.
       type: bool
     upgrade:
       description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal).
@@ -298,11 +298,11 @@ account:
       description: Its number.
       type: int
     comment:
-      description: What is said of it.
+      description: Its comment (the GECOS field).
       type: str
       sample: llama.cpp RPC server
 cores:
-  description: What was found for each of O(sets), in their order.
+  description: The result for each of O(sets), in order.
   returned: with O(sets)
   type: list
   elements: dict
@@ -316,8 +316,8 @@ cores:
       version_added: 0.2.0
       type: int
     usable_cores:
-      description: How many threads they run at full speed, physical cores that are fast enough, within the limit of CPU
-        time; 0 if there is a problem.
+      description: How many threads run at full speed on them. These are the physical cores that are fast enough, within
+        the limit of CPU time; 0 if there is a problem.
       type: int
     problem:
       description: One sentence about what is wrong with the set; V(null) if nothing is.

@@ -22,15 +22,15 @@ options:
     type: str
     default: 10.213.0.0/16
   port:
-    description: The port (UDP) that the tunnel is to have, to find whether it is free; V(0) does not look.
+    description: The UDP port that the tunnel should have. The module checks whether it is free. V(0) skips this check.
     type: int
     default: 0
   preshared_key:
-    description: The preshared key that the links are to have, to find which of them have it; empty for none.
+    description: The preshared key that the links should have; empty for none. The module checks which links have it.
     type: str
     default: ""
   links:
-    description: Whether to look at the links to the peers, each of which gets a ping.
+    description: Whether to check the links to the peers. Each peer gets a ping.
     type: bool
     default: false
   wait:
@@ -81,19 +81,20 @@ new_key:
   type: bool
 state:
   description:
-    - V(current) if the interface has what key and configuration say, V(outdated) if it has other keys, peers or another
-      port, and V(down) if it is not there or has another address.
+    - V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys, peers or
+      another port, and V(down) if it does not exist or has another address.
   returned: success
   type: str
   sample: current
 overlapping:
-  description: Other routes of the host into O(network), and addresses there that it talks to outside of the tunnel.
+  description: Other routes of the host into O(network), and addresses there that it is connected to outside of the
+    tunnel.
   returned: success
   type: list
   elements: str
   sample: [10.213.7.0/24 dev eth1]
 port_taken:
-  description: Whether something else has O(port).
+  description: Whether another program uses O(port).
   returned: success
   type: bool
 port:
@@ -146,10 +147,10 @@ links:
       description: How many seconds ago the last handshake was; V(null) if there was none.
       type: int
     received_bytes:
-      description: What has come from there.
+      description: How many bytes came from it.
       type: int
     sent_bytes:
-      description: What has gone there.
+      description: How many bytes went to it.
       type: int
     round_trip_ms:
       description: How long a ping took; V(null) without an answer.

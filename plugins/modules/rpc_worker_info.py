@@ -24,33 +24,33 @@ options:
     description:
       - The workers, each as C(host) or C(host:port), with a host name or an IPv4 address. The default port is
         50052.
-      - llama.cpp RPC has no IPv6, and neither do these endpoints.
+      - llama.cpp's RPC does not support IPv6.
     type: list
     elements: str
     required: true
   timeout:
     description:
-      - How long to wait for each endpoint, name resolution included, in seconds.
-      - From more than 0 to 3600.
+      - How long to wait for each endpoint, including name resolution, in seconds.
+      - More than 0, and at most 3600.
     type: float
     default: 5
   expected_protocol:
     description:
-      - The protocol version that workers must speak, whole or from the left, such as V(7), V(7.0) or V(7.0.0).
-      - A worker that speaks another one is V(incompatible). Without this option every version is accepted.
-      - Write it in quotes, or YAML makes a number of it.
+      - The protocol version that workers must have, or its first parts, such as V(7), V(7.0) or V(7.0.0).
+      - A worker with another version is V(incompatible). Without this option, the module accepts every version.
+      - Write it in quotes, or YAML reads it as a number.
     type: str
   wait:
     description:
-      - For how many seconds, from 0 to 3600, to check again workers that are not ready. The module checks every
+      - How many seconds, from 0 to 3600, to wait for workers that are not ready. The module checks them every
         second, and stops as soon as all workers are ready.
     type: float
     default: 0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - It is safe on a cluster that is serving. A worker serves one client at a time, and one that is held by a client is
-    reported as V(busy) and left unharmed.
+  - It is safe on a cluster that serves. A worker serves one client at a time. If a client holds it, the module reports
+    V(busy) and does not disturb it.
   - Each check of a worker that a client holds takes one of the two places in the worker's queue of waiting clients,
     until that client is done. From the third check on, the worker's kernel no longer answers. From another host this
     looks like a firewall that drops packets, so the worker is then V(unreachable), and the message names both causes.
@@ -114,7 +114,7 @@ workers:
         - V(refused), nothing listens on that port.
         - V(unreachable), no connection within the time-out, no route, or filtered.
         - V(unresolved), the name has no IPv4 address.
-        - V(not_rpc), something else than an RPC worker answers there.
+        - V(not_rpc), something other than an RPC worker answers there.
         - V(incompatible), the protocol is not O(expected_protocol).
       type: str
       sample: ready
@@ -156,7 +156,7 @@ workers:
           type: int
           sample: 67430023168
         memory_total_bytes:
-          description: Memory in all.
+          description: All memory.
           type: int
           sample: 67430023168
     latency_ms:
@@ -175,7 +175,7 @@ all_ready:
   type: bool
   sample: false
 counts:
-  description: How many workers are in each state; states in which there is none are 0.
+  description: How many workers are in each state.
   returned: success
   type: dict
   sample: {"ready": 1, "busy": 0, "refused": 1, "unreachable": 0, "unresolved": 0, "not_rpc": 0, "incompatible": 0}

@@ -19,7 +19,7 @@ author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
-    description: Where the archive lies. Its folder is made if need be.
+    description: The path of the archive. The module makes its folder if it is missing.
     type: path
     required: true
   sha256:
@@ -29,14 +29,14 @@ options:
     description:
       - A pinned requirement, such as V(llama-cpp-python==0.3.36), whose source distribution C(pip) downloads from the
         package index that it is configured for.
-      - No code from the package is run for it, and nothing else is installed. pip asks the package's build backend for
-        the package's name; a stand-in in O(build_backend_path) answers.
+      - The module runs no code from the package and installs nothing. pip asks the package's build backend for the
+        package's name, and the stand-in in O(build_backend_path) answers.
     type: str
   build_backend_path:
     description: A folder with a Python module that stands in for the build backend of the package.
     type: path
   pip:
-    description: The command with which pip is started. The first that works of this and C(python3 -m pip) is used.
+    description: The command that starts pip. If it does not work, the module uses C(python3 -m pip).
     type: list
     elements: str
     default: []
@@ -51,19 +51,19 @@ options:
     type: str
 attributes:
   check_mode:
-    description: Says whether something would be fetched.
+    description: Returns whether the archive would be fetched.
     support: full
   diff_mode:
     description: There is nothing to show.
     support: none
   idempotent:
-    description: Nothing is fetched while the archive is there and whole.
+    description: The module fetches nothing if the archive is there and undamaged.
     support: full
 notes:
   - The module does not use M(ansible.builtin.get_url) for O(url), only the same functions. Calls of that module do not
     wait for each other, so each host would fetch the same archive, and its messages do not say what to do.
-  - M(ansible.builtin.git) is not used for O(git_url). It keeps a clone with a working tree beside the archive, and
-    packs with the C(tar.umask) of whoever runs it, so that the same commit gives other bytes.
+  - The module does not use M(ansible.builtin.git) for O(git_url). That module keeps a clone with a working tree beside
+    the archive, and packs with the user's C(tar.umask), so the same commit can give other bytes.
 requirements:
   - pip, for O(requirement)
   - git, for O(git_url)
@@ -81,7 +81,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 path:
-  description: Where the archive lies.
+  description: The path of the archive.
   returned: success
   type: str
   sample: /var/tmp/cache/llama_cpp_python-0.3.36.tar.gz

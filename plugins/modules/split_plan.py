@@ -148,10 +148,10 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - The division, and the sizes of what is allocated, are those of the llama.cpp of release 0.3.36 with C(--split-mode
-    layer), and workers of one CPU device each.
-  - Not counted are checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes of models with sliding
-    windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
+  - The division and the sizes are those of llama.cpp in release 0.3.36 with C(--split-mode layer), and of workers with
+    one CPU device each.
+  - The module does not count checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes for models
+    with sliding windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
   - Weights that llama.cpp leaves in the file (C(--mmap)) count as memory of the master, because they are read for each
     token.
 """
@@ -208,8 +208,8 @@ message:
   sample: It fits; the least room is left on 192.0.2.12:50052, 2.9 GiB.
 tensor_split:
   description:
-    - What to give llama.cpp as C(--tensor-split), in the order of O(workers). A chosen one has the layers of each
-      worker, the output counted as one, which llama.cpp's rounding gives exactly.
+    - The value for llama.cpp's C(--tensor-split), in the order of O(workers). If the module chose it, it contains the
+      number of layers of each worker, where the output counts as one. llama.cpp's rounding reproduces these exactly.
     - Empty if there are more workers than layers.
   returned: success
   type: list
@@ -241,7 +241,7 @@ workers:
       description: How many layers it gets, without the output.
       type: int
     has_output:
-      description: Whether the output is made there.
+      description: Whether it computes the output.
       type: bool
     weights_bytes:
       description: What llama.cpp's log calls its model buffer.
@@ -256,22 +256,22 @@ workers:
       description: All three.
       type: int
     memory_available_bytes:
-      description: What it can use. Workers of one O(workers[].host) have equal parts of what that has.
+      description: What it can use. Workers of one O(workers[].host) have equal parts of the host's memory.
       type: int
     reserve_bytes:
-      description: What of that is to stay free.
+      description: How much of that stays free.
       type: int
     headroom_bytes: &headroom
-      description: What is left beyond that; negative if it lacks.
+      description: What is left beyond that; negative if memory is missing.
       type: int
     fits_alone:
-      description: Whether it could hold all of the model, with no other worker.
+      description: Whether it could hold the whole model alone.
       version_added: 0.2.0
       type: bool
 master:
   description: >-
-    What the master holds itself, the token embedding, buffers, and layers that do not go to workers; V(null) like
-    RV(workers). Its numbers on memory are V(null) without O(master_memory_available_bytes).
+    What the master holds itself (the token embedding, buffers, and layers that do not go to workers); V(null) if there
+    are more workers than layers. The values for available memory are V(null) without O(master_memory_available_bytes).
   returned: success
   type: dict
   contains:
@@ -298,11 +298,11 @@ master:
       description: What it can use.
       type: int
     reserve_bytes:
-      description: What of that is to stay free; V(0) on a worker's host, whose reserve counts.
+      description: How much of that stays free; V(0) on a worker's host, where the worker's reserve counts.
       type: int
     headroom_bytes: *headroom
 kv_known:
-  description: Whether the size of the cache is known; if not it is counted as far as it is.
+  description: Whether the size of the cache is known. If not, only the known part is counted.
   returned: success
   type: bool
   sample: true
@@ -314,7 +314,7 @@ compute_known:
   type: bool
   sample: true
 shortfall:
-  description: What hosts lack; empty if nothing.
+  description: What hosts lack; empty if they lack nothing.
   returned: success
   type: list
   elements: dict
@@ -327,14 +327,14 @@ shortfall:
       type: int
   sample: []
 suggestions:
-  description: Of each kind the smallest change with which it would fit; a kind that cannot help is not there.
+  description: The smallest change of each kind with which the model would fit. Kinds that cannot help are missing.
   returned: success
   type: list
   elements: dict
   contains:
     kind:
       description: >-
-        V(tensor_split) (leave it out), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
+        V(tensor_split) (do not set it), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
       type: str
     message:
       description: The change in words.
@@ -343,7 +343,7 @@ suggestions:
       description: The largest context that fits, for V(context).
       type: int
     parallel:
-      description: The most slots of the same context each that fit, for V(parallel).
+      description: The largest number of slots with the same context that fits, for V(parallel).
       version_added: 0.2.0
       type: int
     cache_type_k:
@@ -353,17 +353,18 @@ suggestions:
       description: For V(cache_type).
       type: str
     workers:
-      description: For V(workers), how many more.
+      description: For V(workers), how many more workers.
       type: int
     memory_available_bytes:
-      description: For V(workers), of what size, which is that of the largest worker.
+      description: For V(workers), the memory of each, which is that of the largest worker.
       type: int
     bits_per_weight:
-      description: For V(quantisation), the most that fits.
+      description: For V(quantisation), the most bits per weight that fit.
       type: float
   sample: []
 fits_on_one:
-  description: The host that could hold all of it alone, and what that means; V(null) if none, or if it does not fit.
+  description: The host that could hold the whole model alone, and what that means; V(null) if there is none, or if the
+    model does not fit.
   returned: success
   type: dict
   contains:
@@ -371,11 +372,12 @@ fits_on_one:
       description: The worker, or V(the master).
       type: str
     message:
-      description: What dividing the model brings then.
+      description: What the division of the model gains in this case.
       type: str
   sample: null
 notes:
-  description: A sentence for each thing that is not known of the model, or is counted otherwise than llama.cpp does.
+  description: A sentence for each thing that is unknown about the model, or that is counted in another way than in
+    llama.cpp.
   returned: success
   type: list
   elements: str

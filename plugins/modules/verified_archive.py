@@ -33,13 +33,12 @@ options:
   dest:
     description:
       - The folder that will hold the content.
-      - Without it the archive is verified and examined, and nothing is unpacked.
+      - Without it, the module only verifies and examines the archive.
       - The module replaces a folder that it has made itself. It refuses another folder, unless that is empty.
     type: path
   subdir:
     description:
-      - Only what lies below this folder of the archive is unpacked; the folder becomes the root, which its links may
-        not leave.
+      - The module unpacks only this folder of the archive. The folder becomes the root, which links must not leave.
     type: str
     default: ""
   patches:
@@ -58,18 +57,18 @@ options:
         type: path
         required: true
       sha256:
-        description: The digest that the lookup P(llama_cpp.cluster.source_patches#lookup) says of it.
+        description: The digest of the file, as the lookup P(llama_cpp.cluster.source_patches#lookup) returns it.
         type: str
         required: true
 attributes:
   check_mode:
-    description: The archive is verified and examined, and its patches are tried, in check mode too.
+    description: In check mode the module verifies and examines the archive and tries the patches.
     support: full
   diff_mode:
     description: There is nothing to show.
     support: none
   idempotent:
-    description: What was unpacked carries its digest; the same archive is not unpacked again.
+    description: The unpacked folder records its digest. The module does not unpack the same archive again.
     support: full
 notes:
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
@@ -101,7 +100,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 dest:
-  description: The folder that holds the content; V(null) if only examined.
+  description: The folder that holds the content; V(null) if the archive was only examined.
   returned: success
   type: str
   sample: /opt/llama_cpp/build/source
@@ -111,7 +110,7 @@ sha256:
   type: str
   sample: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
 patched:
-  description: The files that O(patches) change, add or take away.
+  description: The files that O(patches) change, add or remove.
   returned: success
   type: list
   elements: str

@@ -16,8 +16,8 @@ description:
   - Resumes the download of an earlier run with an HTTP range request. If the server does not support that, or has
     another version by then, the download starts again. A file with a wrong digest is deleted.
   - Checks that the disk has room for all files together before it writes anything.
-  - Beside each file a record says what it is (C(.model.gguf.llama_cpp.json)). As long as size, inode and time of change
-    are those of the record, the file is neither fetched nor digested again.
+  - Beside each file, a record says what it is (C(.model.gguf.llama_cpp.json)). While the size, inode and modification
+    time match the record, the module neither fetches the file nor computes its digest again.
   - It never overwrites a file without a record. It accepts such a file if the digest matches, and fails otherwise.
   - Two runs that fetch the same file at the same time wait for each other.
 author:
@@ -41,13 +41,13 @@ options:
         description: Its SHA-256 digest.
         type: str
       git_blob:
-        description: The name of its content in git, instead of O(files[].sha256).
+        description: The git object name of its content, instead of O(files[].sha256).
         type: str
       size_bytes:
         description: Its size, if you know it. Otherwise the module asks the server.
         type: int
   origin:
-    description: Where the files come from, in any words; kept in their records, and compared as a whole.
+    description: Where the files come from, in any form. The records keep it, and the module compares it as a whole.
     type: dict
     default: {}
   token:
@@ -65,18 +65,18 @@ options:
     default: 60
   retries:
     description:
-      - How often in a row to retry while no byte arrives, with growing pauses of up to 30 seconds.
+      - How often in a row to retry a download in which no byte arrives, with growing pauses of up to 30 seconds.
     type: int
     default: 5
 attributes:
   check_mode:
-    description: Says what would be fetched, and whether there is room for it. Servers are asked for sizes.
+    description: Returns what would be fetched, and checks whether the disk has room. It asks servers for sizes.
     support: full
   diff_mode:
     description: There is nothing to show.
     support: none
   idempotent:
-    description: Nothing is fetched while the file is there and its record fits.
+    description: The module fetches nothing if the file is there and matches its record.
     support: full
 notes:
   - Run it with C(async) and C(poll), so that no connection is silent for long. C(async) does not work in

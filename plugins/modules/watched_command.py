@@ -19,7 +19,7 @@ author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   argv:
-    description: The program and its arguments. No shell looks at them.
+    description: The program and its arguments. No shell interprets them.
     type: list
     elements: str
     required: true
@@ -30,11 +30,12 @@ options:
   claim:
     description:
       - A file on the host that names the run that uses the folder, for runs that share it.
-      - Its time is renewed while the controller watches the command. It is removed a minute after that has ended.
+      - The module renews its modification time while the controller watches the command. A minute after the controller
+        has stopped, it removes the file.
     type: str
     default: ""
   timeout:
-    description: After so many seconds the command and what it has started are ended.
+    description: After this many seconds, the module ends the command and all processes that it has started.
     type: int
     default: 3600
 attributes:
@@ -50,7 +51,7 @@ attributes:
 requirements:
   - On the host, C(flock) and C(setsid) of util-linux and C(timeout) of coreutils.
 notes:
-  - The C(environment) of the task holds for the command.
+  - The command gets the C(environment) of the task.
 """
 
 EXAMPLES = r"""
