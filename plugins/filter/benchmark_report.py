@@ -11,16 +11,16 @@ version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Joins the results of modules of this collection into one report. A sentence at the top says the result.
+  - Joins the results of modules of this collection into one report. A sentence at the top summarises the result.
   - The HTML is one file that loads no other file and runs no script. It fits screens of any width, light and dark
     mode, and print.
-  - Names of hosts, models and builds are text in it, whatever they hold; control characters and marks that turn the
-    direction of writing are replaced.
+  - Names of hosts, models and builds are escaped, and control characters and marks that change the direction of writing
+    are replaced.
   - A history is used completely or not at all. If you give only a history, the filter only checks it.
 positional: _input
 options:
   _input:
-    description: What was measured, planned and known before.
+    description: The results, the plan and earlier runs.
     type: dict
     required: true
     suboptions:
@@ -29,11 +29,11 @@ options:
         type: dict
         required: true
       time:
-        description: When it was, in UTC, such as V(2026-01-31T23:59:59Z).
+        description: The time of the run, in UTC, such as V(2026-01-31T23:59:59Z).
         type: str
         required: true
       run:
-        description: The result of M(llama_cpp.cluster.distributed_inference); it says what each worker held.
+        description: The result of M(llama_cpp.cluster.distributed_inference), which contains what each worker held.
         type: dict
       plan:
         description: The result of M(llama_cpp.cluster.split_plan).
@@ -47,25 +47,25 @@ options:
         elements: dict
       hosts:
         description:
-          - What is known of each host, its C(name) and, where known, C(master) (whether it is one), C(endpoints) (of
+          - A dictionary for each host, with its C(name) and, if known, C(master) (whether it is one), C(endpoints) (of
             its workers), C(architecture), C(cpu), C(cores), C(threads) (a list, one for each worker), C(version) and
             C(commit) of its llama.cpp, C(memory_available_bytes) and C(memory_total_bytes).
         type: list
         elements: dict
       history:
         description:
-          - The runs before, the oldest first, a text with one JSON object in a line. The playbook
+          - The earlier runs, the oldest first, as a text with one JSON object on each line. The playbook
             P(llama_cpp.cluster.benchmark#playbook) keeps them in a file.
         type: str
       tolerance_percent:
         description:
-          - By how many percent a mean may be lower than the median of the runs before that had the same build, model
+          - By how many percent a mean may be lower than the median of earlier runs with the same build, model
             and shape; V(0) allows anything.
         version_added: 0.2.0
         type: float
         default: 0
       settings:
-        description: A further sentence on how it was measured.
+        description: Further settings of the measurement, by name.
         type: dict
       title:
         description: The heading; by default the model's name and the number of workers.
@@ -105,27 +105,26 @@ _value:
   contains:
     problem:
       description:
-        - One sentence that names the first line of the history that is no run. If it is not empty there is nothing
-          else.
+        - One sentence that names the first invalid line of the history. If it is not empty, there are no other keys.
       version_added: 0.2.0
       type: str
     report:
       description:
-        - All of it as data. C(schema_version) changes with each incompatible change.
-        - C(summary) is the sentence on top, C(split) plan and reality of each worker, C(history) the last runs, this
-          one among them.
+        - The report as data. C(schema_version) changes with each incompatible change.
+        - C(summary) is the sentence at the top, C(split) compares plan and reality of each worker, and C(history) has
+          the last runs, including this one.
       type: dict
     html:
       description: The page.
       type: str
     markdown:
-      description: The same in Markdown, without plots.
+      description: The page in Markdown, without plots.
       type: str
     history_line:
       description: The line to append to the history, without a line end.
       type: str
     slower:
-      description: One sentence that says what is slower by more than is tolerated; empty if nothing is.
+      description: One sentence that says which mean is lower than tolerated; empty if none is.
       version_added: 0.2.0
       type: str
 """

@@ -34,22 +34,23 @@ options:
     elements: str
     required: true
   gateways:
-    description: Names of the inventory hosts that are gateways, whose tunnel leads to all masters.
+    description: Names of the inventory hosts that are gateways. Their tunnel leads to all masters.
     type: list
     elements: str
     default: []
     version_added: 0.2.0
   endpoints:
     description:
-      - The workers as C(host:port), where they are not those that the inventory describes.
-      - Without it they are derived from the variables of the hosts, see P(llama_cpp.cluster.rpc_endpoints#filter).
+      - The workers as C(host:port), if they are not those of the inventory.
+      - Without it, the filter derives them from the variables of the hosts; see
+        P(llama_cpp.cluster.rpc_endpoints#filter).
     type: list
     elements: str
   releases:
     description:
-      - The manifest of the llama.cpp release of each host by its name, the first master's among them.
-      - The one key C(unknown) in place of a manifest says why it could not be read.
-      - Without it releases are not compared.
+      - The manifest of the llama.cpp release of each host, by the name of the host, including the first master.
+      - A dictionary with the single key C(unknown) instead of a manifest says why it could not be read.
+      - Without it, the filter does not compare releases.
     type: dict
     default: {}
   worker_group:
@@ -76,7 +77,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: One sentence for each violation.
+  description: One sentence for each problem.
   type: list
   elements: str
   sample:

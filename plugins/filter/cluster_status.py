@@ -18,20 +18,20 @@ positional: _input, seen
 options:
   _input:
     description:
-      - What each worker says of itself, by the name of its host.
-      - Its C(endpoints), the group of each as C(groups), C(out) (why it could not be asked, or empty), C(servers) of
-        M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as C(firewall)
-        (V(null) if it is left alone), the C(manifest) of its llama.cpp release, and as C(upgrade) the C(unfinished) one
-        of M(llama_cpp.cluster.release_journal).
+      - What each worker host reports, by its name.
+      - The keys are its C(endpoints), the group of each as C(groups), C(out) (why it could not be asked, or empty),
+        C(servers) of M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as
+        C(firewall) (V(null) if the role does not manage it), the C(manifest) of its llama.cpp release, and
+        C(unfinished) of M(llama_cpp.cluster.release_journal) as C(upgrade).
     type: dict
     required: true
   seen:
     description:
       - What each master sees, by the name of its host.
-      - Its C(group), the C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its own
-        llama.cpp, with a tunnel the C(links) of M(llama_cpp.cluster.rpc_tunnel_info) and as C(inside) the master's
-        address there, and as C(services) the C(servers) of M(llama_cpp.cluster.llama_server_info).
-      - Of a master that could not be asked, no C(workers), and why as C(out).
+      - The keys are its C(group), C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its
+        own llama.cpp, and C(servers) of M(llama_cpp.cluster.llama_server_info) as C(services). With a tunnel, also
+        C(links) of M(llama_cpp.cluster.rpc_tunnel_info), and the master's address in the tunnel as C(inside).
+      - A master that could not be asked has no C(workers). C(out) says why.
     type: dict
     required: true
 """
@@ -53,7 +53,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What is known.
+  description: The status.
   type: dict
   contains:
     all_well:
@@ -65,9 +65,9 @@ _value:
       elements: str
     workers:
       description:
-        - The workers, each with its C(problems), what it says of repacked weights as C(repack), and what is in its
-          tensor cache as C(cache).
-        - It does not change as long as the cluster does not, except for the time when a cache was last tidied.
+        - The workers, each with its C(problems), what it reports about repacked weights as C(repack), and the contents
+          of its tensor cache as C(cache).
+        - While the cluster stays the same, only the time when a cache was last cleaned changes.
       type: list
       elements: dict
     links:
@@ -87,7 +87,7 @@ _value:
       type: list
       elements: str
     table:
-      description: The same for people, as lines.
+      description: The status for people, as lines.
       type: list
       elements: str
 """

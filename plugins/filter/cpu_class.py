@@ -30,39 +30,39 @@ description:
   - The filter knows features of C(x86_64) and C(aarch64). The class of another machine has no features.
 options:
   _input:
-    description: What a host says of itself.
+    description: Facts about the host.
     type: dict
     required: true
     suboptions:
       machine:
-        description: As C(uname -m) says it.
+        description: The machine, as C(uname -m) prints it.
         type: str
         required: true
       cpu:
         description: The line of C(flags) or C(Features) of C(/proc/cpuinfo).
         type: str
       model:
-        description: What people call the CPU, for messages. C(lscpu) knows it.
+        description: The name of the CPU, for messages, as C(lscpu) prints it.
         version_added: 0.2.0
         type: str
       libc:
-        description: The C library and its version, as C(getconf GNU_LIBC_VERSION) says it, or V(musl).
+        description: The C library and its version, as C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
         type: str
   features:
     description:
-      - The features to build for instead of all that the CPU has, by the words of C(/proc/cpuinfo) or the shorter ones
-        of RV(_value.name), such as V(asimddp) or V(dotprod).
-      - V(baseline) by itself asks for none of them.
-      - What a feature needs comes with it. One that the CPU lacks is a RV(_value.problem).
+      - The features to build for, instead of all features of the CPU. Use their names in C(/proc/cpuinfo), or the
+        shorter names in RV(_value.name), such as V(asimddp) or V(dotprod).
+      - V(baseline) alone means no feature.
+      - The filter adds the features that a feature needs. If the CPU lacks a feature, RV(_value.problem) says so.
     type: list
     elements: str
     default: []
   portable:
-    description: Whether it is a build of all variants of the CPU code, which picks one when it starts.
+    description: Whether the build contains all variants of the CPU code, of which a program picks one when it starts.
     type: bool
     default: false
   native:
-    description: Whether to build for features at all; otherwise the user's own options of CMake say for what.
+    description: Whether to build for the CPU's features. If not, the user's own CMake options choose the CPU.
     type: bool
     default: true
 """
@@ -85,11 +85,12 @@ _value:
   type: dict
   contains:
     problem:
-      description: What cannot be built for, as a sentence without its end. With it there is no other key.
+      description: Why there is no class, as a sentence without its end. If this key exists, there is no other key.
       version_added: 0.2.0
       type: str
     name:
-      description: Readable, fit for a file's name, and different for each machine, features and C library.
+      description: The name of the class, which is fit for a file's name and differs for each machine, set of features
+        and C library.
       type: str
       sample: aarch64-dotprod-fp16-glibc2.36
     machine:
@@ -106,7 +107,7 @@ _value:
       type: str
       sample: glibc 2.36
     march:
-      description: What C(-march) says on C(aarch64); empty elsewhere.
+      description: The value for C(-march) on C(aarch64); empty elsewhere.
       type: str
       sample: armv8.2-a+dotprod+fp16
     flags:

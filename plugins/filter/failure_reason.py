@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: failure_reason
-short_description: Say in one line why a task has failed
+short_description: Return in one line why a task has failed
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -26,7 +26,7 @@ options:
     type: bool
     default: false
   task:
-    description: The name of the task, for a result that says nothing.
+    description: The name of the task, for a result without any message.
     type: str
 """
 

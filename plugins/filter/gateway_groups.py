@@ -29,7 +29,7 @@ options:
     type: dict
     required: true
   gateway:
-    description: The name of the gateway's host. A master on the same host may listen on its loopback network alone.
+    description: The name of the gateway's host. A master on the same host may listen only on its loopback network.
     type: str
     required: true
   gateways:

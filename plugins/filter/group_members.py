@@ -11,7 +11,7 @@ version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - An inventory may have several clusters. C(llama_group) of a host says to which of them it belongs. Hosts without
+  - An inventory may have several clusters. C(llama_group) of a host names its cluster. Hosts without
     it are one group without a name.
   - A host whose C(rpc_server_instances) have a C(group) belongs to the groups of its instances.
 positional: _input, hostvars, host
@@ -26,7 +26,7 @@ options:
     type: dict
     required: true
   host:
-    description: The name of the host whose group is meant, or the names of several.
+    description: The name of the host whose group to use, or the names of several hosts.
     type: raw
     required: true
 seealso:
@@ -42,7 +42,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Those of the hosts that are of that group, or of one of them, in the same order.
+  description: The hosts in that group, or in one of these groups, in the same order.
   type: list
   elements: str
 """

@@ -11,8 +11,8 @@ version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - An inventory may have several clusters. C(llama_group) of a host says to which of them it belongs. C(group) of
-    an entry in C(rpc_server_instances) says so for one server of the host.
+  - An inventory may have several clusters. C(llama_group) of a host names its cluster. C(group) of
+    an entry in C(rpc_server_instances) does so for one server of the host.
 positional: _input, hostvars
 options:
   _input:
@@ -41,7 +41,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The names of its groups for each host. The group without a name is an empty text.
+  description: For each host, the names of its groups. The group without a name is an empty string.
   type: dict
 """
 

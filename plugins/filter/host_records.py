@@ -26,7 +26,7 @@ options:
     type: dict
     required: true
   merge:
-    description: The name of a variable that is a dictionary, whose keys are added as they are.
+    description: The name of a variable that is a dictionary. Its keys are added unchanged.
     type: str
   endpoints:
     description: Whether the endpoints of the host's workers are added as C(endpoints), and the group of each as
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The dictionaries by the hosts' names.
+  description: The dictionaries, by the names of the hosts.
   type: dict
 """
 

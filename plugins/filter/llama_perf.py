@@ -15,13 +15,14 @@ description:
   - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
     C(common_perf_print), and the line C([ Prompt ... | Generation ... ]) of the chat client; with and without time,
     level and colour codes.
-  - Standard output and standard error may be mixed. Generated text that looks like a log line is not taken for one
-    where the log itself shows it to be text. Where the figures serve as proof, give standard error alone.
+  - Standard output and standard error may be mixed. The filter ignores generated text that looks like a log line if the
+    log itself shows that it is text. If you use the figures as proof, pass only standard error.
   - A value that the log does not contain is V(null). So is a figure that llama.cpp printed as C(inf) or C(nan).
 notes:
-  - Performance figures are printed by a run that ended by itself. Device, buffer and offload lines need C(-lv 4) in
-    builds from b9151 on.
-  - In split mode V(tensor) upstream names no single worker in its buffer lines, so RV(_value.devices) has none then.
+  - llama.cpp prints performance figures only if a run ended by itself. Builds from b9151 on print device, buffer and
+    offload lines only with C(-lv 4).
+  - In split mode V(tensor), upstream names no single worker in its buffer lines. RV(_value.devices) then contains no
+    workers.
 options:
   _input:
     description: The log of one run.
@@ -43,7 +44,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The figures of the run; every key is always there, and V(null) where the log does not hold it.
+  description: The figures of the run. Every key is always there; a value that the log does not contain is V(null).
   type: dict
   contains:
     perf:
@@ -122,10 +123,10 @@ _value:
           type: int
     devices:
       description:
-        - What each device holds. Several buffers of one device are summed; of the compute buffer the last reservation
-          counts.
-        - Taken from the buffer lines, else from the memory table at the end (whole MiB, rounded down). Empty without
-          both.
+        - What each device holds. The filter adds up several buffers of one device. For the compute buffer, the last
+          reservation counts.
+        - The values come from the buffer lines, or else from the memory table at the end (whole MiB, rounded down).
+          Empty if the log has neither.
       type: list
       elements: dict
       contains:
@@ -139,8 +140,9 @@ _value:
           sample: 192.0.2.11:50052
         layers:
           description:
-            - Layers on the device, the output layer among them.
-            - From debug output, else from the share of the KV cache where that determines it, else V(null).
+            - Layers on the device, including the output layer.
+            - The value comes from debug output, or else from the share of the KV cache if that determines it. Otherwise
+              it is V(null).
           type: int
         model_buffer_mib:
           description: Weights, in MiB.
@@ -152,14 +154,14 @@ _value:
           description: Compute buffer, in MiB.
           type: float
     offload:
-      description: The offload that was asked for. Upstream prints it also where there is no device.
+      description: The requested offload. Upstream prints it even without a device.
       type: dict
       contains:
         layers:
           description: Layers offloaded.
           type: int
         layers_total:
-          description: Layers of the model, the output layer among them.
+          description: Layers of the model, including the output layer.
           type: int
     build:
       description: Which upstream build ran.

@@ -24,7 +24,7 @@ options:
   workers:
     description:
       - RV(llama_cpp.cluster.rpc_worker_info#module:workers), for the state, protocol and memory of each worker.
-      - Without it, the table has only what the run itself says.
+      - Without it, the table contains only the data of the run itself.
     type: list
     elements: dict
     default: []
@@ -51,10 +51,10 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - The report, several lines. Memory is in MiB, free and total as the worker claims it.
+    - The report, as several lines. Memory is in MiB, free and total as the worker reports it.
     - C(share) is the percentage of the offloaded weights that a worker holds.
-    - How much of the weights is repacked is said where devices have C(repacked_mib), which role
-      P(llama_cpp.cluster.inference#role) gives to them.
+    - If devices have C(repacked_mib), which role P(llama_cpp.cluster.inference#role) adds, the report shows how much of
+      the weights is repacked.
   type: str
 """
 

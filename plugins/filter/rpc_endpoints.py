@@ -37,15 +37,14 @@ description:
   - The address of any other host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address)
     unless it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
   - Its port is C(rpc_server_port), by default 50052.
-  - A host that runs several RPC servers has C(rpc_server_instances) instead, a list of instances, each with its C(port)
-    and, if they differ from those of the host, its C(address) and its C(group). It replaces the one of
-    C(rpc_server_port).
+  - A host that runs several RPC servers has C(rpc_server_instances) instead of C(rpc_server_port). Each entry of the
+    list has a C(port) and, if they differ from those of the host, an C(address) and a C(group).
   - The filter fails with the host and the variable if an address or a port is wrong, or if two workers have the
     same endpoint.
 positional: _input, hostvars
 options:
   _input:
-    description: Names of inventory hosts, in the order in which the workers are wanted.
+    description: Names of inventory hosts, in the order of the result.
     type: list
     elements: str
     required: true
@@ -55,18 +54,19 @@ options:
     required: true
   group:
     description:
-      - Only the workers of this group, which C(group) of their instance or C(llama_group) of their host names. Those
-        without make the group without a name, an empty string.
-      - Without it the workers of all groups.
+      - Return only the workers of this group, which C(group) of their instance or C(llama_group) of their host names.
+        An empty string means the workers that have neither.
+      - Without this option, the workers of all groups.
     type: str
     version_added: 0.2.0
   details:
-    description: Whether each worker is a dictionary, with its C(host), C(endpoint), C(address), C(port) and C(group).
+    description: Whether to return a dictionary for each worker, with its C(host), C(endpoint), C(address), C(port) and
+      C(group).
     version_added: 0.2.0
     type: bool
     default: false
 notes:
-  - llama.cpp RPC has no IPv6; addresses are IPv4 or names.
+  - llama.cpp's RPC does not support IPv6. Addresses are IPv4 addresses or names.
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info
 """
@@ -82,7 +82,7 @@ RETURN = r"""
 _value:
   description:
     - The endpoints, each as C(host:port), in the order of the hosts and, on a host, of its instances.
-    - With O(details) dictionaries in their place.
+    - With O(details), dictionaries instead.
   type: list
   elements: raw
 """

@@ -22,7 +22,7 @@ options:
     elements: dict
     required: true
   found:
-    description: What M(llama_cpp.cluster.rpc_server_info) returned for their ports and sets of cores, with their units.
+    description: The result of M(llama_cpp.cluster.rpc_server_info) for their ports and sets of cores, with their units.
     type: dict
     required: true
   host:
@@ -30,7 +30,7 @@ options:
     type: str
     required: true
   setting:
-    description: What stands before C(port) and C(threads) in the names of the variables, for messages.
+    description: The prefix of C(port) and C(threads) in the names of the variables, for messages.
     type: str
     default: rpc_server_
   texts:
@@ -39,7 +39,7 @@ options:
     elements: str
     default: []
   timed:
-    description: The texts of services that look after the servers, and of the timers that start them, by name.
+    description: The texts of services that maintain the servers, and of the timers that start them, by name.
     type: dict
     default: {}
 """
@@ -66,22 +66,22 @@ _value:
   type: dict
   contains:
     ports:
-      description: A sentence for each port that something else has taken.
+      description: A sentence for each port that another program uses.
       type: list
       elements: str
     cores:
-      description: A sentence for each server without the cores for its threads.
+      description: A sentence for each server that has too few cores for its threads.
       type: list
       elements: str
     servers:
       description:
-        - For each server with a text the C(name) and the C(text) of its unit, C(port) and C(address), C(there) (whether
-          the file is as expected), C(enabled), C(running) (whether the server is of this unit and of the release in
-          use), and C(clients) and C(state), as they were found.
+        - For each server with a text, the C(name) and the C(text) of its unit, C(port) and C(address), C(there)
+          (whether the file is as expected), C(enabled), C(running) (whether the server runs from this unit and from the
+          release in use), and its C(clients) and C(state).
       type: list
       elements: dict
     timed:
-      description: For each other unit its C(name) and C(text), its C(timer), C(there) and C(active).
+      description: For each other unit, its C(name) and C(text), its C(timer), C(there) and C(active).
       type: list
       elements: dict
 """

@@ -38,12 +38,12 @@ options:
     default: []
   meminfo:
     description:
-      - The text of C(/proc/meminfo) by host; a host of which it is not known is missing.
-      - A line C(llama-rpc-server@PORT), as those are, says what a worker holds.
+      - The text of C(/proc/meminfo) by host, for the hosts where it is known.
+      - An additional line C(llama-rpc-server@PORT) in the same form contains the memory that a worker holds.
     type: dict
     default: {}
   given:
-    description: What memory workers have available, in bytes by endpoint, where that is told rather than read.
+    description: The available memory of workers, in bytes by endpoint. It replaces what O(meminfo) says.
     type: dict
     default: {}
   master:
@@ -55,7 +55,7 @@ options:
     elements: dict
     default: []
   extra_args:
-    description: Further options that llama.cpp is given.
+    description: More options for llama.cpp.
     type: list
     elements: str
     default: []
@@ -79,9 +79,10 @@ RETURN = r"""
 _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
-    C(cache_type_v), C(flash_attn) and C(kv_unified) as the module takes them, C(split_mode) as llama.cpp takes it (each
-    V(null) where it is not told), C(left), a sentence for each host that other groups share, on what is left to these,
-    and C(skipped), a sentence, empty if there is nothing in the way. What llama.cpp is told is there even then.
+    C(cache_type_v), C(flash_attn) and C(kv_unified) in the form of the module, and C(split_mode) in the form of
+    llama.cpp (each V(null) if it is not set). C(left) has a sentence for each host that groups share, with the memory
+    that is left to the other groups. C(skipped) is a sentence with the reason if there can be no plan, and empty
+    otherwise. The options of llama.cpp are always there.
   type: dict
 """
 

@@ -20,22 +20,22 @@ positional: _input, records
 options:
   _input:
     description:
-      - The variables of the playbook that begin with C(tune_), where they are set.
-      - And what is known of the cluster, as C(workers), C(extra_args), C(old), C(tensor_split), C(tensor_split_given),
+      - The variables of the playbook that begin with C(tune_), if they are set.
+      - Facts about the cluster, as C(workers), C(extra_args), C(old), C(tensor_split), C(tensor_split_given),
         C(layers), C(fits_alone), C(threads_now), C(usable_cores) and C(threads_problem).
     type: dict
     required: true
   records:
     description:
-      - What came of each run so far, in order.
-      - Its C(run), the C(tests), C(wall_time_ms), C(build) and C(model) of M(llama_cpp.cluster.llama_bench), the
-        C(tensor_split) that was used, its C(failure) as a sentence (V(null) after success), and C(elapsed_s), the time
-        from the begin of the sweep to its end.
+      - The result of each run so far, in order.
+      - The keys are its C(run), the C(tests), C(wall_time_ms), C(build) and C(model) of
+        M(llama_cpp.cluster.llama_bench), the C(tensor_split) that was used, its C(failure) as a sentence (V(null) after
+        success), and C(elapsed_s), the time from the start of the sweep to the end of the run.
     type: list
     elements: dict
     default: []
   time:
-    description: The present time, for the files.
+    description: The current time, for the files.
     type: str
     default: ""
 """
@@ -52,11 +52,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What is known.
+  description: The next run, or the result.
   type: dict
   contains:
     problem:
-      description: One sentence that says what is wrong with the variables; if it is not empty there is nothing else.
+      description: One sentence that says what is wrong with the variables. If it is not empty, there are no other keys.
       type: str
     refusal:
       description: One sentence that says why the sweep cannot be made; empty if it can.
@@ -65,14 +65,15 @@ _value:
       description: The next run; V(null) if there is none.
       type: dict
     stages:
-      description: What is tried, each with its C(stage), C(title), and at most how many C(runs) and C(tests).
+      description: The options to try, each with its C(stage), C(title), and the maximum numbers of C(runs) and
+        C(tests).
       type: list
       elements: dict
     runs_at_most:
-      description: How many runs there are at most, the first one among them.
+      description: The maximum number of runs, including the first one.
       type: int
     estimate_s:
-      description: How long the sweep takes, as its first run tells; V(null) before that.
+      description: How long the sweep takes, estimated from its first run; V(null) before that.
       type: float
     left_out:
       description: What is not tried, and why.
@@ -83,7 +84,7 @@ _value:
       type: list
       elements: str
     worker_threads:
-      description: The threads of the workers that won; V(null) for those that they have.
+      description: The fastest number of threads for the workers; V(null) if it is the current one.
       type: int
     summary:
       description: The outcome in a sentence.

@@ -17,23 +17,23 @@ positional: _input, planned
 options:
   _input:
     description:
-      - What is known of each host.
-      - What M(llama_cpp.cluster.release_journal) returned at the begin (C(look)) and at the end (C(now)), what was
-        noted there (C(note)), whether it was to change already (C(touched)), whether it stopped answering (C(lost)),
-        and why it could not go on (C(out)) and not be repaired (C(stuck)).
+      - A dictionary for each host.
+      - The keys are the results of M(llama_cpp.cluster.release_journal) at the start (C(look)) and at the end (C(now)),
+        the note on the host (C(note)), whether its change had begun (C(touched)), whether it stopped answering
+        (C(lost)), why it failed (C(out)), and why it could not be repaired (C(stuck)).
     type: dict
     required: true
   planned:
-    description: What P(llama_cpp.cluster.upgrade_plan#filter) returned.
+    description: The result of P(llama_cpp.cluster.upgrade_plan#filter).
     type: dict
     required: true
   end:
-    description: V(old) and V(new) are the releases that hosts are to have now; V(unknown) is left to the next run.
+    description: Which release hosts should have now, V(old) or V(new). V(unknown) leaves the decision to the next run.
     type: str
     choices: [old, new, unknown]
     default: old
   rollback:
-    description: Whether it was a roll back that was asked for.
+    description: Whether the run was a rollback.
     type: bool
     default: false
 """
@@ -49,11 +49,11 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What became of it.
+  description: The outcome.
   type: dict
   contains:
     problem:
-      description: Why it was not done, or not all of it; empty if it was.
+      description: Why the upgrade was not completed; empty if it was.
       type: str
     sentences:
       description: One for each host.

@@ -27,11 +27,11 @@ options:
     type: str
     required: true
   wanted:
-    description: The name of the release that each host is to get.
+    description: The name of the release that each host should get.
     type: dict
     default: {}
   rollback:
-    description: Whether hosts are to get those that they had before the last upgrade instead.
+    description: Whether hosts should get their releases from before the last upgrade instead.
     type: bool
     default: false
   staged:
@@ -55,23 +55,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What has to be done.
+  description: The plan.
   type: dict
   contains:
     problems:
-      description: One sentence for each thing that stands in the way.
+      description: One sentence for each thing that prevents the upgrade.
       type: list
       elements: str
     recover:
       description:
-        - By host, what has to be done to end an interrupted upgrade; then nothing else is known.
-        - The C(release) to bring into use, the C(run), and the C(state) to give M(llama_cpp.cluster.release_journal).
+        - By host, how to finish an interrupted upgrade. RV(_value.targets) is then empty.
+        - The C(release) to use, the C(run), and the C(state) for M(llama_cpp.cluster.release_journal).
       type: dict
     interrupted:
-      description: The same in a sentence; empty if there is none.
+      description: The interrupted upgrade in a sentence; empty if there is none.
       type: str
     enough:
-      description: Whether that end is the one that a roll back asks for, so that nothing is left to do after it.
+      description: Whether this completes the requested rollback, so that nothing is left to do.
       type: bool
     targets:
       description: By host, the name of the release to get.
@@ -83,7 +83,7 @@ _value:
       description: The version to get.
       type: str
     protocols:
-      description: The RPC protocols of both, C(from) and C(to); V(null) where it is not known.
+      description: The RPC protocols of both, C(from) and C(to); V(null) if unknown.
       type: dict
     same:
       description: Whether all hosts have the releases that they should get.

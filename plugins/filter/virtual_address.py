@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: virtual_address
-short_description: Find what a virtual address of several gateways needs
+short_description: Check a virtual address of several gateways
 version_added: 0.2.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -25,7 +25,7 @@ options:
     type: dict
     required: true
   gateway:
-    description: The name of the host that is looked at.
+    description: The name of the gateway to check.
     type: str
     required: true
   gateways:
@@ -49,7 +49,7 @@ EXAMPLES = r"""
 RETURN = r"""
 _value:
   description:
-    - The C(address) alone, the C(interface) of this host that is to have it (empty while the facts are missing), the
+    - The C(address) without prefix, the C(interface) of this host for it (empty if the facts are missing), the
       addresses of the other gateways as C(peers), a C(router_id) for VRRP, and C(problems), one sentence each.
   type: dict
 """

@@ -18,26 +18,26 @@ description:
 options:
   _terms:
     description:
-      - The patches, in their order. A name without an extension is one of O(own), another one the path of a file
-        C(<name>.patch), absolute or as tasks look for their files.
+      - The patches, in order. A name without an extension is a patch in O(own). Any other entry is the path of a file
+        C(<name>.patch), absolute or relative as for other files of tasks.
     type: list
     elements: str
     required: true
   own:
     description:
-      - The folder of those that are meant by a name, with one folder for each version that they are made for.
-      - Give all of those for the pinned source, all but one, or none, because only these choices are tested.
+      - The folder of patches that have a name, with one folder for each version that they are made for.
+      - Give all patches for the pinned source, all but one, or none, because only these choices are tested.
     type: path
   sha256:
     description: The SHA-256 digest of the archive that the source comes from, if there is one.
     type: str
     default: ""
   commit:
-    description: The commit of the source, or its beginning; empty if it is not known.
+    description: The commit of the source, or its beginning; empty if it is unknown.
     type: str
     default: ""
   pinned:
-    description: What the source is called in messages.
+    description: The name of the source in messages.
     type: str
     default: another source
 """
@@ -54,7 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: What was found.
+  description: The checked patches.
   type: dict
   contains:
     problem:
