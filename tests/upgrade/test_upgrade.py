@@ -274,7 +274,7 @@ def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str
             assert "failed. Every host has its previous release." in said(run)
             everywhere(start)
     everywhere(start)
-    print(run.stdout.partition("TASK [What became of it]")[2])
+    print(run.stdout.partition("TASK [Outcome]")[2])
 
 
 def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], None], *options: str, nth: int = 1) -> str:
