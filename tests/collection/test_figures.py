@@ -31,7 +31,8 @@ def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
     text = yaml.safe_dump(tasks)
     sizes = [re.search(rf"benchmark_{name} \| default\((\d+)\)", text) for name in ("n_prompt", "n_gen")]
     read, generated = [size[1] for size in sizes if size]
-    assert f"shows prompt (`pp{read}`) and generation (`tg{generated}`) separately" in page("explanation/performance.md")
+    shown = f"shows prompt (`pp{read}`) and generation (`tg{generated}`) separately"
+    assert shown in page("explanation/performance.md")
 
 
 def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
