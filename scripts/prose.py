@@ -24,7 +24,8 @@ CHECKS = (
 )  # fmt: skip
 # What is no prose: code, targets of links, HTML, front matter, tables' rules.
 NO_PROSE = re.compile(
-    r"^---\n.*?^---$|^(`{3,})[^\n]*\n.*?^\1`*$|^(?: {4}|\t)[^\n]*$|`[^`]+`|(?<=\])\([^)\s]+\)|<[^>\n]+>|^\|[-| :]+\|$",
+    r"^---\n.*?^---$|^[ ]*(`{3,})[^\n]*\n.*?^[ ]*\1`*$|^(?: {4}|\t)[^\n]*$|"
+    r"`[^`]+`|(?<=\])\([^)\s]+\)|<[^>\n]+>|^\|[-| :]+\|$",
     re.MULTILINE | re.DOTALL,
 )
 

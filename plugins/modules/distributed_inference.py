@@ -129,14 +129,15 @@ EXAMPLES = r"""
 RETURN = r"""
 text:
   description:
-    - Exactly the generated text, without the prompt. After a failure, the text that was generated until then.
-    - V(null) if nothing was run.
+    - The generated text, without the prompt. After a failure, the text that was generated until then.
+    - V(null) if no program was run.
   returned: always
   type: str
   sample: " Who's there?"
 perf:
-  description: Performance figures as llama.cpp reports them, in the form of the filter
-    P(llama_cpp.cluster.llama_perf#filter). A figure that it did not report is V(null).
+  description:
+    - llama.cpp's own performance figures, as the filter P(llama_cpp.cluster.llama_perf#filter) finds them in its log.
+    - A figure that llama.cpp did not report is V(null).
   returned: always
   type: dict
   sample:
@@ -149,7 +150,8 @@ perf:
     unaccounted: {time_ms: 2.26, percent: 0.9}
     graphs_reused: 62
 devices:
-  description: What each device held, in the form of that filter. C(endpoint) is V(null) for devices of the master.
+  description:
+    - The layers and buffers of each device, from the same log. C(endpoint) is V(null) for devices of the master.
   returned: always
   type: list
   elements: dict
@@ -161,54 +163,61 @@ devices:
       kv_buffer_mib: 136.0
       compute_buffer_mib: 99.06
 offload:
-  description: How many layers were offloaded, and how many there are, both with the output layer; V(null) if the log
-    does not contain it.
+  description:
+    - How many layers were offloaded, and how many there are. The output layer counts in both.
+    - V(null) if the log does not say.
   returned: always
   type: dict
   sample: {layers: 33, layers_total: 33}
 build:
-  description: The llama.cpp build that was used, in the form of that filter; V(null) if none was found.
+  description: The llama.cpp build that ran, from the same log. V(null) if the log does not say.
   returned: always
   type: dict
   sample: {number: 1, commit: 0c1e57098, version: null}
 wall_time_ms:
-  description: The time from the start of the program to its end, including the load; V(null) if nothing was run. If
-    there were several attempts, the time of the last one.
+  description:
+    - The time from the start of the program to its end, loading included. After several attempts, that of the last.
+    - V(null) if no program was run.
   returned: always
   type: float
 attempts:
-  description: How often the program was run; 0 if nothing was run, more than 1 if it exited before it had written its
-    last lines.
+  description: How often the program was run. It is more than 1 if the last lines of an attempt were lost.
   returned: always
   type: int
 command:
-  description: The command line, in check mode the one that would be run; V(null) if the module failed before.
+  description:
+    - The command line. In check mode, the one that would be run.
+    - V(null) if the module failed before.
   returned: always
   type: list
   elements: str
 failure:
-  description: Why there is no reliable result; V(null) after success.
+  description: Why there is no reliable result. V(null) after success.
   returned: always
   type: dict
   contains:
     kind:
       description:
-        - V(worker_unreachable), no RPC server answers at the endpoint; V(worker_busy), another client holds the worker;
-          V(worker_lost), the connection to a worker broke during the run; V(worker_dropped), llama.cpp continued
-          without a worker; V(protocol_mismatch), a worker and the master have different llama.cpp releases;
-          V(out_of_memory), a worker or the master could not allocate its part; V(model_invalid), the model is missing,
-          damaged or of an unknown kind; V(option_rejected), the module or llama.cpp refused an option; V(timed_out),
-          the run reached its time limit, or made no progress; V(binary_missing), there is no llama.cpp program that can
-          run here; V(unknown), the program failed with a message that the module does not know.
+        - "V(worker_unreachable): No RPC server answers at the endpoint."
+        - "V(worker_busy): Another client holds the worker."
+        - "V(worker_lost): The connection to a worker broke during the run."
+        - "V(worker_dropped): llama.cpp continued without a worker, which held no part of the model."
+        - "V(protocol_mismatch): A worker and the master have different llama.cpp releases."
+        - "V(out_of_memory): A worker or the master could not allocate its part."
+        - "V(model_invalid): The model is missing, damaged, or of an unknown kind."
+        - "V(option_rejected): The module or llama.cpp refused an option, and nothing was generated."
+        - "V(timed_out): The run reached its time limit, or it made no progress."
+        - "V(binary_missing): No llama.cpp program can run on the master."
+        - "V(unknown): The program failed with a message that the module does not know."
       type: str
     endpoint:
-      description: The worker concerned, the first if there are several; V(null) if none is known.
+      description: The worker concerned, or the first of several. V(null) if none is known.
       type: str
     message:
       description: What happened and what to do about it. The same as RV(msg).
       type: str
 log_tail:
-  description: The last lines of the program's log.
+  description: The last lines of llama.cpp's log.
   returned: when the program was run and failed
   type: list
   elements: str

@@ -58,7 +58,11 @@ groups:
       description: The model that it serves.
       type: str
     state:
-      description: V(in), V(leaving) (requests in progress may end), V(drained) by an operator, or V(out).
+      description:
+        - "V(in): The group takes requests."
+        - "V(leaving): Requests in progress may end, and no new one begins."
+        - "V(drained): An operator took the group out with HAProxy's own commands."
+        - "V(out): The API of the group does not serve, its host does not answer, or the playbook C(drain) stopped it."
       type: str
     reason:
       description: Why no request goes there; empty if it is V(in).

@@ -80,7 +80,11 @@ servers:
       elements: str
     state:
       description:
-        - V(serving); V(loading) the model; V(waiting) for workers; V(stopped) or V(failed).
+        - "V(serving): The API answers."
+        - "V(loading): C(llama-server) loads the model. Requests get status 503."
+        - "V(waiting): A worker is not ready. No program listens on the port."
+        - "V(stopped): Somebody, or a playbook, stopped the service."
+        - "V(failed): systemd could not start the service."
       type: str
     well:
       description: Whether it serves, generates a token with the key, and refuses requests without a key. Checks that

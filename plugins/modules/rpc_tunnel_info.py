@@ -81,8 +81,9 @@ new_key:
   type: bool
 state:
   description:
-    - V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys, peers or
-      another port, and V(down) if it does not exist or has another address.
+    - "V(current): The interface matches the key and the configuration."
+    - "V(outdated): The interface has other keys, other peers or another port."
+    - "V(down): The interface does not exist, or has another address."
   returned: success
   type: str
   sample: current

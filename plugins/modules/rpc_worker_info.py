@@ -109,13 +109,15 @@ workers:
       sample: 10.0.0.11
     state:
       description:
-        - V(ready), the worker answered and can be used.
-        - V(busy), it accepts connections but does not answer, because another client holds it.
-        - V(refused), nothing listens on that port.
-        - V(unreachable), no connection within the time-out, no route, or filtered.
-        - V(unresolved), the name has no IPv4 address.
-        - V(not_rpc), something other than an RPC worker answers there.
-        - V(incompatible), the protocol is not O(expected_protocol).
+        - "V(ready): The worker answered, and can be used."
+        - "V(busy): The worker accepts connections but does not answer, because a client holds it. This is usually the
+          master of its own group, and then the worker is healthy."
+        - "V(refused): The host answers, but no program listens on the port."
+        - "V(unreachable): No connection within the time-out. The host is down, there is no route, or a firewall drops
+          packets."
+        - "V(unresolved): The name has no IPv4 address."
+        - "V(not_rpc): Something other than an RPC worker answers."
+        - "V(incompatible): The worker speaks another protocol than O(expected_protocol)."
       type: str
       sample: ready
     reachable:

@@ -21,6 +21,14 @@ all is well
 ```
 
 | Github | nothing but |
+
+1. A step:
+
+   ```text
+   all is well
+   ```
+
+   After a `block` in a list, this is nothing but `prose`.
 """
 
 
@@ -40,6 +48,7 @@ def test_what_is_found_has_its_line_and_a_better_word(tmp_path: Path) -> None:
         f'{place}:6: instead of "Github" write: GitHub [vocabulary.exact]',
         f'{place}:12: instead of "Github" write: GitHub [vocabulary.exact]',
         f'{place}:12: instead of "nothing but" write: only [vocabulary.plain]',
+        f'{place}:20: instead of "nothing but" write: only [vocabulary.plain]',
     ]
 
 

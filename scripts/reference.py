@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Write the tables of docs/reference/results-and-failures.md from the modules' documentation.
+
+`.venv/bin/python scripts/reference.py`; with --check nothing is written, and the exit status is 1 if something were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/reference/results-and-failures.md"
+# Below each heading: the module, and where in its results the rows are. The last one is a value that is one of several,
+# or (empty) the results themselves.
+TABLES: dict[str, tuple[str, list[str]]] = {
+    "Results of a run": ("distributed_inference", []),
+    "Failures of a run": ("distributed_inference", ["failure", "kind"]),
+    "States of a worker": ("rpc_worker_info", ["workers", "state"]),
+    "States of an API": ("llama_server_info", ["servers", "state"]),
+    "States of a group behind a gateway": ("llama_gateway_info", ["groups", "state"]),
+    "States of a tunnel": ("rpc_tunnel_info", ["state"]),
+}
+TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+
+
+def results(module: str) -> dict[str, Any]:
+    """Return what a module documents of its results."""
+    text = (ROOT / f"plugins/modules/{module}.py").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text.partition('RETURN = r"""')[2].partition('"""')[0]))
+
+
+def plain(description: str | list[str]) -> str:
+    """Return a description as Markdown."""
+    text = description if isinstance(description, str) else " ".join(description)
+    # A plugin is named by the last part of its name, and all else by what the mark encloses.
+    text = re.sub(r"\b[PM]\((?:\w+\.)*(\w+)(?:#\w+)?\)", r"`\1`", text)
+    return re.sub(r"\b(?:RV|[VOC])\(([^)]+)\)", r"`\1`", text)
+
+
+def rows(module: str, way: list[str]) -> list[tuple[str, str]]:
+    """Return the names and their descriptions."""
+    found = results(module)
+    if not way:
+        return [(name, plain(it["description"])) for name, it in found.items()]
+    *outer, last = way
+    for name in outer:
+        found = found[name]["contains"]
+    pairs = [re.fullmatch(r"V\((\w+)\): (.+)", it) for it in found[last]["description"]]
+    return [(it[1], plain(it[2])) for it in pairs if it]
+
+
+def page() -> str:
+    """Return the page with its tables as the modules have them."""
+    text = PAGE.read_text(encoding="utf-8")
+    for heading, (module, way) in TABLES.items():
+        before, found, after = text.partition(f"\n## {heading}\n")
+        if not found:
+            raise SystemExit(
+                f"{PAGE.relative_to(ROOT)} has no heading {heading}: write it, or change scripts/reference.py."
+            )
+        head = ("key", "what it is") if not way else (way[-1], "what it means")
+        lines = [head, ("--", "--"), *((f"`{name}`", said) for name, said in rows(module, way))]
+        table = "".join(f"| {name} | {said} |\n" for name, said in lines).replace("| -- | -- |", "|--|--|")
+        text = before + found + TABLE.sub(table.replace("\\", r"\\"), after, count=1)
+    return text
+
+
+def main() -> int:
+    """Write the page, or say whether it is what it should be."""
+    parser = argparse.ArgumentParser(description="Write the tables of a page from the modules' documentation.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something were written")
+    check = parser.parse_args().check
+    text = page()
+    if text == PAGE.read_text(encoding="utf-8"):
+        return 0
+    print(f"{PAGE.relative_to(ROOT)} {'is not as the modules document it' if check else 'is written'}")
+    if not check:
+        PAGE.write_text(text, encoding="utf-8")
+    return int(check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
