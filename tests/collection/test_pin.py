@@ -134,7 +134,7 @@ OF_THE_DEFAULT = {
     "security": rf"the default version, {VERSION},",
     "planning": rf"with what llama\.cpp {VERSION} logs",
     "tables-of-types": rf'TABLES_OF = "{VERSION}"',
-    "modules": rf"llama\.cpp of release {VERSION}",
+    "modules": rf"llama\.cpp in release {VERSION}",
     "role": rf"By default version {VERSION}\s+gets all patches",
 }
 
