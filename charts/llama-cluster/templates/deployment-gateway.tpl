@@ -28,7 +28,7 @@ spec:
         app.kubernetes.io/instance: {{ include "llama.name" $ | toRawJson }}
         app.kubernetes.io/component: gateway
       annotations:
-        checksum/configuration: {{ printf "%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) (include "llama.haproxy" $) (include "llama.lua" $) | sha256sum | toRawJson }}
+        checksum/configuration: {{ printf "%s%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) (include "llama.haproxy" $) (include "llama.pem" $) (include "llama.lua" $) | sha256sum | toRawJson }}
     spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
@@ -78,13 +78,21 @@ spec:
           httpGet:
             path: /health
             port: api
+{{- if $.Values.llama_gateway_tls_certificate }}
+            scheme: HTTPS
+{{- else }}
             scheme: HTTP
+{{- end }}
           periodSeconds: 2
         livenessProbe:
           httpGet:
             path: /health
             port: api
+{{- if $.Values.llama_gateway_tls_certificate }}
+            scheme: HTTPS
+{{- else }}
             scheme: HTTP
+{{- end }}
           periodSeconds: 10
           timeoutSeconds: 5
         lifecycle:

@@ -14,5 +14,8 @@ stringData:
   keys.map: {{ include "llama.keys" $ | toRawJson }}
   models.map: {{ include "llama.models" $ | toRawJson }}
   haproxy.cfg: {{ include "llama.haproxy" $ | toRawJson }}
+{{- if $.Values.llama_gateway_tls_certificate }}
+  door.pem: {{ include "llama.pem" $ | toRawJson }}
+{{- end }}
   wait.lua: {{ include "llama.lua" $ | toRawJson }}
 {{- end }}

@@ -22,6 +22,7 @@ from _rpc.listeners import addresses_of
 from module_utils._gguf.header import GgufError, read_header, read_model
 from module_utils._host.cpu_topology import read_topology
 from module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from module_utils._plan.options import read_options
 from module_utils._plan.result import plan
 
 LOOK_AGAIN_S = 15
@@ -58,7 +59,9 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
     return service.Settings(**settings)
 
 
-def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
+def divided(
+    written: Mapping[str, Any], told: Mapping[str, Any], workers: Sequence[service.WorkerStatus]
+) -> tuple[bool, str, list[float]]:
     """Return whether the model can be loaded, the plan in a sentence, and what each worker gets."""
     wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
     cluster = Cluster(
@@ -75,7 +78,7 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
     try:
         result = plan(
             read_model(model),
-            Load(**wanted["load"]),
+            Load(**wanted["load"], **told),
             cluster,
             adapters=[read_header(Path(path)) for path in wanted["lora"]],
             draft=read_model(Path(wanted["draft_model"])) if wanted["draft_model"] else None,
@@ -92,12 +95,15 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
 
     A group that ended instead would be made anew at once, again and again, and its log with it.
     """
-    if written["plan"]["skipped"]:
-        service.say(written["plan"]["skipped"])
+    told, unplanned = read_options(written["plan"]["options"], "llama_server_extra_args")
+    if unplanned:
+        service.say(f"The model is not planned before it is loaded, since {unplanned}.")
         return []
+    # A plan is for no other mode than layer.
+    told.pop("split_mode", None)
     said = ""
     while True:
-        fits, sentence, split = divided(written, workers)
+        fits, sentence, split = divided(written, told, workers)
         if sentence != said:
             service.say(sentence)
             said = sentence
