@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+# A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
+MIRROR = os.environ.get("KUBERNETES_IMAGE_MIRROR") or "http://deb.debian.org/debian"
 IMAGE = f"registry.example.com/llama@sha256:{'0123456789abcdef' * 4}"
 # The least that a user gives.
 GIVEN: dict[str, Any] = {
