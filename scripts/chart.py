@@ -116,6 +116,7 @@ PORT, CONTEXT_OF_ALL = (
     number("llama_server_port"),
     f"mul ({number('llama_server_parallel')}) ({number('llama_server_ctx_size')})",
 )
+KEYS = 'include "llama.api_keys" $'
 # What is put in the place of a whole scalar, list or dictionary, as JSON.
 WHOLE: list[tuple[Any, str]] = [
     (998, 'include "llama.outputs" $'),
@@ -165,8 +166,8 @@ WHOLE: list[tuple[Any, str]] = [
     (7022 << 20, f"mul 1048576 ({number('llama_server_cache_ram')})"),
     (SLOTS * CONTEXT, CONTEXT_OF_ALL),
     (str(SLOTS * CONTEXT), f"{CONTEXT_OF_ALL} | toString {JSON}"),
-    (f"{KEY}\n", f'printf "%s\\n" (join "\\n" {value("llama_server_api_keys")}) {JSON}'),
-    (KEY, f"first {value('llama_server_api_keys')} {JSON}"),
+    (f"{KEY}\n", f'printf "%s\\n" ({KEYS}) {JSON}'),
+    (KEY, f'first (splitList "\\n" ({KEYS})) {JSON}'),
 ]
 # Options of llama-server that are there only with a value.
 OPTIONAL = {
@@ -181,8 +182,8 @@ OPTIONAL = {
 DRAFT = re.compile(rf', "--spec-type".+?"none", "{EXTRA}"')
 # Manifests that are there only with a value, and those of each group.
 CONDITIONAL = {
-    f"Secret {NAME}-keys": "llama_server_api_keys",
-    f"NetworkPolicy {NAME}-door": "kubernetes_trusted_peers",
+    f"Secret {NAME}-keys": KEYS,
+    f"NetworkPolicy {NAME}-door": value("kubernetes_trusted_peers"),
 }
 OF_GROUP = re.compile(rf"({NAME}-[a-z]+-)(\d+)")
 GROUPS = f"add ({number('kubernetes_replicas')}) ({number('kubernetes_max_surge')})"
@@ -246,6 +247,8 @@ REQUIRED = (
     "kubernetes_model_volume",
     "llama_server_model_path",
 )
+# What is not there if nobody gives it: an empty list says something else.
+DERIVED = {"llama_server_api_keys": "by default the key of the gateway, llama_gateway_group_key"}
 RANGES: dict[str, dict[str, Any]] = {
     "kubernetes_image": {"pattern": _IMAGE},
     "kubernetes_gateway_image": {"pattern": f"^$|{_IMAGE}"},
@@ -449,7 +452,7 @@ def manifests() -> tuple[dict[str, str], str, str]:
         if name.endswith("-each"):
             text = f"{{{{- range $group := until (int ({GROUPS})) }}}}\n---\n{text}{{{{- end }}}}\n"
         if name in CONDITIONAL:
-            text = f"{{{{- if {value(CONDITIONAL[name])} }}}}\n{text}{{{{- end }}}}\n"
+            text = f"{{{{- if {CONDITIONAL[name]} }}}}\n{text}{{{{- end }}}}\n"
         file = name.lower().replace(f" {NAME}", "") + ".tpl"
         files[f"templates/{file}"] = f"{{{{- /* {LICENCE} */ -}}}}\n{{{{- /* {MADE} */}}}}\n{text}"
     configuration = "\n".join([f"{{{{- /* {LICENCE} */ -}}}}", *chosen(configurations, [*SWITCHES][1:]), ""])
@@ -542,7 +545,8 @@ def values() -> dict[str, str]:
     for name, argument in arguments.items():
         lines += textwrap.wrap(description(argument), 120, initial_indent="# ", subsequent_indent="# ")
         text = json.dumps(default(argument))
-        lines.append(f"# {name}: # has to be given" if name in REQUIRED else f"{name}: {text}")
+        said = "has to be given" if name in REQUIRED else DERIVED.get(name)
+        lines.append(f"# {name}: # {said}" if said else f"{name}: {text}")
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$comment": f"{LICENCE}. {MADE}",

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support.harness import ROOT
-from support.kubernetes import GATEWAY, GIVEN, play, rendered
+from support.kubernetes import GATEWAY, GIVEN, given, play, rendered
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,6 +74,8 @@ CHOICES: dict[str, dict[str, Any]] = {
     "one-by-one": {"llama_server_api_keys": [], "llama_server_alias": "eight/b:1", "llama_server_threads": 1,
                    "kubernetes_monitoring_peers": [{"podSelector": {}}]},
     "gateway": GATEWAY,
+    "key-of-the-gateway": {**GATEWAY, "llama_server_api_keys": None},
+    "keys-of-ones-own": {**GATEWAY, "llama_server_api_keys": []},
     "draft": {"llama_server_draft_model": "/models/small.gguf"},
     "long-draft": {"llama_server_draft_model": "/models/small.gguf", "llama_server_spec_draft_n_max": 8,
                    "llama_server_spec_type": "draft-simple"},
@@ -88,7 +90,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 def by_helm(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> list[dict[str, Any]]:
     """Return the manifests of the chart."""
     with helm_python.Chart.load(CHART) as chart:
-        files = chart.render({**GIVEN, **values}, name=name, namespace=namespace)
+        files = chart.render(given(values), name=name, namespace=namespace)
     assert files.pop("llama-cluster/templates/NOTES.txt")
     return [it for text in files.values() for it in yaml.safe_load_all(text) if it]
 

@@ -43,9 +43,14 @@ INSTANCE = "app.kubernetes.io/instance"
 INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 
 
+def given(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these variables besides the least; without those that are None."""
+    return {name: it for name, it in {**GIVEN, **variables}.items() if it is not None}
+
+
 def play(folder: Path, variables: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """Run the playbook with these variables besides the least."""
-    (folder / "cluster.json").write_text(json.dumps({**GIVEN, **variables}))
+    (folder / "cluster.json").write_text(json.dumps(given(variables)))
     return play_over("kubernetes.yml", folder, {}, "-e", "@cluster.json", *options)
 
 

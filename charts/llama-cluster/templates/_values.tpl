@@ -14,6 +14,12 @@
 {{- default (regexReplaceAll "-[0-9]{5}-of-[0-9]{5}$" $name "") .Values.llama_server_alias -}}
 {{- end -}}
 
+{{- /* The keys of leaders, a line for each: by default that of the gateway. Nobody gives any who makes the Secret. */ -}}
+{{- define "llama.api_keys" -}}
+{{- $own := without (list .Values.llama_gateway_group_key) "" -}}
+{{- ternary (get .Values "llama_server_api_keys") $own (hasKey .Values "llama_server_api_keys") | join "\n" -}}
+{{- end -}}
+
 {{- /* How many bytes 24Gi are. */ -}}
 {{- define "llama.bytes" -}}
 {{- $sizes := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
