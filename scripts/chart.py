@@ -55,6 +55,7 @@ MARKERS: dict[str, Any] = {
     "kubernetes_trusted_peers": [{"marker": "trusted"}],
     "kubernetes_monitoring_peers": [{"marker": "monitoring"}],
     "kubernetes_gateway_image": GATEWAY,
+    "kubernetes_gateway_tls_secret": "marker-secret",
     "llama_server_model_path": "/marker-models/marker-file.gguf",
     "llama_server_alias": ALIAS,
     "llama_server_port": 7010,
@@ -89,14 +90,6 @@ MARKERS: dict[str, Any] = {
     "llama_gateway_conversation_header": "X-Marker",
 }
 NUMBERS = {name: it for name, it in MARKERS.items() if isinstance(it, int) and not isinstance(it, bool)}
-# Values with which manifests have other lines, and what the role is given in their place. The gateway is the first of
-# them, as there is no configuration without it.
-NO_TLS = {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""}
-SWITCHES: dict[str, dict[str, Any]] = {
-    "kubernetes_gateway_image": {"kubernetes_gateway_image": "", **NO_TLS},
-    "kubernetes_monitoring_peers": {"kubernetes_monitoring_peers": []},
-    "llama_gateway_tls_certificate": NO_TLS,
-}
 
 
 def value(name: str) -> str:
@@ -107,6 +100,20 @@ def value(name: str) -> str:
 def number(name: str) -> str:
     """Return how a template says a number: in a file of values it may be a float."""
     return f"int64 {value(name)}"
+
+
+# What manifests have other lines with, and what of the role's variables is another one where it holds, and where it
+# does not. The gateway is the first, as there is no configuration without it.
+NO_TEXT, NO_SECRET = {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""}, {"kubernetes_gateway_tls_secret": ""}
+SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
+    value("kubernetes_gateway_image"): {True: {}, False: {"kubernetes_gateway_image": "", **NO_TEXT, **NO_SECRET}},
+    value("kubernetes_monitoring_peers"): {True: {}, False: {"kubernetes_monitoring_peers": []}},
+    f"or {value('llama_gateway_tls_certificate')} {value('kubernetes_gateway_tls_secret')}": {
+        True: {},
+        False: {**NO_TEXT, **NO_SECRET},
+    },
+    value("kubernetes_gateway_tls_secret"): {True: NO_TEXT, False: NO_SECRET},
+}
 
 
 JSON = "| toRawJson"
@@ -125,6 +132,7 @@ WHOLE: list[tuple[Any, str]] = [
         for name in (
             "kubernetes_image",
             "kubernetes_gateway_image",
+            "kubernetes_gateway_tls_secret",
             "kubernetes_worker_memory",
             "kubernetes_leader_memory",
             "kubernetes_node_selector",
@@ -252,6 +260,7 @@ DERIVED = {"llama_server_api_keys": "by default the key of the gateway, llama_ga
 RANGES: dict[str, dict[str, Any]] = {
     "kubernetes_image": {"pattern": _IMAGE},
     "kubernetes_gateway_image": {"pattern": f"^$|{_IMAGE}"},
+    "kubernetes_gateway_tls_secret": {"pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"},
     "kubernetes_replicas": {"minimum": 1},
     "kubernetes_size": {"minimum": 2, "maximum": 16},
     "kubernetes_max_unavailable": {"minimum": 0},
@@ -321,7 +330,11 @@ TOGETHER: list[dict[str, Any]] = [
         {"kubernetes_gateway_image": GIVEN},
         {"llama_gateway_group_key": {"minLength": 16}, "llama_gateway_api_keys": {"minItems": 1}},
     ),
-    implied({"kubernetes_gateway_image": NONE}, {"llama_gateway_tls_certificate": NONE}),
+    implied(
+        {"kubernetes_gateway_image": NONE},
+        {"llama_gateway_tls_certificate": NONE, "kubernetes_gateway_tls_secret": NONE},
+    ),
+    implied({"llama_gateway_tls_certificate": GIVEN}, {"kubernetes_gateway_tls_secret": NONE}),
     implied({"llama_gateway_tls_certificate": GIVEN}, {"llama_gateway_tls_key": GIVEN}),
     implied({"llama_gateway_tls_certificate": NONE}, {"llama_gateway_tls_key": NONE}),
 ]
@@ -333,9 +346,9 @@ def rendered() -> dict[Key, list[dict[str, Any]]]:
     """Return what the role writes, by whether each switch is on."""
     variables = {}
     for key in itertools.product((False, True), repeat=len(SWITCHES)):
-        off = [without for without, on in zip(SWITCHES.values(), key) if not on]
-        variables[key] = dict(itertools.chain(MARKERS.items(), *(it.items() for it in off)))
-    # Some of them turn others off as well.
+        changes = [by_side[on] for by_side, on in zip(SWITCHES.values(), key)]
+        variables[key] = dict(itertools.chain(MARKERS.items(), *(it.items() for it in changes)))
+    # Some of them decide about others as well.
     different = [it for number, it in enumerate(variables.values()) if it not in list(variables.values())[:number]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -411,7 +424,7 @@ def as_template(manifest: dict[str, Any]) -> str:
 
 
 def chosen(contents: Mapping[Key, list[str]], switches: Sequence[str]) -> list[str]:
-    """Return the lines that are there by the values of the switches; those that belong to one of them are one item."""
+    """Return the lines that are there by what switches say; those that belong to one of them are one item."""
     if not switches:
         return contents[()]
     no, yes = (
@@ -424,9 +437,9 @@ def chosen(contents: Mapping[Key, list[str]], switches: Sequence[str]) -> list[s
             found += with_it
         elif with_it:
             other = ["{{- else }}", *without] if without else []
-            found.append("\n".join([f"{{{{- if {value(switches[0])} }}}}", *with_it, *other, "{{- end }}"]))
+            found.append("\n".join([f"{{{{- if {switches[0]} }}}}", *with_it, *other, "{{- end }}"]))
         else:
-            found.append("\n".join([f"{{{{- if not {value(switches[0])} }}}}", *without, "{{- end }}"]))
+            found.append("\n".join([f"{{{{- if not ({switches[0]}) }}}}", *without, "{{- end }}"]))
     return found
 
 

@@ -35,6 +35,7 @@ OWN_SCHEMAS = ("LeaderWorkerSet", "ServiceMonitor")
 CHOICES: dict[str, dict[str, Any]] = {
     "least": {"kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}}},
     "gateway": GATEWAY,
+    "tls": {**GATEWAY, "kubernetes_gateway_tls_secret": "api-tls"},
 }
 
 
@@ -136,6 +137,36 @@ def test_clients_come_in_at_the_door_alone(tmp_path: Path) -> None:
     assert not lets_through(behind, {"app": "prometheus"}, gateway, 8000)
     [service] = [it for it in of_kind(behind, "Service") if it["metadata"]["name"] == "llama-api"]
     assert service["spec"]["selector"].items() <= gateway.items()
+
+
+def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path) -> None:
+    texts = {
+        "llama_gateway_tls_certificate": "-----BEGIN CERTIFICATE-----",
+        "llama_gateway_tls_key": "-----BEGIN PRIVATE KEY-----",
+    }
+    for certificate in ({}, texts, {"kubernetes_gateway_tls_secret": "api-tls"}):
+        found = rendered(tmp_path, {**GATEWAY, **certificate})
+        [service] = [it for it in of_kind(found, "Service") if it["metadata"]["name"] == "llama-api"]
+        assert service["spec"]["ports"][0]["port"] == (443 if certificate else 80)
+        spec = templates(found)["gateway"]["spec"]
+        [haproxy] = spec["containers"]
+        for probe in ("readinessProbe", "livenessProbe"):
+            assert haproxy[probe]["httpGet"]["scheme"] == ("HTTPS" if certificate else "HTTP")
+        [secret] = [it for it in of_kind(found, "Secret") if it["metadata"]["name"] == "llama-gateway"]
+        data = secret["stringData"]
+        assert ("ssl crt /etc/llama_gateway/door.pem " in data["haproxy.cfg"]) is bool(certificate)
+        # Where HAProxy finds it.
+        [volume] = [it for it in spec["volumes"] if it["name"] == "configuration"]
+        own, *other = volume.get("projected", {"sources": [volume]})["sources"]
+        assert {*own["secret"].values()} == {"llama-gateway"}
+        assert data.get("door.pem") == ("".join(f"{text}\n" for text in texts.values()) if certificate is texts else None)
+        if certificate and certificate is not texts:
+            [tls] = other
+            assert tls["secret"]["name"] == "api-tls"
+            assert {it["path"]: it["key"] for it in tls["secret"]["items"]} == {
+                "door.pem": "tls.crt",
+                "door.pem.key": "tls.key",
+            }
 
 
 def test_no_probe_connects_to_a_worker(manifests: list[dict[str, Any]]) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -83,15 +85,24 @@ CHOICES: dict[str, dict[str, Any]] = {
     "repeated": {"llama_server_spec_type": "ngram-simple", "llama_server_spec_draft_n_max": 8},
     "repeated-more": {"llama_server_spec_type": "ngram-mod", "llama_server_extra_args": ["--mlock"]},
     "tls": {**GATEWAY, **TLS},
+    "tls-secret": {**GATEWAY, "kubernetes_gateway_tls_secret": "api.example.com-tls"},
     "all": ALL,
 }  # fmt: skip
 
 
+def files_of(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> dict[str, str]:
+    """Return what Helm makes of the chart, by the names of its files."""
+    with helm_python.Chart.load(CHART) as chart:
+        return {
+            path.removeprefix("llama-cluster/templates/"): text
+            for path, text in chart.render(given(values), name=name, namespace=namespace).items()
+        }
+
+
 def by_helm(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> list[dict[str, Any]]:
     """Return the manifests of the chart."""
-    with helm_python.Chart.load(CHART) as chart:
-        files = chart.render(given(values), name=name, namespace=namespace)
-    assert files.pop("llama-cluster/templates/NOTES.txt")
+    files = files_of(values, name, namespace)
+    assert files.pop("NOTES.txt")
     return [it for text in files.values() for it in yaml.safe_load_all(text) if it]
 
 
@@ -109,11 +120,31 @@ def test_the_chart_has_the_manifests_of_the_role(tmp_path: Path, choice: str) ->
         assert found[name] == manifest, name
 
 
+def test_the_notes_say_where_the_api_is() -> None:
+    assert "service/llama-api 8080:80\n" in files_of({})["NOTES.txt"]
+    for choice in ("tls", "tls-secret"):
+        notes = files_of(CHOICES[choice])["NOTES.txt"]
+        assert "service/llama-api 8443:443\n" in notes
+        assert "http://" not in notes
+
+
 def test_the_chart_is_written_from_the_role_as_it_is() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/chart.py", "--check"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}Run .venv/bin/python scripts/chart.py"
+
+
+def test_a_variable_of_the_roles_is_a_value_or_the_page_says_what_is_instead() -> None:
+    values = json.loads((CHART / "values.schema.json").read_text())["properties"].keys()
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    _before, _heading, table = page.partition("| variables | instead |\n")
+    named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.partition("\n\n")[0].splitlines())))
+    variables: set[str] = set()
+    for role in ("kubernetes", "llama_server", "llama_gateway"):
+        text = (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()
+        variables |= yaml.safe_load(text)["argument_specs"]["main"]["options"].keys()
+    assert named == variables - values
 
 
 def test_helm_finds_nothing_to_say_of_it(capfd: pytest.CaptureFixture[str]) -> None:
@@ -162,6 +193,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "'/llama_gateway_tls_key': maxLength: got",
     ),
     "tls-without-gateway": (TLS, "'/llama_gateway_tls_certificate': maxLength: got"),
+    "secret-without-gateway": (
+        {"kubernetes_gateway_tls_secret": "tls"},
+        "'/kubernetes_gateway_tls_secret': maxLength: got 3, want 0",
+    ),
+    "no-secret": (
+        {**GATEWAY, "kubernetes_gateway_tls_secret": "TLS"},
+        "'/kubernetes_gateway_tls_secret': 'TLS' does not match pattern",
+    ),
+    "two-certificates": (
+        {**GATEWAY, **TLS, "kubernetes_gateway_tls_secret": "tls"},
+        "'/kubernetes_gateway_tls_secret': maxLength: got 3, want 0",
+    ),
     "no-origin": (
         {"llama_gateway_allowed_origins": ["https://chat.example.com/"]},
         "'/llama_gateway_allowed_origins/0': 'https://chat.example.com/' does not match",

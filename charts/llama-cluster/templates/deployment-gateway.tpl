@@ -78,7 +78,7 @@ spec:
           httpGet:
             path: /health
             port: api
-{{- if $.Values.llama_gateway_tls_certificate }}
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
             scheme: HTTPS
 {{- else }}
             scheme: HTTP
@@ -88,7 +88,7 @@ spec:
           httpGet:
             path: /health
             port: api
-{{- if $.Values.llama_gateway_tls_certificate }}
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
             scheme: HTTPS
 {{- else }}
             scheme: HTTP
@@ -110,8 +110,27 @@ spec:
           mountPath: /run/llama-gateway
       volumes:
       - name: configuration
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
+{{- if $.Values.kubernetes_gateway_tls_secret }}
+        projected:
+          sources:
+          - secret:
+              name: {{ include "llama.name" $ }}-gateway
+          - secret:
+              name: {{ $.Values.kubernetes_gateway_tls_secret | toRawJson }}
+              items:
+              - key: tls.crt
+                path: door.pem
+              - key: tls.key
+                path: door.pem.key
+{{- else }}
         secret:
           secretName: {{ include "llama.name" $ }}-gateway
+{{- end }}
+{{- else }}
+        secret:
+          secretName: {{ include "llama.name" $ }}-gateway
+{{- end }}
       - name: runtime
         emptyDir:
           medium: Memory

@@ -26,7 +26,7 @@ spec:
   ports:
   - name: api
 {{- if $.Values.kubernetes_gateway_image }}
-{{- if $.Values.llama_gateway_tls_certificate }}
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
     port: 443
 {{- else }}
     port: 80
