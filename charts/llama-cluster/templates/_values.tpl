@@ -64,7 +64,7 @@
 {{- range .Values.llama_server_extra_args -}}
 {{- $option := regexReplaceAll "=.*" . "" | replace "_" "-" -}}
 {{- if has $option $refused -}}
-{{- fail (printf "llama_server_extra_args holds %s. Either it has a value of its own in this chart, or the API does not do what it asks for: take it out." $option) -}}
+{{- fail (printf "llama_server_extra_args holds %s, which has a value of its own in this chart, or which the API refuses: take it out." $option) -}}
 {{- end -}}
 , {{ toRawJson . }}
 {{- end -}}
@@ -88,9 +88,9 @@
 
 {{- /* What the pods are told, and what HAProxy reads. */ -}}
 {{- define "llama.pod" -}}
-{{- $folder := printf "%s/" (dir .Values.llama_server_model_path) -}}
+{{- $folder := dir .Values.llama_server_model_path -}}
 {{- range concat .Values.llama_server_lora (list .Values.llama_server_draft_model .Values.llama_server_chat_template_file) -}}
-{{- if and . (not (hasPrefix $folder .)) -}}
+{{- if and . (not (hasPrefix (printf "%s/" $folder) .)) -}}
 {{- fail (printf "%s is not below %s, and leaders see no other folder of the volume: put it beside the model." . $folder) -}}
 {{- end -}}
 {{- end -}}
