@@ -104,7 +104,10 @@ def number(name: str) -> str:
 
 # What manifests have other lines with, and what of the role's variables is another one where it holds, and where it
 # does not. The gateway is the first, as there is no configuration without it.
-NO_TEXT, NO_SECRET = {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""}, {"kubernetes_gateway_tls_secret": ""}
+NO_TEXT, NO_SECRET = (
+    {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""},
+    {"kubernetes_gateway_tls_secret": ""},
+)
 SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
     value("kubernetes_gateway_image"): {True: {}, False: {"kubernetes_gateway_image": "", **NO_TEXT, **NO_SECRET}},
     value("kubernetes_monitoring_peers"): {True: {}, False: {"kubernetes_monitoring_peers": []}},
@@ -379,9 +382,7 @@ def rendered() -> dict[Key, list[dict[str, Any]]]:
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         return {
-            key: list(
-                yaml.safe_load_all((folder / f"{different.index(it)}/{NAME}.yml").read_text(encoding="utf-8"))
-            )
+            key: list(yaml.safe_load_all((folder / f"{different.index(it)}/{NAME}.yml").read_text(encoding="utf-8")))
             for key, it in variables.items()
         }
 

@@ -170,7 +170,7 @@ def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: st
             (place / item["path"]).write_text(data[item["key"]])
     configuration = place / "haproxy.cfg"
     text = configuration.read_text()
-    assert ("    bind \"${POD_IP}\":8000 ssl crt /etc/llama_gateway/door.pem " in text) is (kind != "none")
+    assert ('    bind "${POD_IP}":8000 ssl crt /etc/llama_gateway/door.pem ' in text) is (kind != "none")
     # No name of a Service is known here.
     text = re.sub(r"llama-group-\d+:", "127.0.0.1:", text.replace("/etc/llama_gateway", str(place)))
     configuration.write_text(text)

@@ -184,7 +184,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-share": ({"llama_server_tensor_split": [1, -1]}, "'/llama_server_tensor_split/1': minimum: got -1, want 0"),
     "a-number": ({"llama_server_extra_args": ["-b", 64]}, "'/llama_server_extra_args/1': got number, want string"),
     "a-file": (
-        {**GATEWAY, "llama_gateway_tls_certificate": "/etc/tls.crt", "llama_gateway_tls_key": TLS["llama_gateway_tls_key"]},
+        {
+            **GATEWAY,
+            "llama_gateway_tls_certificate": "/etc/tls.crt",
+            "llama_gateway_tls_key": TLS["llama_gateway_tls_key"],
+        },
         "'/llama_gateway_tls_certificate': '/etc/tls.crt' does not match pattern",
     ),
     "no-tls-key": ({**GATEWAY, **TLS, "llama_gateway_tls_key": ""}, "'/llama_gateway_tls_key': minLength: got 0"),
@@ -213,9 +217,15 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 # What no schema can say, and the sentence for it.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "own-option": ({"llama_server_extra_args": ["--mlock", "--ctx_size=9"]}, "llama_server_extra_args holds --ctx-size, which"),
+    "own-option": (
+        {"llama_server_extra_args": ["--mlock", "--ctx_size=9"]},
+        "llama_server_extra_args holds --ctx-size, which",
+    ),
     "closed-option": ({"llama_server_extra_args": ["-hf", "a/b"]}, "llama_server_extra_args holds -hf"),
-    "elsewhere": ({"llama_server_lora": ["/other/one.gguf"]}, "/other/one.gguf is not below /models, and leaders see no other folder of the volume: put it beside the model."),
+    "elsewhere": (
+        {"llama_server_lora": ["/other/one.gguf"]},
+        "/other/one.gguf is not below /models, and leaders see no other folder of the volume: put it beside the model.",
+    ),
 }
 
 

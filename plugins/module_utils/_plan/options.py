@@ -27,7 +27,9 @@ _UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unifi
 _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 
 
-def read_options(extra_args: Sequence[str], variable: str = "inference_extra_args") -> tuple[dict[str, Any], str | None]:
+def read_options(
+    extra_args: Sequence[str], variable: str = "inference_extra_args"
+) -> tuple[dict[str, Any], str | None]:
     """Return all options of llama.cpp that the plan goes by, and why there is no plan with one of them.
 
     The reason is the end of a sentence, and names the variable that holds the options.

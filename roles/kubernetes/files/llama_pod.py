@@ -59,11 +59,14 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
     return service.Settings(**settings)
 
 
-def divided(
-    written: Mapping[str, Any], told: Mapping[str, Any], workers: Sequence[service.WorkerStatus]
-) -> tuple[bool, str, list[float]]:
-    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets."""
+def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
+    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets, if there is a plan."""
     wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
+    told, unplanned = read_options(wanted["options"], "llama_server_extra_args")
+    if unplanned:
+        return True, f"The model is not planned before it is loaded, since {unplanned}.", []
+    # There is a plan for no other mode than layer.
+    told.pop("split_mode", None)
     cluster = Cluster(
         workers=tuple(
             # A worker on a CPU reports the memory of its node, and may take what its pod is limited to.
@@ -95,22 +98,15 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
 
     A group that ended instead would be made anew at once, again and again, and its log with it.
     """
-    told, unplanned = read_options(written["plan"]["options"], "llama_server_extra_args")
-    if unplanned:
-        service.say(f"The model is not planned before it is loaded, since {unplanned}.")
-        return []
-    # A plan is for no other mode than layer.
-    told.pop("split_mode", None)
     said = ""
     while True:
-        fits, sentence, split = divided(written, told, workers)
+        fits, sentence, split = divided(written, workers)
         if sentence != said:
             service.say(sentence)
             said = sentence
         if fits:
-            return (
-                [] if written["plan"]["tensor_split"] else ["--tensor-split", ",".join(f"{share:g}" for share in split)]
-            )
+            shares = ",".join(f"{share:g}" for share in split)
+            return ["--tensor-split", shares] if shares and not written["plan"]["tensor_split"] else []
         time.sleep(LOOK_AGAIN_S)
 
 
