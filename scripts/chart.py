@@ -10,6 +10,7 @@ is another one.
 from __future__ import annotations
 
 import argparse
+import difflib
 import itertools
 import json
 import os
@@ -19,9 +20,12 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts/llama-cluster"
@@ -30,6 +34,7 @@ MADE = "Written by scripts/chart.py from role kubernetes."
 PODS, GATEWAY = (f"marker.example.com/{name}@sha256:{letter * 64}" for name, letter in (("pods", "e"), ("door", "f")))
 NAME, SPACE, ALIAS, CLIENT = "marker-name", "marker-space", "marker-alias", "marker-client"
 KEY, GROUP_KEY, CLIENT_KEY = (f"marker-{name}-0123456789" for name in ("key", "group", "client"))
+EXTRA, ORIGIN = "--marker-extra", "https://marker.example.org"
 REPLICAS, SURGE, SLOTS, CONTEXT = 17, 19, 251, 7021
 LAST_GROUP, LAST_OF_GATEWAY = REPLICAS + SURGE - 1, REPLICAS - 1
 
@@ -50,23 +55,30 @@ MARKERS: dict[str, Any] = {
     "kubernetes_trusted_peers": [{"marker": "trusted"}],
     "kubernetes_monitoring_peers": [{"marker": "monitoring"}],
     "kubernetes_gateway_image": GATEWAY,
+    "kubernetes_gateway_tls_secret": "marker-secret",
     "llama_server_model_path": "/marker-models/marker-file.gguf",
     "llama_server_alias": ALIAS,
     "llama_server_port": 7010,
     "llama_server_api_keys": [KEY],
     "llama_server_parallel": SLOTS,
     "llama_server_ctx_size": CONTEXT,
+    "llama_server_ubatch_size": 7027,
     "llama_server_threads": 7023,
+    "llama_server_tensor_split": [7028, 7029],
     "llama_server_cache_ram": 7022,
     "llama_server_cache_reuse": 7024,
     "llama_server_chat_template_file": "/marker-models/marker.jinja",
     "llama_server_lora": ["/marker-models/marker-adapter.gguf"],
     "llama_server_embeddings": False,
+    "llama_server_spec_type": "draft-simple",
     "llama_server_draft_model": "/marker-models/marker-draft.gguf",
     "llama_server_spec_draft_n_max": 997,
+    "llama_server_extra_args": [EXTRA],
     "llama_server_reasoning": "on",
     "llama_server_stall_timeout": 7025,
     "llama_server_drain_timeout": 7026,
+    "llama_gateway_tls_certificate": "-----BEGIN CERTIFICATE-----marker",
+    "llama_gateway_tls_key": "-----BEGIN PRIVATE KEY-----marker",
     "llama_gateway_group_key": GROUP_KEY,
     "llama_gateway_api_keys": [{"name": CLIENT, "key": CLIENT_KEY, "expires": "2001-02-03", "requests": 7030}],
     "llama_gateway_requests_per_key": 7031,
@@ -74,11 +86,10 @@ MARKERS: dict[str, Any] = {
     "llama_gateway_queue_timeout": 7033,
     "llama_gateway_request_kib": 7034,
     "llama_gateway_answer_timeout": 7035,
+    "llama_gateway_allowed_origins": [ORIGIN],
     "llama_gateway_conversation_header": "X-Marker",
 }
 NUMBERS = {name: it for name, it in MARKERS.items() if isinstance(it, int) and not isinstance(it, bool)}
-# What a manifest is without; by default there is none of either.
-SWITCHES = {"kubernetes_gateway_image": "", "kubernetes_monitoring_peers": []}
 
 
 def value(name: str) -> str:
@@ -91,6 +102,23 @@ def number(name: str) -> str:
     return f"int64 {value(name)}"
 
 
+# What manifests have other lines with, and what of the role's variables is another one where it holds, and where it
+# does not. The gateway is the first, as there is no configuration without it.
+NO_TEXT, NO_SECRET = (
+    {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""},
+    {"kubernetes_gateway_tls_secret": ""},
+)
+SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
+    value("kubernetes_gateway_image"): {True: {}, False: {"kubernetes_gateway_image": "", **NO_TEXT, **NO_SECRET}},
+    value("kubernetes_monitoring_peers"): {True: {}, False: {"kubernetes_monitoring_peers": []}},
+    f"or {value('llama_gateway_tls_certificate')} {value('kubernetes_gateway_tls_secret')}": {
+        True: {},
+        False: {**NO_TEXT, **NO_SECRET},
+    },
+    value("kubernetes_gateway_tls_secret"): {True: NO_TEXT, False: NO_SECRET},
+}
+
+
 JSON = "| toRawJson"
 # Helm adds what a user gives to a dictionary of values.yaml, where it is to be in its place.
 CACHE = '(dict "emptyDir" dict)'
@@ -98,15 +126,16 @@ PORT, CONTEXT_OF_ALL = (
     number("llama_server_port"),
     f"mul ({number('llama_server_parallel')}) ({number('llama_server_ctx_size')})",
 )
+KEYS = 'include "llama.api_keys" $'
 # What is put in the place of a whole scalar, list or dictionary, as JSON.
 WHOLE: list[tuple[Any, str]] = [
     (998, 'include "llama.outputs" $'),
-    ("997", f'include "llama.drafted" $ {JSON}'),
     *(
         (MARKERS[name], f"{value(name)} {JSON}")
         for name in (
             "kubernetes_image",
             "kubernetes_gateway_image",
+            "kubernetes_gateway_tls_secret",
             "kubernetes_worker_memory",
             "kubernetes_leader_memory",
             "kubernetes_node_selector",
@@ -114,7 +143,6 @@ WHOLE: list[tuple[Any, str]] = [
             "kubernetes_monitoring_peers",
             "llama_server_model_path",
             "llama_server_chat_template_file",
-            "llama_server_draft_model",
             "llama_server_reasoning",
         )
     ),
@@ -129,8 +157,12 @@ WHOLE: list[tuple[Any, str]] = [
         {"marker": "cache", "name": "cache"},
         f'include "llama.volume" (list "cache" (default {CACHE} {value("kubernetes_cache_volume")}))',
     ),
+    (MARKERS["llama_server_draft_model"], f'include "llama.draft_model" $ {JSON}'),
     (MARKERS["llama_server_lora"], f'include "llama.list" {value("llama_server_lora")}'),
     (MARKERS["llama_server_lora"][0], f'join "," {value("llama_server_lora")} {JSON}'),
+    (MARKERS["llama_server_tensor_split"], f'include "llama.list" {value("llama_server_tensor_split")}'),
+    ("7028,7029", f'join "," {value("llama_server_tensor_split")} {JSON}'),
+    (["--ubatch-size", "7027", EXTRA], 'include "llama.options" $'),
     ("/marker-models", f"dir {value('llama_server_model_path')} {JSON}"),
     (7001 << 30, f'include "llama.bytes" {value("kubernetes_worker_memory")}'),
     (7002 << 30, f'include "llama.bytes" {value("kubernetes_leader_memory")}'),
@@ -145,22 +177,24 @@ WHOLE: list[tuple[Any, str]] = [
     (7022 << 20, f"mul 1048576 ({number('llama_server_cache_ram')})"),
     (SLOTS * CONTEXT, CONTEXT_OF_ALL),
     (str(SLOTS * CONTEXT), f"{CONTEXT_OF_ALL} | toString {JSON}"),
-    (f"{KEY}\n", f'printf "%s\\n" (join "\\n" {value("llama_server_api_keys")}) {JSON}'),
-    (KEY, f"first {value('llama_server_api_keys')} {JSON}"),
+    (f"{KEY}\n", f'printf "%s\\n" ({KEYS}) {JSON}'),
+    (KEY, f'first (splitList "\\n" ({KEYS})) {JSON}'),
 ]
 # Options of llama-server that are there only with a value.
 OPTIONAL = {
+    "--tensor-split": "llama_server_tensor_split",
     "--threads": "llama_server_threads",
+    "--ubatch-size": "llama_server_ubatch_size",
     "--cache-reuse": "llama_server_cache_reuse",
     "--chat-template-file": "llama_server_chat_template_file",
     "--lora": "llama_server_lora",
 }
-# The options of a draft, in the place of which embeddings may be: the role takes no two of them.
-DRAFT = re.compile(r', "--spec-type".+?"none"')
+# The options of a draft, before which those of embeddings may be, and what a user adds.
+DRAFT = re.compile(rf', "--spec-type".+?"none", "{EXTRA}"')
 # Manifests that are there only with a value, and those of each group.
 CONDITIONAL = {
-    f"Secret {NAME}-keys": "llama_server_api_keys",
-    f"NetworkPolicy {NAME}-door": "kubernetes_trusted_peers",
+    f"Secret {NAME}-keys": KEYS,
+    f"NetworkPolicy {NAME}-door": value("kubernetes_trusted_peers"),
 }
 OF_GROUP = re.compile(rf"({NAME}-[a-z]+-)(\d+)")
 GROUPS = f"add ({number('kubernetes_replicas')}) ({number('kubernetes_max_surge')})"
@@ -170,23 +204,22 @@ TEXTS = {
     "haproxy.cfg": f'include "llama.haproxy" $ {JSON}',
     "keys.map": f'include "llama.keys" $ {JSON}',
     "models.map": f'include "llama.models" $ {JSON}',
+    "door.pem": f'include "llama.pem" $ {JSON}',
     "wait.lua": f'include "llama.lua" $ {JSON}',
     "llama_cpp.json": f'include "llama.dashboard" $ {JSON}',
     "checksum/settings": f'include "llama.pod" $ | sha256sum {JSON}',
-    "checksum/configuration": 'printf "%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) '
-    f'(include "llama.haproxy" $) (include "llama.lua" $) | sha256sum {JSON}',
+    "checksum/configuration": 'printf "%s%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) '
+    f'(include "llama.haproxy" $) (include "llama.pem" $) (include "llama.lua" $) | sha256sum {JSON}',
 }
-LINKS = {
-    "files/wait.lua": "roles/llama_gateway/files/wait.lua",
-    "files/dashboard.json": "docs/monitoring/dashboard.json",
-}
-# In HAProxy's configuration: what is a line for each group or client, and what else is put in the place of what.
+# In HAProxy's configuration: what is a line for each group or client, or only for some value, and what else is put in
+# the place of what.
 GATEWAY_GROUPS = f"range $group := until (int {value('kubernetes_replicas')})"
 GROUPS_BEHIND, SLOTS_OF_ONE = number("kubernetes_replicas"), number("llama_server_parallel")
 LINES: list[tuple[str, str]] = [
     (f"{NAME}-{LAST_OF_GATEWAY}", GATEWAY_GROUPS),
     ("981158400", f"range {value('llama_gateway_api_keys')} }}}}{{{{ if .expires"),
     ("7030", f"range {value('llama_gateway_api_keys')} }}}}{{{{ if .requests"),
+    ("txn.origin", f"if {value('llama_gateway_allowed_origins')}"),
 ]
 PARTS: list[tuple[str, str]] = [
     (rf"{NAME}-(group-)?{LAST_OF_GATEWAY}\b", r'{{ include "llama.name" $ }}-\1{{ $group }}'),
@@ -211,6 +244,8 @@ PARTS: list[tuple[str, str]] = [
     (ALIAS, '{{ include "llama.alias" $ }}'),
     (GROUP_KEY, f"{{{{ {value('llama_gateway_group_key')} }}}}"),
     ("X-Marker", f"{{{{ {value('llama_gateway_conversation_header')} }}}}"),
+    ("x-marker", f"{{{{ lower {value('llama_gateway_conversation_header')} }}}}"),
+    (ORIGIN, f'{{{{ join " " {value("llama_gateway_allowed_origins")} }}}}'),
 ]
 _LEFT = re.compile(r"[Mm]arker|\b70[0-3]\d\b|ZZ")
 # What the schema says beyond the specifications of the roles' arguments, which have their ranges in rules.
@@ -223,9 +258,12 @@ REQUIRED = (
     "kubernetes_model_volume",
     "llama_server_model_path",
 )
+# What is not there if nobody gives it: an empty list says something else.
+DERIVED = {"llama_server_api_keys": "by default the key of the gateway, llama_gateway_group_key"}
 RANGES: dict[str, dict[str, Any]] = {
     "kubernetes_image": {"pattern": _IMAGE},
     "kubernetes_gateway_image": {"pattern": f"^$|{_IMAGE}"},
+    "kubernetes_gateway_tls_secret": {"pattern": "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"},
     "kubernetes_replicas": {"minimum": 1},
     "kubernetes_size": {"minimum": 2, "maximum": 16},
     "kubernetes_max_unavailable": {"minimum": 0},
@@ -240,7 +278,9 @@ RANGES: dict[str, dict[str, Any]] = {
     "llama_server_port": {"minimum": 1, "maximum": 65534},
     "llama_server_parallel": {"minimum": 1, "maximum": 256},
     "llama_server_ctx_size": {"minimum": 64},
+    "llama_server_ubatch_size": {"minimum": 0},
     "llama_server_threads": {"minimum": 0},
+    "llama_server_tensor_split": {"items": {"type": "number", "minimum": 0}},
     "llama_server_cache_ram": {"minimum": 0},
     "llama_server_cache_reuse": {"minimum": 0},
     "llama_server_chat_template_file": {"pattern": "^[A-Za-z0-9._/+-]*$"},
@@ -250,60 +290,83 @@ RANGES: dict[str, dict[str, Any]] = {
     "llama_server_stall_timeout": {"minimum": 30},
     "llama_server_drain_timeout": {"minimum": 0},
     "llama_server_api_keys": {"items": {"type": "string", "pattern": _KEY}},
+    "llama_gateway_tls_certificate": {"pattern": "^$|-----BEGIN CERTIFICATE-----"},
+    "llama_gateway_tls_key": {"pattern": "^$|-----BEGIN [A-Z ]*PRIVATE KEY-----"},
     "llama_gateway_group_key": {"pattern": f"^$|{_KEY}"},
     "llama_gateway_requests_per_key": {"minimum": 1},
     "llama_gateway_queue_length": {"minimum": 0},
     "llama_gateway_queue_timeout": {"minimum": 1},
     "llama_gateway_request_kib": {"minimum": 16, "maximum": 65536},
     "llama_gateway_answer_timeout": {"minimum": 1},
+    "llama_gateway_allowed_origins": {"items": {"type": "string", "pattern": "^https?://[A-Za-z0-9.:-]+$"}},
     "llama_gateway_conversation_header": {"pattern": "^[A-Za-z0-9-]+$"},
     "name": {"pattern": "^[A-Za-z0-9._-]{1,64}$"},
     "key": {"pattern": _KEY},
     "expires": {"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])$"},
     "requests": {"minimum": 1},
 }
-# Of two numbers one is above 0; embeddings have nothing to draft; and what a gateway needs.
+GIVEN, NONE = {"minLength": 1}, {"maxLength": 0}
+
+
+def implied(condition: dict[str, Any], consequence: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of values of which some demand something of others."""
+    return {"if": {"properties": condition}, "then": {"properties": consequence}}
+
+
+# Of two numbers one is above 0; what drafts need, and embeddings have nothing to draft; what a gateway needs; and TLS.
 TOGETHER: list[dict[str, Any]] = [
     {
         "anyOf": [
             {"properties": {name: {"minimum": 1}}} for name in ("kubernetes_max_unavailable", "kubernetes_max_surge")
         ]
     },
-    {
-        "anyOf": [
-            {"properties": {"llama_server_embeddings": {"const": False}}},
-            {"properties": {"llama_server_draft_model": {"maxLength": 0}}},
-        ]
-    },
-    {
-        "if": {"properties": {"kubernetes_gateway_image": {"minLength": 1}}},
-        "then": {
-            "properties": {"llama_gateway_group_key": {"minLength": 16}, "llama_gateway_api_keys": {"minItems": 1}}
-        },
-    },
+    implied({"llama_server_spec_type": {"const": "draft-simple"}}, {"llama_server_draft_model": GIVEN}),
+    implied(
+        {"llama_server_draft_model": GIVEN}, {"llama_server_spec_type": {"enum": ["auto", "none", "draft-simple"]}}
+    ),
+    implied({"llama_server_embeddings": {"const": True}}, {"llama_server_spec_type": {"enum": ["auto", "none"]}}),
+    implied(
+        {"llama_server_embeddings": {"const": True}, "llama_server_spec_type": {"const": "auto"}},
+        {"llama_server_draft_model": NONE},
+    ),
+    implied(
+        {"kubernetes_gateway_image": GIVEN},
+        {"llama_gateway_group_key": {"minLength": 16}, "llama_gateway_api_keys": {"minItems": 1}},
+    ),
+    implied(
+        {"kubernetes_gateway_image": NONE},
+        {"llama_gateway_tls_certificate": NONE, "kubernetes_gateway_tls_secret": NONE},
+    ),
+    implied({"llama_gateway_tls_certificate": GIVEN}, {"kubernetes_gateway_tls_secret": NONE}),
+    implied({"llama_gateway_tls_certificate": GIVEN}, {"llama_gateway_tls_key": GIVEN}),
+    implied({"llama_gateway_tls_certificate": NONE}, {"llama_gateway_tls_key": NONE}),
 ]
-TYPES = {"str": "string", "int": "integer", "bool": "boolean", "list": "array", "dict": "object"}
+TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "list": "array", "dict": "object"}
 Key = tuple[bool, ...]
 
 
 def rendered() -> dict[Key, list[dict[str, Any]]]:
     """Return what the role writes, by whether each switch is on."""
-    keys = list(itertools.product((False, True), repeat=len(SWITCHES)))
+    variables = {}
+    for key in itertools.product((False, True), repeat=len(SWITCHES)):
+        changes = [by_side[on] for by_side, on in zip(SWITCHES.values(), key)]
+        variables[key] = dict(itertools.chain(MARKERS.items(), *(it.items() for it in changes)))
+    # Some of them decide about others as well.
+    different = [it for number, it in enumerate(variables.values()) if it not in list(variables.values())[:number]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tasks = [
             {
                 "ansible.builtin.include_role": {"name": "llama_cpp.cluster.kubernetes"},
                 "vars": {
-                    **MARKERS,
-                    **{switch: off for (switch, off), on in zip(SWITCHES.items(), key) if not on},
+                    **it,
                     "kubernetes_name": NAME,
                     "kubernetes_namespace": SPACE,
                     "kubernetes_state": "rendered",
                     "kubernetes_folder": str(folder / str(number)),
                 },
             }
-            for number, key in enumerate(keys)
+            for number, it in enumerate(different)
         ]
         (folder / "play.yml").write_text(
             json.dumps([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]), encoding="utf-8"
@@ -319,8 +382,8 @@ def rendered() -> dict[Key, list[dict[str, Any]]]:
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         return {
-            key: list(yaml.safe_load_all((folder / f"{number}/{NAME}.yml").read_text(encoding="utf-8")))
-            for number, key in enumerate(keys)
+            key: list(yaml.safe_load_all((folder / f"{different.index(it)}/{NAME}.yml").read_text(encoding="utf-8")))
+            for key, it in variables.items()
         }
 
 
@@ -361,41 +424,52 @@ def as_template(manifest: dict[str, Any]) -> str:
     return template.filled(yaml.safe_dump(template.marked(manifest), sort_keys=False, width=4096))
 
 
-def chosen(contents: dict[Key, str], switches: tuple[str, ...]) -> str:
-    """Return what is there by the values of the switches, of which those that change nothing are left out."""
-    if len(set(contents.values())) == 1:
-        return next(iter(contents.values()))
-    on, off = ({key[1:]: it for key, it in contents.items() if key[0] is side} for side in (True, False))
-    if on == off:
-        return chosen(on, switches[1:])
-    yes, no = chosen(on, switches[1:]), chosen(off, switches[1:])
-    other = f"{{{{- else }}}}\n{no}" if no else ""
-    return f"{{{{- if {value(switches[0])} }}}}\n{yes}{other}{{{{- end }}}}\n"
+def chosen(contents: Mapping[Key, list[str]], switches: Sequence[str]) -> list[str]:
+    """Return the lines that are there by what switches say; those that belong to one of them are one item."""
+    if not switches:
+        return contents[()]
+    no, yes = (
+        chosen({key[1:]: it for key, it in contents.items() if key[0] is side}, switches[1:]) for side in (False, True)
+    )
+    found = []
+    for what, no_from, no_to, yes_from, yes_to in difflib.SequenceMatcher(None, no, yes, autojunk=False).get_opcodes():
+        with_it, without = yes[yes_from:yes_to], no[no_from:no_to]
+        if what == "equal":
+            found += with_it
+        elif with_it:
+            other = ["{{- else }}", *without] if without else []
+            found.append("\n".join([f"{{{{- if {switches[0]} }}}}", *with_it, *other, "{{- end }}"]))
+        else:
+            found.append("\n".join([f"{{{{- if not ({switches[0]}) }}}}", *without, "{{- end }}"]))
+    return found
 
 
 def manifests() -> tuple[dict[str, str], str, str]:
     """Return the templates by their names, the pods' settings, and HAProxy's configuration."""
-    contents: dict[str, dict[Key, str]] = {}
+    contents: dict[str, dict[Key, list[str]]] = {}
+    configurations: dict[Key, list[str]] = {}
     found = rendered()
-    settings = configuration = ""
+    settings = ""
     for key, written in found.items():
         for manifest in written:
             group = OF_GROUP.fullmatch(manifest["metadata"]["name"])
             if group and int(group[2]) != LAST_GROUP:
                 continue
             name = f"{manifest['kind']} {group[1] + 'each' if group else manifest['metadata']['name']}"
-            contents.setdefault(name, dict.fromkeys(found, ""))[key] = as_template(manifest)
+            contents.setdefault(name, {it: [] for it in found})[key] = as_template(manifest).splitlines()
             settings = manifest.get("data", {}).get("pod.json") or settings
-            configuration = manifest.get("stringData", {}).get("haproxy.cfg") or configuration
+            if "haproxy.cfg" in manifest.get("stringData", {}):
+                configurations[key[1:]] = configuration_lines(manifest["stringData"]["haproxy.cfg"])
     files = {}
     for name, by_key in contents.items():
-        text = chosen(by_key, tuple(SWITCHES))
+        text = "\n".join([*chosen(by_key, [*SWITCHES]), ""])
         if name.endswith("-each"):
             text = f"{{{{- range $group := until (int ({GROUPS})) }}}}\n---\n{text}{{{{- end }}}}\n"
         if name in CONDITIONAL:
-            text = f"{{{{- if {value(CONDITIONAL[name])} }}}}\n{text}{{{{- end }}}}\n"
+            text = f"{{{{- if {CONDITIONAL[name]} }}}}\n{text}{{{{- end }}}}\n"
         file = name.lower().replace(f" {NAME}", "") + ".tpl"
         files[f"templates/{file}"] = f"{{{{- /* {LICENCE} */ -}}}}\n{{{{- /* {MADE} */}}}}\n{text}"
+    configuration = "\n".join([f"{{{{- /* {LICENCE} */ -}}}}", *chosen(configurations, [*SWITCHES][1:]), ""])
     return files, settings, configuration
 
 
@@ -405,16 +479,16 @@ def settings_file(settings: str) -> str:
     text = template.filled(json.dumps(template.marked(json.loads(settings))))
     for option, name in OPTIONAL.items():
         text = re.sub(rf', "{option}"(, {{{{ [^}}]+ }}}})?', rf"{{{{ if {value(name)} }}}}\g<0>{{{{ end }}}}", text)
-    begin, embeddings = f"{{{{ if {value('llama_server_draft_model')} }}}}", value("llama_server_embeddings")
-    text = DRAFT.sub(rf'{begin}\g<0>{{{{ else if {embeddings} }}}}, "--embeddings"{{{{ end }}}}', text)
+    embeddings = f'{{{{ if {value("llama_server_embeddings")} }}}}, "--embeddings"{{{{ end }}}}'
+    text = DRAFT.sub(f'{embeddings}{{{{ include "llama.spec" $ }}}}{{{{ include "llama.extra" $ }}}}', text)
     return f"{text}\n"
 
 
-def configuration_file(configuration: str) -> str:
-    """Return what HAProxy reads, as a template."""
+def configuration_lines(configuration: str) -> list[str]:
+    """Return what HAProxy reads, as lines of a template; those of a loop are one item."""
     if "{{" in configuration:
         raise SystemExit("HAProxy's configuration has {{, which Helm would take for its own.")
-    lines = [f"{{{{- /* {LICENCE} */ -}}}}"]
+    lines = []
     for line in configuration.splitlines():
         groups = set(re.findall(rf"{NAME}-(?:group-)?(\d+)", line))
         if groups - {str(LAST_OF_GATEWAY)}:
@@ -424,8 +498,19 @@ def configuration_file(configuration: str) -> str:
         for pattern, expression in PARTS:
             text = re.sub(pattern, expression, text)
         end = "{{- end }}" + "{{ end }}" * loop.count("{{ if")
-        lines += [f"{{{{- {loop} }}}}", text, end] if loop else [text]
-    return "\n".join([*lines, ""])
+        lines.append(f"{{{{- {loop} }}}}\n{text}\n{end}" if loop else text)
+    return lines
+
+
+def known_options() -> str:
+    """Return what role llama_server knows of options of llama-server: those of drafts, and those that it refuses."""
+    found = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text(encoding="utf-8"))
+    refused = [found[f"__llama_server_{kind}_options"] for kind in ("own", "closed")]
+    known = {
+        "drafts": found["__llama_server_spec_types"],
+        "refused": [name for text in refused for name in re.findall(r"(?<![\w-])-[\w-]+", text)],
+    }
+    return json.dumps(known, indent=2) + "\n"
 
 
 def specifications() -> dict[str, dict[str, Any]]:
@@ -474,7 +559,8 @@ def values() -> dict[str, str]:
     for name, argument in arguments.items():
         lines += textwrap.wrap(description(argument), 120, initial_indent="# ", subsequent_indent="# ")
         text = json.dumps(default(argument))
-        lines.append(f"# {name}: # has to be given" if name in REQUIRED else f"{name}: {text}")
+        said = "has to be given" if name in REQUIRED else DERIVED.get(name)
+        lines.append(f"# {name}: # {said}" if said else f"{name}: {text}")
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "$comment": f"{LICENCE}. {MADE}",
@@ -492,7 +578,8 @@ def chart() -> dict[str, str]:
     """Return the files of the chart that are made here."""
     files, settings, configuration = manifests()
     files |= values()
-    files |= {"files/pod.json": settings_file(settings), "files/haproxy.cfg": configuration_file(configuration)}
+    files |= {"files/pod.json": settings_file(settings), "files/haproxy.cfg": configuration}
+    files["files/options.json"] = known_options()
     for name, text in files.items():
         left = _LEFT.search(text)
         if left:

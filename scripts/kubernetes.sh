@@ -48,6 +48,15 @@ trap 'exit 130' INT TERM
 # All hosts see this folder: it has the unpacked image and the model.
 python tests/lab/lab.py up master worker1 worker3 worker4 worker5 worker6 outsider --share "$cache/lab/kubernetes"
 mkdir -p "$cache/lab/kubernetes/models"
-model=$cache/lab/kubernetes/models/random-weights.gguf
-[ -e "$model" ] || python playbooks/files/random_model.py --layers 4 --width 2048 "$model"
+# Of weights that x86-64 repacks, and some of them large enough for the workers' caches.
+model=$cache/lab/kubernetes/models/random-q4_0.gguf
+[ -e "$model" ] || python - "$model" <<'EOF'
+import sys
+from pathlib import Path
+
+from support.quantised_models import Type, write_quantised
+
+partial, _tokens = write_quantised(Path(f"{sys.argv[1]}.partial"), (Type.Q4_0,), layers=3, width=4096)
+partial.rename(sys.argv[1])
+EOF
 pytest -v --durations 10 "$@" tests/kubernetes

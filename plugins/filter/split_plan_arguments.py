@@ -91,29 +91,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import PLANNED, read_options
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import in_words
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
-# common/arg.cpp: options that the plan goes by, and such as it does not know the consequences of.
-_SHORT = {
-    "-b": "batch_size",
-    "-ub": "ubatch_size",
-    "-ctk": "cache_type_k",
-    "-ctv": "cache_type_v",
-    "-fa": "flash_attn",
-    "-sm": "split_mode",
-}
-_FOLLOWED = {**_SHORT, **{f"--{option.replace('_', '-')}": option for option in _SHORT.values()}}
-_OTHERWISE = frozenset(
-    """
-    -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo --no-kv-offload -np --parallel --swa-full
-    --lora --lora-scaled --control-vector -md --model-draft -mm --mmproj -mg --main-gpu
-    """.split()
-)
-_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-_FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off": "off", "-1": "auto", "auto": "auto"}
 
 
 class _SkippedError(Exception):
@@ -137,37 +119,6 @@ def _limit(text: object, total: int) -> int | None:
         raise _SkippedError(f"rpc_server_memory_max {words} is not a size")
     number, unit = float(found.group(1)), found.group(2).upper()
     return int(number * total / 100) if unit == "%" else int(number * _UNITS[unit])
-
-
-def _options(extra_args: Sequence[str]) -> tuple[dict[str, Any], str | None]:
-    """Return all options of llama.cpp that the plan goes by, and why there is no plan with one of them."""
-    words = [str(word) for word in extra_args]
-    found: dict[str, Any] = {}
-    reasons = []
-    for index, word in enumerate(words):
-        name = word.replace("_", "-") if word.startswith("--") else word
-        if name in _OTHERWISE:
-            reasons.append(f"inference_extra_args holds {word}, whose effect the plan does not know")
-        if name in _UNIFIED:
-            found["kv_unified"] = _UNIFIED[name]
-        option = _FOLLOWED.get(name)
-        if option is None:
-            continue
-        value = words[index + 1] if index + 1 < len(words) else ""
-        if option.endswith("_size") and value.isdecimal():
-            found[option] = int(value)
-        elif option.startswith("cache_type") and value in CACHE_TYPES:
-            found[option] = value
-        elif option == "flash_attn":
-            # The oldest builds have no value there.
-            found[option] = _FLASH.get(value, "on")
-        elif option == "split_mode" and value:
-            found[option] = value
-            if value != "layer":
-                reasons.append(f"inference_extra_args holds {word} {value}, and a plan is only for split mode layer")
-        else:
-            reasons.append(f"inference_extra_args holds {word} {value}".rstrip() + ", which is not a value of it")
-    return found, next(iter(reasons), None)
 
 
 def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -273,7 +224,7 @@ def split_plan_arguments(
         "workers": [],
         "master_memory_available_bytes": None,
         "master_host": master,
-        **dict.fromkeys(_SHORT.values()),
+        **dict.fromkeys(PLANNED.values()),
         "kv_unified": None,
         "left": [],
         "skipped": "",
@@ -282,7 +233,7 @@ def split_plan_arguments(
     if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
         # Builds of those days have flash attention off unless they are told.
         result["flash_attn"] = "off"
-    options, unplanned = _options(extra_args)
+    options, unplanned = read_options(extra_args)
     # All of them, planned or not: a benchmark measures what they make of it.
     result.update(options)
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from support.gateway import make_certificate, make_program
 from support.harness import ROOT
 from support.kubernetes import (
     GATEWAY,
@@ -35,6 +38,7 @@ OWN_SCHEMAS = ("LeaderWorkerSet", "ServiceMonitor")
 CHOICES: dict[str, dict[str, Any]] = {
     "least": {"kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}}},
     "gateway": GATEWAY,
+    "tls": {**GATEWAY, "kubernetes_gateway_tls_secret": "api-tls"},
 }
 
 
@@ -136,6 +140,45 @@ def test_clients_come_in_at_the_door_alone(tmp_path: Path) -> None:
     assert not lets_through(behind, {"app": "prometheus"}, gateway, 8000)
     [service] = [it for it in of_kind(behind, "Service") if it["metadata"]["name"] == "llama-api"]
     assert service["spec"]["selector"].items() <= gateway.items()
+
+
+@pytest.mark.parametrize("kind", ["none", "texts", "secret"])
+def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: str) -> None:
+    certificate, key = make_certificate(tmp_path, "tls")
+    given = {
+        "none": {},
+        "texts": {"llama_gateway_tls_certificate": certificate, "llama_gateway_tls_key": key},
+        "secret": {"kubernetes_gateway_tls_secret": "api-tls"},
+    }
+    found = rendered(tmp_path, {**GATEWAY, **given[kind]})
+    [service] = [it for it in of_kind(found, "Service") if it["metadata"]["name"] == "llama-api"]
+    assert service["spec"]["ports"][0]["port"] == (80 if kind == "none" else 443)
+    spec = templates(found)["gateway"]["spec"]
+    [haproxy] = spec["containers"]
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert haproxy[probe]["httpGet"]["scheme"] == ("HTTP" if kind == "none" else "HTTPS")
+
+    # The files of the volume, as a kubelet brings them there.
+    secrets = {it["metadata"]["name"]: it["stringData"] for it in of_kind(found, "Secret")}
+    secrets["api-tls"] = {"tls.crt": certificate, "tls.key": key}
+    [volume] = [it for it in spec["volumes"] if it["name"] == "configuration"]
+    place = tmp_path / "configuration"
+    place.mkdir()
+    for source in volume.get("projected", {"sources": [volume]})["sources"]:
+        data = secrets[source["secret"].get("name") or source["secret"]["secretName"]]
+        for item in source["secret"].get("items") or [{"key": name, "path": name} for name in data]:
+            (place / item["path"]).write_text(data[item["key"]])
+    configuration = place / "haproxy.cfg"
+    text = configuration.read_text()
+    assert ('    bind "${POD_IP}":8000 ssl crt /etc/llama_gateway/door.pem ' in text) is (kind != "none")
+    # No name of a Service is known here.
+    text = re.sub(r"llama-group-\d+:", "127.0.0.1:", text.replace("/etc/llama_gateway", str(place)))
+    configuration.write_text(text)
+    done = subprocess.run(
+        [make_program(tmp_path), "-c", "-f", configuration],
+        env={**os.environ, "POD_IP": "127.0.0.1"}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_probe_connects_to_a_worker(manifests: list[dict[str, Any]]) -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,17 @@ import pytest
 import yaml
 
 from support.harness import ROOT
-from support.kubernetes import GATEWAY, GIVEN, rendered
+from support.kubernetes import GATEWAY, GIVEN, given, play, rendered
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CHART = ROOT / "charts/llama-cluster"
+# Texts, as a file may hold them: with an empty line at the end, and without a line break.
+TLS = {
+    "llama_gateway_tls_certificate": "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n\n",
+    "llama_gateway_tls_key": "-----BEGIN EC PRIVATE KEY-----\nYg==\n-----END EC PRIVATE KEY-----",
+}
 # Every value is another than by default.
 ALL: dict[str, Any] = {
     **GATEWAY,
@@ -35,12 +42,18 @@ ALL: dict[str, Any] = {
     "llama_server_api_keys": ["key-of-this-test-alone", "second/key+of~this.test=="],
     "llama_server_parallel": 9,
     "llama_server_ctx_size": 1000,
+    "llama_server_ubatch_size": 1024,
     "llama_server_threads": 2,
+    "llama_server_tensor_split": [3, 1.5, 0.125, *[1] * 12],
     "llama_server_cache_ram": 0,
     "llama_server_cache_reuse": 32,
     "llama_server_chat_template_file": "/models/deep/chat.jinja",
     "llama_server_lora": ["/models/deep/one.gguf", "/models/deep/two.gguf"],
     "llama_server_embeddings": True,
+    "llama_server_spec_type": "none",
+    "llama_server_draft_model": "/models/deep/small.gguf",
+    "llama_server_spec_draft_n_max": 7,
+    "llama_server_extra_args": ["--chat-template-kwargs", '{"a": "<&>"}', "--cache-type-k", "q8_0", "--mlock"],
     "llama_server_reasoning": "off",
     "llama_server_stall_timeout": 61,
     "llama_server_drain_timeout": 0,
@@ -54,24 +67,42 @@ ALL: dict[str, Any] = {
     "llama_gateway_queue_timeout": 5,
     "llama_gateway_request_kib": 16,
     "llama_gateway_answer_timeout": 60,
+    "llama_gateway_allowed_origins": ["https://chat.example.com", "http://127.0.0.1:3000"],
     "llama_gateway_conversation_header": "X-Chat",
+    **TLS,
 }
 CHOICES: dict[str, dict[str, Any]] = {
     "least": {},
     "one-by-one": {"llama_server_api_keys": [], "llama_server_alias": "eight/b:1", "llama_server_threads": 1,
                    "kubernetes_monitoring_peers": [{"podSelector": {}}]},
     "gateway": GATEWAY,
+    "key-of-the-gateway": {**GATEWAY, "llama_server_api_keys": None},
+    "keys-of-ones-own": {**GATEWAY, "llama_server_api_keys": []},
     "draft": {"llama_server_draft_model": "/models/small.gguf"},
-    "long-draft": {"llama_server_draft_model": "/models/small.gguf", "llama_server_spec_draft_n_max": 8},
+    "long-draft": {"llama_server_draft_model": "/models/small.gguf", "llama_server_spec_draft_n_max": 8,
+                   "llama_server_spec_type": "draft-simple"},
+    "layers-draft": {"llama_server_spec_type": "draft-mtp"},
+    "repeated": {"llama_server_spec_type": "ngram-simple", "llama_server_spec_draft_n_max": 8},
+    "repeated-more": {"llama_server_spec_type": "ngram-mod", "llama_server_extra_args": ["--mlock"]},
+    "tls": {**GATEWAY, **TLS},
+    "tls-secret": {**GATEWAY, "kubernetes_gateway_tls_secret": "api.example.com-tls"},
     "all": ALL,
 }  # fmt: skip
 
 
+def files_of(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> dict[str, str]:
+    """Return what Helm makes of the chart, by the names of its files."""
+    with helm_python.Chart.load(CHART) as chart:
+        return {
+            path.removeprefix("llama-cluster/templates/"): text
+            for path, text in chart.render(given(values), name=name, namespace=namespace).items()
+        }
+
+
 def by_helm(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> list[dict[str, Any]]:
     """Return the manifests of the chart."""
-    with helm_python.Chart.load(CHART) as chart:
-        files = chart.render({**GIVEN, **values}, name=name, namespace=namespace)
-    assert files.pop("llama-cluster/templates/NOTES.txt")
+    files = files_of(values, name, namespace)
+    assert files.pop("NOTES.txt")
     return [it for text in files.values() for it in yaml.safe_load_all(text) if it]
 
 
@@ -89,11 +120,31 @@ def test_the_chart_has_the_manifests_of_the_role(tmp_path: Path, choice: str) ->
         assert found[name] == manifest, name
 
 
+def test_the_notes_say_where_the_api_is() -> None:
+    assert "service/llama-api 8080:80\n" in files_of({})["NOTES.txt"]
+    for choice in ("tls", "tls-secret"):
+        notes = files_of(CHOICES[choice])["NOTES.txt"]
+        assert "service/llama-api 8443:443\n" in notes
+        assert "http://" not in notes
+
+
 def test_the_chart_is_written_from_the_role_as_it_is() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/chart.py", "--check"], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}Run .venv/bin/python scripts/chart.py"
+
+
+def test_a_variable_of_the_roles_is_a_value_or_the_page_says_what_is_instead() -> None:
+    values = json.loads((CHART / "values.schema.json").read_text())["properties"].keys()
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text()
+    _before, _heading, table = page.partition("| variables | instead |\n")
+    named = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.partition("\n\n")[0].splitlines())))
+    variables: set[str] = set()
+    for role in ("kubernetes", "llama_server", "llama_gateway"):
+        text = (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text()
+        variables |= yaml.safe_load(text)["argument_specs"]["main"]["options"].keys()
+    assert named == variables - values
 
 
 def test_helm_finds_nothing_to_say_of_it(capfd: pytest.CaptureFixture[str]) -> None:
@@ -116,11 +167,64 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-path": ({"llama_server_lora": ["a"]}, "'/llama_server_lora/0': 'a' does not match pattern"),
     "nothing-to-draft": (
         {"llama_server_embeddings": True, "llama_server_draft_model": "/models/small.gguf"},
-        "'/llama_server_embeddings': value must be false",
+        "'/llama_server_draft_model': maxLength: got 18, want 0",
     ),
-    "of-the-role-alone": (
-        {"llama_server_extra_args": ["a"]},
-        "additional properties 'llama_server_extra_args' not allowed",
+    "nothing-to-repeat": (
+        {"llama_server_embeddings": True, "llama_server_spec_type": "ngram-mod"},
+        "'/llama_server_spec_type': value must be one of 'auto', 'none'",
+    ),
+    "no-draft-model": (
+        {"llama_server_spec_type": "draft-simple"},
+        "'/llama_server_draft_model': minLength: got 0, want 1",
+    ),
+    "two-drafts": (
+        {"llama_server_spec_type": "draft-mtp", "llama_server_draft_model": "/models/small.gguf"},
+        "'/llama_server_spec_type': value must be one of 'auto', 'none', 'draft-simple'",
+    ),
+    "no-share": ({"llama_server_tensor_split": [1, -1]}, "'/llama_server_tensor_split/1': minimum: got -1, want 0"),
+    "a-number": ({"llama_server_extra_args": ["-b", 64]}, "'/llama_server_extra_args/1': got number, want string"),
+    "a-file": (
+        {
+            **GATEWAY,
+            "llama_gateway_tls_certificate": "/etc/tls.crt",
+            "llama_gateway_tls_key": TLS["llama_gateway_tls_key"],
+        },
+        "'/llama_gateway_tls_certificate': '/etc/tls.crt' does not match pattern",
+    ),
+    "no-tls-key": ({**GATEWAY, **TLS, "llama_gateway_tls_key": ""}, "'/llama_gateway_tls_key': minLength: got 0"),
+    "tls-key-alone": (
+        {**GATEWAY, **TLS, "llama_gateway_tls_certificate": ""},
+        "'/llama_gateway_tls_key': maxLength: got",
+    ),
+    "tls-without-gateway": (TLS, "'/llama_gateway_tls_certificate': maxLength: got"),
+    "secret-without-gateway": (
+        {"kubernetes_gateway_tls_secret": "tls"},
+        "'/kubernetes_gateway_tls_secret': maxLength: got 3, want 0",
+    ),
+    "no-secret": (
+        {**GATEWAY, "kubernetes_gateway_tls_secret": "TLS"},
+        "'/kubernetes_gateway_tls_secret': 'TLS' does not match pattern",
+    ),
+    "two-certificates": (
+        {**GATEWAY, **TLS, "kubernetes_gateway_tls_secret": "tls"},
+        "'/kubernetes_gateway_tls_secret': maxLength: got 3, want 0",
+    ),
+    "no-origin": (
+        {"llama_gateway_allowed_origins": ["https://chat.example.com/"]},
+        "'/llama_gateway_allowed_origins/0': 'https://chat.example.com/' does not match",
+    ),
+    "of-hosts": ({"llama_server_ui": True}, "additional properties 'llama_server_ui' not allowed"),
+}
+# What no schema can say, and the sentence for it.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "own-option": (
+        {"llama_server_extra_args": ["--mlock", "--ctx_size=9"]},
+        "llama_server_extra_args holds --ctx-size, which",
+    ),
+    "closed-option": ({"llama_server_extra_args": ["-hf", "a/b"]}, "llama_server_extra_args holds -hf"),
+    "elsewhere": (
+        {"llama_server_lora": ["/other/one.gguf"]},
+        "/other/one.gguf is not below /models, and leaders see no other folder of the volume: put it beside the model.",
     ),
 }
 
@@ -131,6 +235,17 @@ def test_a_bad_value_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(helm_python.HelmValuesError) as refused:
         by_helm(values)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_role_refuses_the_chart_does_too(tmp_path: Path, name: str) -> None:
+    values, said = REFUSED[name]
+    with pytest.raises(helm_python.HelmRenderError) as refused:
+        by_helm(values)
+    assert said in str(refused.value)
+    done = play(tmp_path, {"kubernetes_state": "rendered", "kubernetes_folder": "manifests", **values})
+    assert done.returncode != 0
+    assert said in " ".join(done.stdout.split())
 
 
 def test_what_has_to_be_given_is_named() -> None:

@@ -79,7 +79,7 @@ class Group:
             "worker_port": self.worker_port,
             "worker_memory_bytes": 1 << 30,
             "leader_memory_bytes": 1 << 30,
-            "plan": {"load": load, "draft_model": "", "lora": [], "tensor_split": [], "skipped": ""},
+            "plan": {"load": load, "options": [], "draft_model": "", "lora": [], "tensor_split": []},
             "drain_timeout_s": 5,
         }
         (folder / "pod.json").write_text(json.dumps(written))

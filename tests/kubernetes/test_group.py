@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,16 @@ def test_a_worker_has_a_thread_for_each_core_of_its_own(group: Controller, name:
     assert command[command.index("-t") + 1] == "1"
     assert command[command.index("-H") + 1] == ADDRESS[name]
     assert "Starting an RPC server with 1 threads at" in group.pods[name].said()
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_worker_has_repacked_its_weights(group: Controller, client: Client, name: str) -> None:
+    assert client.text()
+    said = re.findall(r"Repacked (\d+) of (\d+) weights \((\S+) of \S+ MiB\)", group.pods[name].said())
+    assert said, group.pods[name].said()
+    repacked, of_weights, mebibytes = said[-1]
+    assert 0 < int(repacked) <= int(of_weights)
+    FIGURES.append(f"{name} has repacked {repacked} of {of_weights} weights, {mebibytes} MiB")
 
 
 def test_a_leader_has_no_more_threads_than_cores(group: Controller) -> None:
@@ -218,11 +229,11 @@ def test_a_leader_waits_for_a_worker_that_comes_late(group: Controller, client: 
 
 
 def test_what_a_model_is_missing_is_said_and_it_goes_on_by_itself(group: Controller, client: Client) -> None:
-    model, away = "/mnt/shared/models/random-weights.gguf", "/mnt/shared/models/elsewhere"
+    model, away = "/mnt/shared/models/random-q4_0.gguf", "/mnt/shared/models/elsewhere"
     ssh("master", "mv", model, away)
     try:
         group.pods[LEADER].kill()
-        sentence = "/models/random-weights.gguf is not a complete GGUF model: there is no such file."
+        sentence = "/models/random-q4_0.gguf is not a complete GGUF model: there is no such file."
         eventually(lambda: sentence in group.pods[LEADER].said(), 120, "the leader says what is missing")
         assert group.pods[LEADER].passes("livenessProbe")
         assert not group.pods[LEADER].passes("readinessProbe")

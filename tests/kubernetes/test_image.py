@@ -17,8 +17,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober impo
 
 from support.debian_programs import debian_program
 from support.harness import free_port, talking
+from support.kubernetes import MIRROR
 from support.lab.hosts import eventually
-from support.lab.pod_image import MIRROR, Image, make_image, unpack
+from support.lab.pod_image import Image, make_image, unpack
 from support.lab.pods import FIGURES
 
 if TYPE_CHECKING:

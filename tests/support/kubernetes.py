@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+# A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
+MIRROR = os.environ.get("KUBERNETES_IMAGE_MIRROR") or "http://deb.debian.org/debian"
 IMAGE = f"registry.example.com/llama@sha256:{'0123456789abcdef' * 4}"
 # The least that a user gives.
 GIVEN: dict[str, Any] = {
@@ -40,9 +43,14 @@ INSTANCE = "app.kubernetes.io/instance"
 INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 
 
+def given(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these variables besides the least; without those that are None."""
+    return {name: it for name, it in {**GIVEN, **variables}.items() if it is not None}
+
+
 def play(folder: Path, variables: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
     """Run the playbook with these variables besides the least."""
-    (folder / "cluster.json").write_text(json.dumps({**GIVEN, **variables}))
+    (folder / "cluster.json").write_text(json.dumps(given(variables)))
     return play_over("kubernetes.yml", folder, {}, "-e", "@cluster.json", *options)
 
 

@@ -39,7 +39,7 @@ def settings(model: Path, worker_mib: int = 200, leader_mib: int = 400, **plan: 
         "service": {"model": str(model)},
         "worker_memory_bytes": (worker_mib + 256) * MIB,
         "leader_memory_bytes": (leader_mib + 256) * MIB,
-        "plan": {"load": load, "draft_model": "", "lora": [], "tensor_split": [], "skipped": "", **plan},
+        "plan": {"load": load, "draft_model": "", "lora": [], "tensor_split": [], "options": [], **plan},
     }
 
 
@@ -123,9 +123,23 @@ def test_a_split_by_hand_is_judged_and_left_as_it_is(pod: ModuleType, model: Pat
 def test_what_cannot_be_planned_is_left_to_llama_cpp(
     pod: ModuleType, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reason = "The model is not planned before it is loaded, since it is so."
-    assert pod.divide(settings(model, skipped=reason), workers(pod, 64000)) == []
-    assert capsys.readouterr().out == f"{reason}\n"
+    assert pod.divide(settings(model, options=["--mlock", "-sm", "row"]), workers(pod, 64000)) == []
+    assert capsys.readouterr().out == (
+        "The model is not planned before it is loaded, since llama_server_extra_args holds -sm row, and a plan is only "
+        "for split mode layer.\n"
+    )
+
+
+def test_the_plan_goes_by_the_options_that_a_user_adds(pod: ModuleType, model: Path) -> None:
+    def least_mib(*options: str) -> int:
+        """Return with how much memory of a worker it fits."""
+        asked = (settings(model, worker_mib=mib, options=options) for mib in range(400))
+        return [pod.divided(it, workers(pod, 64000, 64000))[0] for it in asked].index(True)
+
+    default = least_mib("--split-mode", "layer")
+    assert least_mib("--ubatch-size", "64") < default
+    # llama.cpp takes the last one.
+    assert least_mib("--ubatch-size", "64", "-ub", "512") == default
 
 
 def test_it_waits_for_a_model_that_is_not_there_yet(

@@ -14,34 +14,71 @@
 {{- default (regexReplaceAll "-[0-9]{5}-of-[0-9]{5}$" $name "") .Values.llama_server_alias -}}
 {{- end -}}
 
+{{- /* The keys of leaders, a line for each: by default that of the gateway. Nobody gives any who makes the Secret. */ -}}
+{{- define "llama.api_keys" -}}
+{{- $own := without (list .Values.llama_gateway_group_key) "" -}}
+{{- ternary (get .Values "llama_server_api_keys") $own (hasKey .Values "llama_server_api_keys") | join "\n" -}}
+{{- end -}}
+
 {{- /* How many bytes 24Gi are. */ -}}
 {{- define "llama.bytes" -}}
 {{- $sizes := dict "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
 {{- mul (regexFind "^[0-9]+" .) (get $sizes (regexFind "[A-Z]i$" .) | int64) -}}
 {{- end -}}
 
-{{- /* How many tokens are drafted at a time, by default as llama.cpp has it; and of how many the output is wanted. */ -}}
+{{- /* How tokens are drafted, with what model, and how many at a time: by default as llama.cpp has it. */ -}}
+{{- define "llama.spec_type" -}}
+{{- $auto := ternary "none" "draft-simple" (empty .Values.llama_server_draft_model) -}}
+{{- ternary $auto .Values.llama_server_spec_type (eq .Values.llama_server_spec_type "auto") -}}
+{{- end -}}
+
+{{- define "llama.draft_model" -}}
+{{- if eq (include "llama.spec_type" .) "draft-simple" }}{{ .Values.llama_server_draft_model }}{{ end -}}
+{{- end -}}
+
 {{- define "llama.drafted" -}}
-{{- default 3 (int64 .Values.llama_server_spec_draft_n_max) -}}
+{{- with get (.Files.Get "files/options.json" | fromJson).drafts (include "llama.spec_type" .) -}}
+{{- default .n_max $.Values.llama_server_spec_draft_n_max | int64 -}}
+{{- else -}}
+0
+{{- end -}}
 {{- end -}}
 
+{{- define "llama.spec" -}}
+{{- $drafted := include "llama.drafted" . -}}
+{{- with get (.Files.Get "files/options.json" | fromJson).drafts (include "llama.spec_type" .) -}}
+, "--spec-type", {{ include "llama.spec_type" $ | toRawJson }}, {{ .option | toRawJson }}, {{ $drafted | toRawJson }}
+{{- with get . "floor" }}, {{ index . 0 | toRawJson }}, {{ min (index . 1) $drafted | toString | toRawJson }}{{ end }}
+{{- end -}}
+{{- with include "llama.draft_model" . }}, "--spec-draft-model", {{ toRawJson . }}, "--spec-draft-device", "none"{{ end -}}
+{{- end -}}
+
+{{- /* Of how many tokens the output is wanted. */ -}}
 {{- define "llama.outputs" -}}
-{{- if .Values.llama_server_embeddings -}}
-65536
-{{- else if .Values.llama_server_draft_model -}}
-{{- include "llama.drafted" . | int64 | add1 -}}
-{{- else -}}
-1
+{{- if .Values.llama_server_embeddings }}65536{{ else }}{{ include "llama.drafted" . | int64 | add1 }}{{ end -}}
+{{- end -}}
+
+{{- /* What a user adds to the options of llama-server, and what the plan is told of it. */ -}}
+{{- define "llama.extra" -}}
+{{- $refused := (.Files.Get "files/options.json" | fromJson).refused -}}
+{{- range .Values.llama_server_extra_args -}}
+{{- $option := regexReplaceAll "=.*" . "" | replace "_" "-" -}}
+{{- if has $option $refused -}}
+{{- fail (printf "llama_server_extra_args holds %s, which has a value of its own in this chart, or which the API refuses: take it out." $option) -}}
+{{- end -}}
+, {{ toRawJson . }}
 {{- end -}}
 {{- end -}}
 
-{{- /* Texts without quotes, as Ansible writes a list of them as JSON. */ -}}
-{{- define "llama.list" -}}
-{{- if . -}}
-["{{ join "\", \"" . }}"]
-{{- else -}}
-[]
+{{- define "llama.options" -}}
+{{- $ubatch := int64 .Values.llama_server_ubatch_size -}}
+{{- $own := ternary (list "--ubatch-size" (toString $ubatch)) list (gt $ubatch 0) -}}
+{{- include "llama.list" (concat $own .Values.llama_server_extra_args) -}}
 {{- end -}}
+
+{{- /* As Ansible writes a list as JSON. */ -}}
+{{- define "llama.list" -}}
+[{{ range $index, $it := . }}{{ if $index }}, {{ end }}{{ toRawJson $it }}{{ end }}]
 {{- end -}}
 
 {{- /* A volume has the name under which it is mounted. */ -}}
@@ -51,11 +88,24 @@
 
 {{- /* What the pods are told, and what HAProxy reads. */ -}}
 {{- define "llama.pod" -}}
+{{- $folder := dir .Values.llama_server_model_path -}}
+{{- range concat .Values.llama_server_lora (list .Values.llama_server_draft_model .Values.llama_server_chat_template_file) -}}
+{{- if and . (not (hasPrefix (printf "%s/" $folder) .)) -}}
+{{- fail (printf "%s is not below %s, and leaders see no other folder of the volume: put it beside the model." . $folder) -}}
+{{- end -}}
+{{- end -}}
 {{- tpl (.Files.Get "files/pod.json") . | trim -}}
 {{- end -}}
 
 {{- define "llama.haproxy" -}}
 {{- tpl (.Files.Get "files/haproxy.cfg") . -}}
+{{- end -}}
+
+{{- define "llama.pem" -}}
+{{- if .Values.llama_gateway_tls_certificate -}}
+{{ trim .Values.llama_gateway_tls_certificate }}
+{{ trim .Values.llama_gateway_tls_key }}
+{{ end -}}
 {{- end -}}
 
 {{- define "llama.lua" -}}

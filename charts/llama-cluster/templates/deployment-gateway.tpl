@@ -28,7 +28,7 @@ spec:
         app.kubernetes.io/instance: {{ include "llama.name" $ | toRawJson }}
         app.kubernetes.io/component: gateway
       annotations:
-        checksum/configuration: {{ printf "%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) (include "llama.haproxy" $) (include "llama.lua" $) | sha256sum | toRawJson }}
+        checksum/configuration: {{ printf "%s%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) (include "llama.haproxy" $) (include "llama.pem" $) (include "llama.lua" $) | sha256sum | toRawJson }}
     spec:
       automountServiceAccountToken: false
       enableServiceLinks: false
@@ -78,13 +78,21 @@ spec:
           httpGet:
             path: /health
             port: api
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
+            scheme: HTTPS
+{{- else }}
             scheme: HTTP
+{{- end }}
           periodSeconds: 2
         livenessProbe:
           httpGet:
             path: /health
             port: api
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
+            scheme: HTTPS
+{{- else }}
             scheme: HTTP
+{{- end }}
           periodSeconds: 10
           timeoutSeconds: 5
         lifecycle:
@@ -102,8 +110,27 @@ spec:
           mountPath: /run/llama-gateway
       volumes:
       - name: configuration
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
+{{- if $.Values.kubernetes_gateway_tls_secret }}
+        projected:
+          sources:
+          - secret:
+              name: {{ include "llama.name" $ }}-gateway
+          - secret:
+              name: {{ $.Values.kubernetes_gateway_tls_secret | toRawJson }}
+              items:
+              - key: tls.crt
+                path: door.pem
+              - key: tls.key
+                path: door.pem.key
+{{- else }}
         secret:
           secretName: {{ include "llama.name" $ }}-gateway
+{{- end }}
+{{- else }}
+        secret:
+          secretName: {{ include "llama.name" $ }}-gateway
+{{- end }}
       - name: runtime
         emptyDir:
           medium: Memory

@@ -14,5 +14,10 @@ stringData:
   keys.map: {{ include "llama.keys" $ | toRawJson }}
   models.map: {{ include "llama.models" $ | toRawJson }}
   haproxy.cfg: {{ include "llama.haproxy" $ | toRawJson }}
+{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
+{{- if not ($.Values.kubernetes_gateway_tls_secret) }}
+  door.pem: {{ include "llama.pem" $ | toRawJson }}
+{{- end }}
+{{- end }}
   wait.lua: {{ include "llama.lua" $ | toRawJson }}
 {{- end }}

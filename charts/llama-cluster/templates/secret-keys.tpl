@@ -1,6 +1,6 @@
 {{- /* SPDX-License-Identifier: GPL-3.0-or-later */ -}}
 {{- /* Written by scripts/chart.py from role kubernetes. */}}
-{{- if $.Values.llama_server_api_keys }}
+{{- if include "llama.api_keys" $ }}
 apiVersion: v1
 kind: Secret
 metadata:
@@ -11,6 +11,6 @@ metadata:
     app.kubernetes.io/managed-by: llama_cpp.cluster
   name: {{ include "llama.name" $ }}-keys
 stringData:
-  keys: {{ printf "%s\n" (join "\n" $.Values.llama_server_api_keys) | toRawJson }}
-  key: {{ first $.Values.llama_server_api_keys | toRawJson }}
+  keys: {{ printf "%s\n" (include "llama.api_keys" $) | toRawJson }}
+  key: {{ first (splitList "\n" (include "llama.api_keys" $)) | toRawJson }}
 {{- end }}

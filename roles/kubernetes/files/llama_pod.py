@@ -22,6 +22,7 @@ from _rpc.listeners import addresses_of
 from module_utils._gguf.header import GgufError, read_header, read_model
 from module_utils._host.cpu_topology import read_topology
 from module_utils._plan.inputs import Cluster, Load, SplitError, Worker
+from module_utils._plan.options import read_options
 from module_utils._plan.result import plan
 
 LOOK_AGAIN_S = 15
@@ -59,8 +60,13 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
-    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets."""
+    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets, if there is a plan."""
     wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
+    told, unplanned = read_options(wanted["options"], "llama_server_extra_args")
+    if unplanned:
+        return True, f"The model is not planned before it is loaded, since {unplanned}.", []
+    # There is a plan for no other mode than layer.
+    told.pop("split_mode", None)
     cluster = Cluster(
         workers=tuple(
             # A worker on a CPU reports the memory of its node, and may take what its pod is limited to.
@@ -75,7 +81,7 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
     try:
         result = plan(
             read_model(model),
-            Load(**wanted["load"]),
+            Load(**wanted["load"], **told),
             cluster,
             adapters=[read_header(Path(path)) for path in wanted["lora"]],
             draft=read_model(Path(wanted["draft_model"])) if wanted["draft_model"] else None,
@@ -92,9 +98,6 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
 
     A group that ended instead would be made anew at once, again and again, and its log with it.
     """
-    if written["plan"]["skipped"]:
-        service.say(written["plan"]["skipped"])
-        return []
     said = ""
     while True:
         fits, sentence, split = divided(written, workers)
@@ -102,9 +105,8 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
             service.say(sentence)
             said = sentence
         if fits:
-            return (
-                [] if written["plan"]["tensor_split"] else ["--tensor-split", ",".join(f"{share:g}" for share in split)]
-            )
+            shares = ",".join(f"{share:g}" for share in split)
+            return ["--tensor-split", shares] if shares and not written["plan"]["tensor_split"] else []
         time.sleep(LOOK_AGAIN_S)
 
 

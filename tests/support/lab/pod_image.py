@@ -4,19 +4,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.kubernetes import MIRROR
 from support.lab.hosts import CACHE, play
 from support.other_machine import NEOVERSE_N1, masquerade
 
 SHARE = CACHE / "lab/kubernetes"
-# A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
-MIRROR = os.environ.get("KUBERNETES_IMAGE_MIRROR") or "http://deb.debian.org/debian"
 OPTIMISED = "-O1 -DNDEBUG"
 
 
