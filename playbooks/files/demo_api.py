@@ -124,7 +124,7 @@ class Group:
                     self.serves.set()
                     if self.name:
                         # Each time, as a worker that is started again has another number.
-                        loss = f"`kill -9 {self.workers[0].pid}` ends a worker of this group; the other groups continue."
+                        loss = f"`kill -9 {self.workers[0].pid}` ends a worker of this group; other groups continue."
                         print(f"Group {self.name}: {line.rstrip()}\nGroup {self.name}: {loss}", flush=True)
 
     def end(self) -> None:

@@ -157,15 +157,18 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             f"An upgrade was interrupted, and has not ended on {', '.join(dict.fromkeys(halfway))}: "
             "run the playbook upgrade, which ends it.",
         )
-    problems += [problem for row in rows for problem in row["problems"]]
-    problems += _links_down(links, rows, problems)
     services = [
         {"group": master.get("group", ""), "host": name, **service}
         for name, master in seen.items()
         for service in master.get("services") or []
     ]
+    for row in rows:
+        row["problems"] += _strangers(row, services)
+        row["well"] = not row["problems"]
+    problems += [problem for row in rows for problem in row["problems"]]
+    problems += _links_down(links, rows, problems)
     problems += [
-        " ".join([f"{service['host']}: {service['message']}", *_rivals(service, services)])
+        " ".join([f"{service['host']}: {_news(service, rows)}", *_rivals(service, services)])
         for service in services
         if not service["well"]
     ]
@@ -209,6 +212,36 @@ def _links_down(
         and (link["address"] not in asked or not link["through_tunnel"])
         and not any(link["message"] in problem for problem in problems)
     ]
+
+
+def _awaited(service: Mapping[str, Any]) -> list[str]:
+    """Return the workers (host:port) that an API waits for: it names them in the first sentence that it says."""
+    if service["state"] != "waiting":
+        return []
+    return str(service["message"]).partition(". ")[0].rstrip(".").split(", ")[1:]
+
+
+def _strangers(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say that the client of a worker is none of the APIs, if one of them waits for the worker."""
+    clients = sorted({client.rpartition(":")[0] for client in row["clients"]})
+    waiting = [service["host"] for service in services if row["endpoint"] in _awaited(service)]
+    others = [service["workers"] for service in services if service["state"] in ("serving", "loading")]
+    if not clients or not waiting or any(row["endpoint"] in workers for workers in others):
+        return []
+    port = row["endpoint"].rpartition(":")[2]
+    sentence = (
+        f"A client at {', '.join(clients)} holds {row['endpoint']} of {row['host']}, and the API of {waiting[0]} waits "
+        f"for this worker: find the program there with `ss -tnp 'dport = :{port}'`, and end it."
+    )
+    return [sentence]
+
+
+def _news(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what an API says, without the causes that the rows of its workers have named."""
+    message = str(service["message"])
+    explained = {row["endpoint"] for row in rows if row["problems"]}
+    awaited = _awaited(service)
+    return f"{message.partition('. ')[0].rstrip('.')}." if awaited and explained.issuperset(awaited) else message
 
 
 def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -320,9 +353,12 @@ def _row(
     elif "servers" in look:
         service, stopped = _service(host, port, server, manifest)
         firewall, unlike = _firewall(host, look.get("firewall"))
-        problems += [*stopped, *unlike, *_untidy(host, port, cache)]
+        # Without a release no service starts.
         if own is not None:
-            problems += release_problems({own[0]: own[1], host: manifest or {"unknown": "it has no release"}}, own[0])
+            unknown = {"unknown": "no release is in use there"}
+            problems += release_problems({own[0]: own[1], host: manifest or unknown}, own[0])
+        problems += [*stopped, *unlike, *_untidy(host, port, cache)]
+        views = _without_remedies(views, stopped=service == "stopped", filtered=firewall == "differs")
     problems += _seen(host, endpoint, views, serves=bool(clients), asked="servers" in look)
     # A worker that serves is not asked: each connection would wait in its queue.
     view: Mapping[str, Any] = next(iter(views.values()), {"state": "busy"} if clients else {})
@@ -342,6 +378,17 @@ def _row(
         "clients": clients,
         "well": not problems,
         "problems": problems,
+    }
+
+
+def _without_remedies(
+    views: Mapping[str, Mapping[str, Any]], *, stopped: bool, filtered: bool
+) -> dict[str, Mapping[str, Any]]:
+    """Leave out what a master advises, where the worker's own host has told the cause."""
+    explained = {"refused": stopped, "unreachable": filtered}
+    return {
+        name: {**view, "message": f"{view['message'].partition(': ')[0]}."} if explained.get(view["state"]) else view
+        for name, view in views.items()
     }
 
 
@@ -405,10 +452,14 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
         return "left alone", []
     if firewall["firewalld"] != "running":
         return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
-    differing = [*firewall["problems"], *firewall["changes"]]
-    if differing:
+    if firewall["problems"]:
         return "differs", [
-            f"The firewall of {host} is not as expected ({differing[0].rstrip('.')}): run the playbook site."
+            f"The firewall of {host} is not as expected ({firewall['problems'][0].rstrip('.')}): run the playbook site."
+        ]
+    if firewall["changes"]:
+        change = firewall["changes"][0].rstrip(".")
+        return "differs", [
+            f"The firewall of {host} is not as expected: run the playbook site, which repairs it ({change})."
         ]
     return "closed", []
 

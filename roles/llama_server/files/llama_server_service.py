@@ -213,14 +213,22 @@ def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]
     """Return what the workers say, once all of them are ready; waits for ever, and says for whom."""
     endpoints = parse_endpoints(settings.workers)
     pause, said = FIRST_PAUSE_S, ""
+    # What was said of workers that a client held: once its queue is full, a worker looks as if it could not be reached.
+    held: dict[str, str] = {}
     while True:
         statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
         missing = [status for status in statuses if status.state != "ready"]
         if not missing:
             figures.tell()
             return statuses
-        names = ", ".join(str(status.endpoint) for status in missing)
-        sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {missing[0].message}"
+        held |= {str(status.endpoint): status.message for status in missing if status.state == "busy"}
+        first, names = missing[0], ", ".join(str(status.endpoint) for status in missing)
+        reason = first.message
+        if first.state == "unreachable" and str(first.endpoint) in held:
+            reason = (
+                f"{held[str(first.endpoint)]} Now it answers no connection: its queue is full, or its host is down."
+            )
+        sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {reason}"
         if sentence != said:
             say(sentence)
             said = sentence

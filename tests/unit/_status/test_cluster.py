@@ -248,7 +248,7 @@ UNWELL = {
     "service-stopped": (
         [REFUSED],
         {"servers": [{"port": 50052, "listeners": [], "clients": []}]},
-        [f"Nothing listens on port 50052 of w1: see `journalctl -u {UNIT}`", "As m sees it"],
+        [f"Nothing listens on port 50052 of w1: see `journalctl -u {UNIT}`", "10.0.0.1:50052 refuses connections."],
     ),
     "somebody-elses-port": (
         [READY],
@@ -261,12 +261,12 @@ UNWELL = {
         ["The worker on port 50052 of w1 still runs the previous release"],
     ),
     "other-release": ([READY], {"manifest": {**OLD, "id": "a"}}, ["w1 has llama.cpp 0.3.16-4227c9be4"]),
-    "no-release": ([READY], {"manifest": None}, ["It is not known which llama.cpp w1 has (it has no release)"]),
+    "no-release": ([READY], {"manifest": None}, ["It is not known which llama.cpp w1 has (no release is in use"]),
     "firewall-stopped": ([READY], {"firewall": {**CLOSED, "firewalld": "stopped"}}, ["The firewall of w1 does not"]),
     "firewall-open": (
         [READY],
         {"firewall": {**CLOSED, "changes": CHANGES}},
-        ["The firewall of w1 is not as expected (port 50052/tcp removed from zone public): run"],
+        ["The firewall of w1 is not as expected: run the playbook site, which repairs it (port 50052/tcp removed from"],
     ),
     "held-by-nobody": (
         [BUSY], {}, [f"10.0.0.1:50052 of w1 answers nobody and has no client: `systemctl restart {UNIT}`"],
@@ -314,6 +314,24 @@ def test_an_upgrade_that_has_not_ended_is_said_first() -> None:
         "An upgrade was interrupted, and has not ended on w1, m: run the playbook upgrade, which ends it."
     )
     assert verify({"w1": WELL}, {"m": {"manifest": NEW, "workers": [READY], "upgrade": None}})["all_well"]
+
+
+def test_a_client_that_keeps_a_worker_from_its_api_is_named_and_causes_are_told_once() -> None:
+    service = {"unit": "llama-server@8080.service", "address": "127.0.0.1", "port": 8080, "workers": ["10.0.0.1:50052"]}
+    waits = "Waiting for 1 of 1 workers, 10.0.0.1:50052. 10.0.0.1:50052 cannot be reached (no answer): check the host."
+    api_waits = {**service, "state": "waiting", "well": False, "message": waits}
+    seen: dict[str, Any] = {"m": {"manifest": NEW, "workers": [], "services": [api_waits]}}
+    status = verify({"w1": {**WELL, "servers": SERVING}}, seen)
+    stranger, api = status["problems"]
+    assert stranger == (
+        "A client at 10.0.0.9 holds 10.0.0.1:50052 of w1, and the API of m waits for this worker: find the program "
+        "there with `ss -tnp 'dport = :50052'`, and end it."
+    )
+    assert api == "m: Waiting for 1 of 1 workers, 10.0.0.1:50052."
+    assert status["workers"][0]["well"] is False
+    # Nobody else has said why.
+    seen["m"]["workers"] = [READY]
+    assert verify({"w1": WELL}, seen)["problems"] == [f"m: {waits}"]
 
 
 def test_who_holds_the_workers_that_an_api_waits_for_is_named() -> None:
