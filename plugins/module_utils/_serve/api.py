@@ -8,8 +8,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-# What shows prompts, settings or figures of others, or takes work: each wants a key. (tools/server/server.cpp)
-CLOSED_PATHS = ("/v1/models", "/props", "/slots", "/metrics")
+# What shows prompts, settings or figures of others: each wants a key. (tools/server/server.cpp) The names of models do
+# not count: releases before 0.3.36 show them to everybody.
+CLOSED_PATHS = ("/props", "/slots", "/metrics")
 # A token over slow workers, behind requests that are under way.
 TOKEN_LIMIT_S = 60.0
 

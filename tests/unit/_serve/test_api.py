@@ -67,7 +67,7 @@ def test_a_well_one_generates_with_the_key_and_refuses_strangers() -> None:
 
 def test_one_without_keys_is_open() -> None:
     with api(WELL, closed=False) as asked:
-        assert asked.look().open_paths == ["/v1/models", "/props", "/slots", "/metrics"]
+        assert asked.look().open_paths == ["/props", "/slots", "/metrics"]
 
 
 def test_no_token_is_asked_for_while_all_slots_are_taken() -> None:
