@@ -61,7 +61,7 @@ def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
 def scrolling(shown: list[tuple[float, str]]) -> str:
     """Return the CSS that moves the lines up, one when each comes for which there is no row left."""
     end = max(shown[-1][0], 0.01)
-    moves = {at: LINE_PX * max(0, number + 1 - ROWS) for number, (at, _) in enumerate(shown)}
+    moves = {at: LINE_PX * max(0, number + 1 - ROWS) for number, (at, _line) in enumerate(shown)}
     steps = "".join(f"{at / end:.4%} {{ transform: translateY(-{up}px) }}\n" for at, up in moves.items())
     last = f"transform: translateY(-{moves[shown[-1][0]]}px)"
     return f".lines {{ {last}; animation: scroll {end:.2f}s step-end both }}\n@keyframes scroll {{\n{steps}}}"

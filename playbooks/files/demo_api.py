@@ -121,11 +121,13 @@ class Group:
                     shown = line.rstrip().replace("are above", f"are in {self.folder / 'api.log'}")
                     print(f"Group {self.name}: {shown}" if self.name else shown, flush=True)
                 elif line.startswith("Serving"):
-                    self.serves.set()
                     if self.name:
                         # Each time, as a worker that is started again has another number.
                         loss = f"`kill -9 {self.workers[0].pid}` ends a worker of this group; other groups continue."
                         print(f"Group {self.name}: {line.rstrip()}\nGroup {self.name}: {loss}", flush=True)
+                    elif self.serves.is_set():
+                        print(line.rstrip(), flush=True)
+                    self.serves.set()
 
     def end(self) -> None:
         """End the service before its workers."""
@@ -201,16 +203,19 @@ def wait_for_gateway(gateway: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 
 def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) -> int:
-    """Start all, say where it is, and wait: for the end of the only group, or to start again what ends of several."""
+    """Start all, say where it is, and start again what ends, as systemd does it; return if it never served."""
     for group in groups:
         group.start(args)
     if args.groups == 1:
         (only,) = groups
         while not only.serves.wait(0.1) and only.service is not None and only.service.poll() is None:
             pass
-        if only.serves.is_set():
-            tell(args, door, key)
-        return only.service.wait() if only.service is not None else 1
+        if not only.serves.is_set():
+            return only.service.wait() if only.service is not None else 1
+        tell(args, door, key)
+        while True:
+            time.sleep(1)
+            only.start(args)
     for group in groups:
         while not group.serves.wait(1):
             if group.service is None or group.service.poll() is not None:
@@ -220,7 +225,7 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
         wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
         tell(args, door, key)
         while gateway.poll() is None:
-            time.sleep(1)  # as systemd does it
+            time.sleep(1)
             for group in groups:
                 group.start(args)
         return 1

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,16 @@ def worker_to_kill(line: str) -> int | None:
     return int(command[1]) if command else None
 
 
+def a_worker(folder: Path) -> int:
+    """Return the number of a worker's process: its log is in the folder."""
+    for path in Path("/proc").glob("[0-9]*/exe"):
+        with suppress(OSError):
+            log = os.readlink(path.with_name("fd") / "1")
+            if path.readlink().name == "rpc-server" and log.startswith(str(folder)):
+                return int(path.parent.name)
+    pytest.fail("no worker runs")
+
+
 def left_over(folder: Path) -> list[str]:
     """Return the commands of processes that have a file of this folder open, or name one."""
     found = []
@@ -88,6 +98,10 @@ def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, mo
         assert stranger.request("/v1/models")[0] == 401
         assert Client("127.0.0.1", port, said["Key"]).text()
         assert len(left_over(tmp_path / "api")) >= 4, "this program, two workers and the service"
+        os.kill(a_worker(tmp_path / "api"), signal.SIGKILL)
+        assert process.stdout is not None
+        assert any(line.startswith("Serving ") for line in process.stdout), "it is started again"
+        assert Client("127.0.0.1", port, said["Key"]).text()
         os.killpg(process.pid, signal.SIGINT)
         rest = process.communicate(timeout=HANG_S)[0]
         assert process.returncode == 130
