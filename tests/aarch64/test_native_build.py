@@ -51,7 +51,7 @@ def folder() -> Path:
         done = subprocess.run(make, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, done.stderr
         with tarfile.open(source) as archive:
-            archive.extractall(work / "unpacked", filter="data")
+            archive.extractall(work / "unpacked", **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
         next((work / "unpacked").glob("*/vendor/llama.cpp")).rename(work / "source")
         shutil.rmtree(work / "unpacked")
         work.rename(place)
