@@ -3,8 +3,8 @@
 
 The role renders its manifests with values that occur nowhere else. Wherever one of them has gone, the chart gets the
 expression of Helm that puts a user's value there. Values of the chart have the names of the role's variables.
-It is written by `.venv/bin/python scripts/chart.py`; with --check nothing is, and the exit status is 1 where the chart
-is another one.
+It is written by `.venv/bin/python scripts/chart.py`; with --check nothing is, and the exit status is 1 if the chart
+would change.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def number(name: str) -> str:
     return f"int64 {value(name)}"
 
 
-# What manifests have other lines with, and what of the role's variables is another one where it holds, and where it
-# does not. The gateway is the first, as there is no configuration without it.
+# The conditions of Helm that change lines of manifests, and the role's variables with which each is true or false.
+# The gateway comes first, because without it there is no configuration.
 NO_TEXT, NO_SECRET = (
     {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""},
     {"kubernetes_gateway_tls_secret": ""},
@@ -211,8 +211,8 @@ TEXTS = {
     "checksum/configuration": 'printf "%s%s%s%s%s" (include "llama.keys" $) (include "llama.models" $) '
     f'(include "llama.haproxy" $) (include "llama.pem" $) (include "llama.lua" $) | sha256sum {JSON}',
 }
-# In HAProxy's configuration: what is a line for each group or client, or only for some value, and what else is put in
-# the place of what.
+# In HAProxy's configuration: lines that Helm repeats for each group or client, or writes only if a value is set; and
+# parts of lines that it replaces.
 GATEWAY_GROUPS = f"range $group := until (int {value('kubernetes_replicas')})"
 GROUPS_BEHIND, SLOTS_OF_ONE = number("kubernetes_replicas"), number("llama_server_parallel")
 LINES: list[tuple[str, str]] = [
@@ -258,7 +258,7 @@ REQUIRED = (
     "kubernetes_model_volume",
     "llama_server_model_path",
 )
-# What is not there if nobody gives it: an empty list says something else.
+# Values that the file leaves out, because an empty list means something else.
 DERIVED = {"llama_server_api_keys": "by default the key of the gateway, llama_gateway_group_key"}
 RANGES: dict[str, dict[str, Any]] = {
     "kubernetes_image": {"pattern": _IMAGE},
@@ -309,11 +309,11 @@ GIVEN, NONE = {"minLength": 1}, {"maxLength": 0}
 
 
 def implied(condition: dict[str, Any], consequence: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of values of which some demand something of others."""
+    """Return a schema: values that meet the condition must meet the consequence as well."""
     return {"if": {"properties": condition}, "then": {"properties": consequence}}
 
 
-# Of two numbers one is above 0; what drafts need, and embeddings have nothing to draft; what a gateway needs; and TLS.
+# Rules for several values: a change must be possible; drafts, and that embeddings have none; the gateway; and TLS.
 TOGETHER: list[dict[str, Any]] = [
     {
         "anyOf": [
@@ -351,7 +351,7 @@ def rendered() -> dict[Key, list[dict[str, Any]]]:
     for key in itertools.product((False, True), repeat=len(SWITCHES)):
         changes = [by_side[on] for by_side, on in zip(SWITCHES.values(), key)]
         variables[key] = dict(itertools.chain(MARKERS.items(), *(it.items() for it in changes)))
-    # Some of them decide about others as well.
+    # Several keys have the same variables, which are rendered once.
     different = [it for number, it in enumerate(variables.values()) if it not in list(variables.values())[:number]]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -425,7 +425,7 @@ def as_template(manifest: dict[str, Any]) -> str:
 
 
 def chosen(contents: Mapping[Key, list[str]], switches: Sequence[str]) -> list[str]:
-    """Return the lines that are there by what switches say; those that belong to one of them are one item."""
+    """Return the lines, with Helm's conditions around those that depend on a switch; such a block is one item."""
     if not switches:
         return contents[()]
     no, yes = (

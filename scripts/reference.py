@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write the tables of docs/reference/results-and-failures.md from the modules' documentation.
 
-`.venv/bin/python scripts/reference.py`; with --check nothing is written, and the exit status is 1 if something were.
+Run `.venv/bin/python scripts/reference.py`. With --check it writes nothing, and exits with 1 if the page would change.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reference/results-and-failures.md"
-# Below each heading: the module, and where in its results the rows are. The last one is a value that is one of several,
-# or (empty) the results themselves.
+# For each heading: the module, and the way through its results to a value whose description lists its choices. Without
+# a way, the rows are the results themselves.
 TABLES: dict[str, tuple[str, list[str]]] = {
     "Results of a run": ("distributed_inference", []),
     "Failures of a run": ("distributed_inference", ["failure", "kind"]),
@@ -74,7 +74,7 @@ def page() -> str:
 def main() -> int:
     """Write the page, or say whether it is what it should be."""
     parser = argparse.ArgumentParser(description="Write the tables of a page from the modules' documentation.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something were written")
+    parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if the page would change")
     check = parser.parse_args().check
     text = page()
     if text == PAGE.read_text(encoding="utf-8"):

@@ -203,34 +203,26 @@ def wait_for_gateway(gateway: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 
 def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) -> int:
-    """Start all, say where it is, and start again what ends, as systemd does it; return if it never served."""
+    """Start all, say where it is, and start again what ends, as systemd does it; return if the gateway ends."""
     for group in groups:
         group.start(args)
-    if args.groups == 1:
-        (only,) = groups
-        while not only.serves.wait(0.1) and only.service is not None and only.service.poll() is None:
-            pass
-        if not only.serves.is_set():
-            return only.service.wait() if only.service is not None else 1
-        tell(args, door, key)
-        while True:
-            time.sleep(1)
-            only.start(args)
     for group in groups:
-        while not group.serves.wait(1):
+        while not group.serves.wait(0.1):
             if group.service is None or group.service.poll() is not None:
-                raise RuntimeError(f"Group {group.name} has ended before it served: see {group.folder / 'api.log'}.")
-    gateway = start_gateway(args, groups, door, key)
+                what = f"Group {group.name}" if group.name else "The API"
+                raise RuntimeError(f"{what} has ended before it served: see {group.folder / 'api.log'}.")
+    gateways = [start_gateway(args, groups, door, key)] if args.groups > 1 else []
     try:
-        wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
+        for gateway in gateways:
+            wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
         tell(args, door, key)
-        while gateway.poll() is None:
+        while all(gateway.poll() is None for gateway in gateways):
             time.sleep(1)
             for group in groups:
                 group.start(args)
         return 1
     finally:
-        end([gateway])
+        end(gateways)
 
 
 def tell(args: argparse.Namespace, port: int, key: str) -> None:

@@ -57,6 +57,23 @@ def workers(pod: ModuleType, *free_mib: int) -> list[Any]:
     ]
 
 
+def test_a_worker_with_a_full_queue_is_still_held(pod: ModuleType) -> None:
+    (worker,) = workers(pod, 1)
+    held: dict[str, str] = {}
+    told = []
+    silent = ("unreachable", "No answer.")
+    for worker.state, worker.message in (
+        silent,
+        ("busy", "A client holds it."),
+        silent,
+        ("refused", "Start it."),
+        silent,
+    ):
+        held = pod.service.still_held([worker], held)
+        told.append(held.get(worker.endpoint, worker.message))
+    assert told == ["No answer.", "A client holds it.", "A client holds it.", "Start it.", "No answer."]
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_synthetic(tmp_path / "m.gguf", "window, five of six")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what options of llama.cpp say of a plan."""
+"""Private: the options of llama.cpp that a plan depends on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 
-# common/arg.cpp: options that the plan goes by, and such as it does not know the consequences of.
+# common/arg.cpp: options that the plan takes into account, and options whose effect it does not know.
 PLANNED = {
     "-b": "batch_size",
     "-ub": "ubatch_size",
@@ -30,7 +30,7 @@ _FLASH = {"1": "on", "true": "on", "on": "on", "0": "off", "false": "off", "off"
 def read_options(
     extra_args: Sequence[str], variable: str = "inference_extra_args"
 ) -> tuple[dict[str, Any], str | None]:
-    """Return all options of llama.cpp that the plan goes by, and why there is no plan with one of them.
+    """Return the options that a plan takes into account, and the reason if one of them rules out a plan.
 
     The reason is the end of a sentence, and names the variable that holds the options.
     """

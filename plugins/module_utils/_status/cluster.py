@@ -168,7 +168,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
     problems += [problem for row in rows for problem in row["problems"]]
     problems += _links_down(links, rows, problems)
     problems += [
-        " ".join([f"{service['host']}: {_news(service, rows)}", *_rivals(service, services)])
+        " ".join([f"{service['host']}: {_message(service, rows)}", *_rivals(service, services)])
         for service in services
         if not service["well"]
     ]
@@ -222,7 +222,7 @@ def _awaited(service: Mapping[str, Any]) -> list[str]:
 
 
 def _strangers(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say that the client of a worker is none of the APIs, if one of them waits for the worker."""
+    """Name the client that holds a worker, if an API waits for this worker and no other API uses it."""
     clients = sorted({client.rpartition(":")[0] for client in row["clients"]})
     waiting = [service["host"] for service in services if row["endpoint"] in _awaited(service)]
     others = [service["workers"] for service in services if service["state"] in ("serving", "loading")]
@@ -231,13 +231,13 @@ def _strangers(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) ->
     port = row["endpoint"].rpartition(":")[2]
     sentence = (
         f"A client at {', '.join(clients)} holds {row['endpoint']} of {row['host']}, and the API of {waiting[0]} waits "
-        f"for this worker: find the program there with `ss -tnp 'dport = :{port}'`, and end it."
+        f"for this worker: find the program there with `ss -tnp 'dport = :{port}'`, and wait for its end, or end it."
     )
     return [sentence]
 
 
-def _news(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what an API says, without the causes that the rows of its workers have named."""
+def _message(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the message of an API, without the causes that its workers' problems already name."""
     message = str(service["message"])
     explained = {row["endpoint"] for row in rows if row["problems"]}
     awaited = _awaited(service)
@@ -384,7 +384,7 @@ def _row(
 def _without_remedies(
     views: Mapping[str, Mapping[str, Any]], *, stopped: bool, filtered: bool
 ) -> dict[str, Mapping[str, Any]]:
-    """Leave out what a master advises, where the worker's own host has told the cause."""
+    """Leave out the advice of a master if the worker's own host has told the cause."""
     explained = {"refused": stopped, "unreachable": filtered}
     return {
         name: {**view, "message": f"{view['message'].partition(': ')[0]}."} if explained.get(view["state"]) else view
@@ -452,15 +452,10 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
         return "left alone", []
     if firewall["firewalld"] != "running":
         return str(firewall["firewalld"]), [f"The firewall of {host} does not run: run the playbook site."]
-    if firewall["problems"]:
-        return "differs", [
-            f"The firewall of {host} is not as expected ({firewall['problems'][0].rstrip('.')}): run the playbook site."
-        ]
-    if firewall["changes"]:
-        change = firewall["changes"][0].rstrip(".")
-        return "differs", [
-            f"The firewall of {host} is not as expected: run the playbook site, which repairs it ({change})."
-        ]
+    differing = [*firewall["problems"], *firewall["changes"]]
+    if differing:
+        remedy = "run the playbook site" if firewall["problems"] else "run the playbook site, which repairs it"
+        return "differs", [f"The firewall of {host} is not as expected: {remedy} ({differing[0].rstrip('.')})."]
     return "closed", []
 
 

@@ -65,7 +65,7 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
     told, unplanned = read_options(wanted["options"], "llama_server_extra_args")
     if unplanned:
         return True, f"The model is not planned before it is loaded, since {unplanned}.", []
-    # There is a plan for no other mode than layer.
+    # A plan is always for split mode layer.
     told.pop("split_mode", None)
     cluster = Cluster(
         workers=tuple(

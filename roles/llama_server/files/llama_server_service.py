@@ -209,11 +209,19 @@ class Readiness:
         threading.Thread(target=told.serve_forever, daemon=True).start()
 
 
+def still_held(missing: list[WorkerStatus], before: dict[str, str]) -> dict[str, str]:
+    """Return what was said of each worker that a client holds, also while its full queue hides this."""
+    return {
+        status.endpoint: status.message if status.state == "busy" else before[status.endpoint]
+        for status in missing
+        if status.state == "busy" or (status.state == "unreachable" and status.endpoint in before)
+    }
+
+
 def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]:
     """Return what the workers say, once all of them are ready; waits for ever, and says for whom."""
     endpoints = parse_endpoints(settings.workers)
     pause, said = FIRST_PAUSE_S, ""
-    # What was said of workers that a client held: once its queue is full, a worker looks as if it could not be reached.
     held: dict[str, str] = {}
     while True:
         statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
@@ -221,18 +229,16 @@ def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]
         if not missing:
             figures.tell()
             return statuses
-        held |= {str(status.endpoint): status.message for status in missing if status.state == "busy"}
-        first, names = missing[0], ", ".join(str(status.endpoint) for status in missing)
-        reason = first.message
-        if first.state == "unreachable" and str(first.endpoint) in held:
-            reason = (
-                f"{held[str(first.endpoint)]} Now it answers no connection: its queue is full, or its host is down."
-            )
+        held = still_held(missing, held)
+        first, names = missing[0], ", ".join(status.endpoint for status in missing)
+        reason = held.get(first.endpoint, first.message)
+        if reason != first.message:
+            reason += " Now it answers no connection: its queue is full, or its host is down."
         sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {reason}"
         if sentence != said:
             say(sentence)
             said = sentence
-            figures.tell(missing=[str(status.endpoint) for status in missing])
+            figures.tell(missing=[status.endpoint for status in missing])
         figures.keep()
         time.sleep(pause)
         pause = min(LONGEST_PAUSE_S, pause * 1.5)

@@ -325,7 +325,7 @@ def test_a_client_that_keeps_a_worker_from_its_api_is_named_and_causes_are_told_
     stranger, api = status["problems"]
     assert stranger == (
         "A client at 10.0.0.9 holds 10.0.0.1:50052 of w1, and the API of m waits for this worker: find the program "
-        "there with `ss -tnp 'dport = :50052'`, and end it."
+        "there with `ss -tnp 'dport = :50052'`, and wait for its end, or end it."
     )
     assert api == "m: Waiting for 1 of 1 workers, 10.0.0.1:50052."
     assert status["workers"][0]["well"] is False
