@@ -72,10 +72,10 @@ def by_task(found: list[tuple[str, float]]) -> dict[str, float]:
     rows: dict[str, float] = {}
     nothing = 0.0
     for name, seconds in found:
-        if name == "Nothing is asked":
+        if name == "Set an empty fact":
             nothing = seconds
-        elif name.startswith("A host knows "):
-            what = name.removeprefix("A host knows ")
+        elif name.startswith("Find for one host "):
+            what = name.removeprefix("Find for one host ")
             way = "playbooks" if f"{what}, roles by themselves" in rows else "roles by themselves"
             rows[f"{what}, {way}"] = 1000 * (seconds - nothing) / HOSTS
         else:

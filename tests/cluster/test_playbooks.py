@@ -205,15 +205,15 @@ def test_tags_and_limit_leave_the_rest_alone() -> None:
     assert changed(run.stdout) == {}
     # Arguments are validated whatever the tags.
     entered = set(re.findall(r"TASK \[llama_cpp\.cluster\.(\w+ : (?!Validating)[^]]+)", run.stdout))
-    assert "rpc_firewall : Firewalld is looked at" in entered
-    assert {"llama_cpp : The host is looked at", "rpc_server : The worker answers"} & entered == set()
+    assert "rpc_firewall : Read the state of firewalld" in entered
+    assert {"llama_cpp : Read the host's facts", "rpc_server : Wait until the worker answers"} & entered == set()
 
 
 def test_without_a_model_the_cluster_is_verified_and_the_variable_is_named() -> None:
     run = play("site", "-e", "gguf_model_path=", "--tags", "inference")
-    assert "TASK [llama_cpp.cluster.inference : Every worker is ready]" in run.stdout
+    assert "TASK [llama_cpp.cluster.inference : Check that every worker is ready]" in run.stdout
     assert "Inference was skipped, because there is no model: set gguf_model_path" in said(run.stdout)
-    assert "The prompt is continued" not in run.stdout
+    assert "Continue the prompt over all workers" not in run.stdout
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def verify(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
 
 def table(printed: str) -> str:
     """Return what is for people: other lines come in the order in which hosts answer."""
-    return printed.split("The workers, and the problems]")[1].partition("TASK")[0]
+    return printed.split("Show the workers and the problems]")[1].partition("TASK")[0]
 
 
 @pytest.mark.long
@@ -404,4 +404,4 @@ def test_verify_and_infer_name_each_thing_that_is_wrong(tmp_path: Path, other_re
     for problem in status["problems"]:
         assert problem in said(printed)
     assert other_release in inference
-    assert "The prompt is continued" not in inference
+    assert "Continue the prompt over all workers" not in inference

@@ -45,7 +45,7 @@ def test_a_run_that_does_not_end_in_time_is_left_alone(stage: Stage) -> None:
     stage.cue("cue-busy")
     status, said = stage.play(*UPGRADE, "-e", "upgrade_drain_timeout=5")
     assert status == 2, said
-    assert said.count("No client uses the workers (1 retries left)") == 2, "both workers are looked at again"
+    assert said.count("Wait until no client uses the workers (1 retries left)") == 2, "both workers are looked at again"
     assert "A worker of worker1 is serving 192.0.2.1:4711" in said
     assert "did not start: every host has its previous release." in said
     assert stage.starts() == 0
@@ -73,16 +73,19 @@ def test_a_canary_that_is_worse_leaves_every_host_with_what_it_had(
 
 
 # When a run that takes all hosts back is killed, and the one that ends it: once so many hosts are done with a task.
-LINK = "llama_cpp.cluster.llama_cpp : The release is the current one"
+LINK = "llama_cpp.cluster.llama_cpp : Switch the current link to the release"
 START = "llama_cpp.cluster.rpc_server : An actor plays"
-SETTLED = "Which workers have the release is known"
-ENDED = "The upgrade has ended here"
+SETTLED = "Find the workers that can answer"
+ENDED = "Note the end of the upgrade"
 BACK = {
-    "it-is-decided": (("Where all hosts end is known", 3), ("What is left to do is known", 3)),
+    "it-is-decided": (
+        ("Find whether the hosts keep the new release", 3),
+        ("Find how to complete an interrupted upgrade", 3),
+    ),
     "releases-are-back": ((LINK, 4), (START, 1)),
     "a-worker-is-back": ((START, 3), (LINK, 1)),
     "workers-are-back": ((SETTLED, 1), (SETTLED, 3)),
-    "workers-have-answered": (("They are ready, with the protocol of the release", 2), (ENDED, 1)),
+    "workers-have-answered": (("Check that every worker is ready, with the release's RPC protocol", 2), (ENDED, 1)),
 }
 
 
@@ -99,7 +102,9 @@ def test_runs_that_are_killed_on_the_way_back_are_ended_by_the_one_after(stage: 
     stage.everywhere(NEW)
 
 
-@pytest.mark.parametrize("moment", [("What is left to do is known", 3), (SETTLED, 1), (ENDED, 1)], ids=lambda on: on[0])
+@pytest.mark.parametrize(
+    "moment", [("Find how to complete an interrupted upgrade", 3), (SETTLED, 1), (ENDED, 1)], ids=lambda on: on[0]
+)
 def test_a_run_that_is_killed_as_it_brings_a_good_upgrade_to_its_end_is_followed_by_one_that_does(
     stage: Stage, moment: tuple[str, int]
 ) -> None:

@@ -100,7 +100,7 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
         assert row in output
     assert f"{demo.folder}/report.json" in output
     assert "It fits; " in output
-    assert "The prompt is continued over all workers" in output
+    assert "Continue the prompt over all workers" in output
     assert demo.processes() == []
 
 

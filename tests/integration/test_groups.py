@@ -57,7 +57,7 @@ def test_each_master_uses_the_workers_of_its_group(
     done = play_over("infer.yml", tmp_path, inventory)
     assert done.returncode == 0, done.stdout
     # Side by side, in one batch.
-    assert done.stdout.count("PLAY [Distributed inference]") == 1
+    assert done.stdout.count("PLAY [Run distributed inference]") == 1
     for group, worker in workers.items():
         report = json.loads((tmp_path / f"{group}.json").read_text())
         assert [each["endpoint"] for each in report["workers"]] == [worker.endpoint]
@@ -154,4 +154,4 @@ def test_groups_that_are_none_are_said_at_once(
     done = play_over("site.yml", tmp_path, inventory, *options)
     assert done.returncode != 0
     assert sentence in done.stdout
-    assert "TASK [The hosts are contacted]" not in done.stdout
+    assert "TASK [Read the host's facts]" not in done.stdout

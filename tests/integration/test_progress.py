@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-TASK = "The prompt is continued"
+TASK = "Continue the prompt"
 LINE = re.compile(rf"\[master\] {TASK}: (\d+):(\d\d) (.*)")
 LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, about \d+:\d\d more)?")
 GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d+:\d\d more)?")

@@ -426,7 +426,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     (site.folder / "source").mkdir()
     (site.folder / "source/config.json").write_text("{}")
     (site.folder / "source/model.safetensors").write_bytes(b"")
-    site.refused("could not be made into", "(The model is converted to GGUF)")
+    site.refused("could not be made into", "(Convert the model to GGUF)")
     assert [name for name in site.names() if name.endswith(".gguf")] == []
     shutil.rmtree(site.folder / "source")
     write = [venv / "venv/bin/python", ROOT / "tests/support/tiny_safetensors.py", site.folder / "source"]

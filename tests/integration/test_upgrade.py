@@ -53,7 +53,9 @@ def test_a_run_that_ends_in_time_is_waited_for(stage: Stage) -> None:
     status, said = stage.play(*UPGRADE, "-e", "upgrade_drain_timeout=30")
     assert status == 0, said
     assert not client.exists()
-    retries = re.findall(r"RETRYING: \[worker[12]\]: No client uses the workers \((\d+) retries left\)", said)
+    retries = re.findall(
+        r"RETRYING: \[worker[12]\]: Wait until no client uses the workers \((\d+) retries left\)", said
+    )
     assert retries == ["6"], "one worker is looked at again, once"
     assert stage.starts() == 2, "each worker is started anew once"
     stage.everywhere(NEW)

@@ -28,8 +28,8 @@ def run(seconds: float, late: float = 0.0) -> Run:
     return Run(
         seconds,
         [
-            result("1", "master", "The host answers", 0.0, 1.0),
-            result("1", "worker1", "The host answers", 0.5, 2.0 + late),
+            result("1", "master", "Read the host's facts", 0.0, 1.0),
+            result("1", "worker1", "Read the host's facts", 0.5, 2.0 + late),
             # One host after the other, as a loop over files that differ makes it.
             result("2", "worker1", "llama_cpp.cluster.rpc_server : It runs", 3.0, 4.0),
             result("3", "worker3", "llama_cpp.cluster.rpc_server : It runs", 4.0, 4.5),
@@ -62,7 +62,7 @@ def test_growth_is_without_inference_and_of_one_round() -> None:
     size = found["sizes"]["2"]
     assert size["without_inference_s"]["values"] == [7.0, 8.0]
     assert size["round_trips"] == {"worker": 6, "master": 8}
-    assert list(size["longest_tasks_s"])[:2] == ["llama_cpp.cluster.inference : It is used", "The host answers"]
+    assert list(size["longest_tasks_s"])[:2] == ["llama_cpp.cluster.inference : It is used", "Read the host's facts"]
     assert size["seconds_by_role"] == {"inference": 3.0, "of the playbook": 2.5, "rpc_server": 1.5}
 
 

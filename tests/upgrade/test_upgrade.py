@@ -274,7 +274,7 @@ def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str
             assert "failed. Every host has its previous release." in said(run)
             everywhere(start)
     everywhere(start)
-    print(run.stdout.partition("TASK [Outcome]")[2])
+    print(run.stdout.partition("TASK [Show the outcome]")[2])
 
 
 def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], None], *options: str, nth: int = 1) -> str:
@@ -319,16 +319,16 @@ def kill(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-BROUGHT = "llama_cpp.cluster.llama_cpp : The artifact is unpacked"
-WORKERS_START = "llama_cpp.cluster.rpc_server : The worker runs from its unit"
-COMPARED = "llama_cpp.cluster.inference : The prompt is continued over all workers"
+BROUGHT = "llama_cpp.cluster.llama_cpp : Unpack the artifact"
+WORKERS_START = "llama_cpp.cluster.rpc_server : Start or restart the worker"
+COMPARED = "llama_cpp.cluster.inference : Continue the prompt over all workers"
 # When the controller is killed: the task that has begun; and whether the upgrade counts by then.
 KILLED = {
-    "once-it-is-noted": ("The way back is known", False),
+    "once-it-is-noted": ("Record the release to go back to", False),
     "while-workers-change": (WORKERS_START, False),
-    "before-masters-change": ("The workers speak the protocol of the release", False),
-    "while-it-is-compared": ("The prompt is continued with the new release", False),
-    "after-the-good-end": ("Where all hosts end is known", True),
+    "before-masters-change": ("Check that the workers speak the release's RPC protocol", False),
+    "while-it-is-compared": ("Continue the prompt with the new release", False),
+    "after-the-good-end": ("Find whether the hosts keep the new release", True),
 }
 
 
@@ -359,7 +359,7 @@ AT_ONCE = {
     "while-it-is-brought": (BROUGHT, 1, NEW),
     "while-a-worker-changes": (WORKERS_START, 1, NEW),
     "while-it-is-compared": (COMPARED, 2, ""),
-    "while-old-ones-go": ("llama_cpp.cluster.llama_cpp : The oldest releases are removed", 1, ""),
+    "while-old-ones-go": ("llama_cpp.cluster.llama_cpp : Remove the oldest releases", 1, ""),
 }
 
 
@@ -394,7 +394,7 @@ def test_a_worker_that_is_still_being_started_anew_is_waited_for(versions: Path)
     with unit_with("ExecStop=/bin/sleep 30\nTimeoutStopSec=60"):
         during(versions, WORKERS_START, kill_late)
         assert stopping()
-        said_then = during(versions, "What is left to do is known", look, "-e", "rollback=true")
+        said_then = during(versions, "Find how to complete an interrupted upgrade", look, "-e", "rollback=true")
     assert "was interrupted and has not ended on" in said_then
     everywhere(OLD)
 
@@ -407,7 +407,7 @@ def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one
     with unit_that_does_not_start():
         during(versions, WORKERS_START, kill, "-e", "rpc_server_ready_timeout=20", nth=2)
     assert any("upgrade.json" in state for state in states().values())
-    during(versions, "Which workers have the release is known", kill)
+    during(versions, "Find the workers that can answer", kill)
     assert any("upgrade.json" in state for state in states().values())
     run = upgrade("")
     assert "was interrupted and has not ended on" in said(run)
@@ -450,7 +450,7 @@ def test_a_host_that_is_lost_while_it_gets_the_release_leaves_all_others_alone(
 
 
 # Who falls silent, and at which task, for the how manyth time.
-LOST = {"worker2": (WORKERS_START, 1), "master": ("The host is about to change", 2)}
+LOST = {"worker2": (WORKERS_START, 1), "master": ("Record that the host changes", 2)}
 
 
 @pytest.mark.usefixtures("old")

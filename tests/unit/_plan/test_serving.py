@@ -45,7 +45,7 @@ def planned(model: list[Header], over: Cluster, slots: int, each: int, cache_ram
 def advice(result: dict[str, Any], slots: int, each: int, cache_ram: int = 0) -> str:
     """Return what the role says of a plan that does not fit."""
     block = next(task["block"] for task in loaded(ROLE / "tasks/divide.yml") if "block" in task)
-    task = next(task for task in block if task["name"] == "The model fits")
+    task = next(task for task in block if task["name"] == "Check that the model fits")
     given = {
         **VARIABLES,
         **task["vars"],

@@ -116,7 +116,8 @@ def test_the_file_goes_with_a_module_that_is_ended(number: signal.Signals, tmp_p
         "from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import told\n"
         # Under nohup it would be ignored, as it is by who starts this.
         "signal.signal(int(sys.argv[2]), signal.SIG_DFL)\n"
-        "with told(sys.argv[1]):\n    print('made', flush=True); time.sleep(60)\n"
+        # Short sleeps: Python runs no handler during a sleep that begins just after the signal.
+        "with told(sys.argv[1]):\n    print('made', flush=True)\n    for _step in range(1200): time.sleep(0.05)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
     path = tmp_path / "f"
