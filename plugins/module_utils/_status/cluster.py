@@ -292,8 +292,14 @@ def render_services(services: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the API services of a verification."""
     keys = ("host", "address", "port", "alias", "state", "restarts")
     grouped = _grouped(services)
-    rows = [[*(service[key] for key in (*grouped, *keys)), "yes" if service["well"] else "no"] for service in services]
-    header = (*grouped, "master", *keys[1:], "well")
+    rows = [
+        [*(service[key] for key in (*grouped, *keys)),
+         # As the workers' column, without what tells two builds of a source apart.
+         (service["release"] or "").rpartition("-")[0] or None,
+         "yes" if service["well"] else "no"]
+        for service in services
+    ]  # fmt: skip
+    header = (*grouped, "master", *keys[1:], "llama.cpp", "well")
     return "APIs\n" + render_table(header, rows, left=len(header))
 
 

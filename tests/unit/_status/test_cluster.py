@@ -13,7 +13,11 @@ import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import Change, Plan
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import render_cluster, verify
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import (
+    render_cluster,
+    render_services,
+    verify,
+)
 
 cluster_problems = FilterModule().filters()["cluster_problems"]
 
@@ -349,6 +353,15 @@ def test_who_holds_the_workers_that_an_api_waits_for_is_named() -> None:
     )
     seen["m1"]["services"][0]["state"] = "stopped"  # type: ignore[index]
     assert verify({"w1": WELL}, seen)["problems"] == ["m2: Waiting for 1 of 1 workers, w2:1."]
+
+
+def test_the_table_of_apis_names_the_release_that_runs() -> None:
+    api = {"host": "m1", "address": "127.0.0.1", "port": 8080, "alias": "a", "state": "serving", "restarts": 0}
+    runs = {**api, "release": "0.3.36-0c1e57098-3f0a1b2c", "well": True}
+    stands = {**api, "host": "m2", "state": "stopped", "release": None, "well": False}
+    header, *rows = (line.split() for line in render_services([runs, stands]).splitlines()[1:])
+    assert header[-2:] == ["llama.cpp", "well"]
+    assert [row[-2:] for row in rows] == [["0.3.36-0c1e57098", "yes"], ["-", "no"]]
 
 
 def test_no_worker_is_not_well() -> None:
