@@ -80,7 +80,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What was measured becomes a page
+- name: Write a page of the measurements
   ansible.builtin.copy:
     content: "{{ (results | llama_cpp.cluster.benchmark_report).html }}"
     dest: benchmark.html

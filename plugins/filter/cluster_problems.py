@@ -67,7 +67,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The hosts of the inventory make a cluster
+- name: Check that the hosts of the inventory make a cluster
   ansible.builtin.assert:
     that: problems | length == 0
     fail_msg: "{{ problems | join(' ') }}"

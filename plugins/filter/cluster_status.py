@@ -37,7 +37,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Whether the worker is well
+- name: Show whether the workers are healthy
   ansible.builtin.debug:
     msg: "{{ (looks | llama_cpp.cluster.cluster_status(seen)).table }}"
   vars:

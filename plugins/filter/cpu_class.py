@@ -68,7 +68,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: The class of a Graviton2 is shown, here aarch64-dotprod-fp16-glibc2.36
+- name: Show the class of a Graviton2, here aarch64-dotprod-fp16-glibc2.36
   ansible.builtin.debug:
     msg: "{{ (look | llama_cpp.cluster.cpu_class).name }}"
   vars:

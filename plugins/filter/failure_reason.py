@@ -31,14 +31,14 @@ options:
 """
 
 EXAMPLES = r"""
-- name: The reason is part of another sentence
+- name: Put the reason into another sentence
   block:
-    - name: The service runs
+    - name: Start the service
       ansible.builtin.command:
         argv: [systemctl, is-active, llama-rpc-server@50052]
       changed_when: false
   rescue:
-    - name: The operator gets to know it
+    - name: Fail with the reason
       ansible.builtin.debug:
         msg: "There is no worker: {{ ansible_failed_result | llama_cpp.cluster.failure_reason(output=true) }}."
 """

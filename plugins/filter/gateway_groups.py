@@ -43,7 +43,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The groups behind this gateway are shown
+- name: Show the groups behind this gateway
   ansible.builtin.debug:
     msg: >-
       {{ groups['llama_masters'] | default([])

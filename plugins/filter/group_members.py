@@ -35,7 +35,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The hosts with the workers of this master are shown
+- name: Show the hosts with the workers of this master
   ansible.builtin.debug:
     msg: "{{ groups['llama_workers'] | llama_cpp.cluster.group_members(hostvars, inventory_hostname) }}"
 """

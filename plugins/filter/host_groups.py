@@ -34,7 +34,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The groups of the workers are shown, such as node1 with [a] and node2 with [a, b]
+- name: Show the groups of the workers, such as node1 with [a] and node2 with [a, b]
   ansible.builtin.debug:
     msg: "{{ groups['llama_workers'] | llama_cpp.cluster.host_groups(hostvars) }}"
 """

@@ -36,7 +36,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Which address and which port each worker has
+- name: Show the address and port of each worker
   ansible.builtin.debug:
     msg: "{{ ['localhost'] | llama_cpp.cluster.host_records(hostvars, address='ansible_host', port='ansible_port') }}"
 """

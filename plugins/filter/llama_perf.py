@@ -31,11 +31,11 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Speed of generation in a log that was kept
+- name: Show the speed of generation in a saved log
   ansible.builtin.debug:
     msg: "{{ (lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf).perf.eval.tokens_per_second }}"
 
-- name: The same through a JMESPath query, which needs jmespath on the controller
+- name: Show it with a JMESPath query, which needs jmespath on the controller
   ansible.builtin.debug:
     msg: >-
       {{ lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf

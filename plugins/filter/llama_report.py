@@ -31,19 +31,19 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Look at the workers
+- name: Ask the workers at protocol level
   llama_cpp.cluster.rpc_worker_info:
     endpoints: [192.0.2.11, 192.0.2.12]
   register: info
 
-- name: Run the model over them
+- name: Run the model over the workers
   llama_cpp.cluster.distributed_inference:
     model: /srv/models/model.gguf
     prompt: Here's a knock knock joke for kids
     workers: [192.0.2.11, 192.0.2.12]
   register: run
 
-- name: The tables and the text
+- name: Show the tables and the text
   ansible.builtin.debug:
     msg: "{{ (run | llama_cpp.cluster.llama_report(workers=info.workers)).splitlines() }}"
 """

@@ -73,7 +73,7 @@ seealso:
 
 EXAMPLES = r"""
 # With host node1 (rpc_server_address: 10.0.0.11) and host node2 (ansible_host: 10.0.0.12, rpc_server_port: 50060)
-- name: The workers' endpoints are shown, here 10.0.0.11:50052 and 10.0.0.12:50060
+- name: Show the workers' endpoints, here 10.0.0.11:50052 and 10.0.0.12:50060
   ansible.builtin.debug:
     msg: "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
 """

@@ -45,7 +45,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: The port is free
+- name: Check that the port is free
   ansible.builtin.assert:
     that: compared.ports | length == 0
     fail_msg: "{{ compared.ports | join(' ') }}"

@@ -63,7 +63,7 @@ options:
 
 EXAMPLES = r"""
 # Role inference reads /proc/meminfo of the hosts; here it is told.
-- name: What the plan is made of is shown
+- name: Show the input of the plan
   ansible.builtin.debug:
     msg: >-
       {{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars)

@@ -36,7 +36,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What is trusted is shown, here 10.0.0.10/32, 10.0.1.0/24 and fd00::10/128
+- name: Show the trusted networks, here 10.0.0.10/32, 10.0.1.0/24 and fd00::10/128
   ansible.builtin.debug:
     msg: "{{ (['10.0.0.10', 'fd00::10', '10.0.1.0/24', '10.0.1.7'] | llama_cpp.cluster.trusted_sources).sources }}"
 """

@@ -41,11 +41,11 @@ options:
 """
 
 EXAMPLES = r"""
-- name: What a sweep would try
+- name: Show what a sweep would try
   ansible.builtin.debug:
     msg: "{{ ({'tune_goal': 'prompt'} | llama_cpp.cluster.tuning).stages }}"
 
-- name: Which run comes first
+- name: Show the first run
   ansible.builtin.debug:
     msg: "{{ ({'workers': ['192.0.2.11:50052', '192.0.2.12:50052']} | llama_cpp.cluster.tuning).next.title }}"
 """

@@ -33,7 +33,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The tunnel's addresses of all hosts are shown
+- name: Show the tunnel addresses of all hosts
   ansible.builtin.debug:
     msg: "{{ groups['all'] | llama_cpp.cluster.tunnel_addresses(hostvars) }}"
 """

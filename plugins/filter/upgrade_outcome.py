@@ -39,7 +39,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: What became of it
+- name: Show the outcome
   ansible.builtin.debug:
     msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.16', 'to': '0.3.36'})).sentences }}"
   vars:

@@ -41,7 +41,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Where a roll back would lead
+- name: Show the releases after a rollback
   ansible.builtin.debug:
     msg: "{{ (looks | llama_cpp.cluster.upgrade_plan('master', rollback=true)).to }}"
   vars:

@@ -39,7 +39,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What an address needs, and what prevents it
+- name: Show what the address needs, and what prevents it
   ansible.builtin.debug:
     msg: >-
       {{ '10.0.0.4'

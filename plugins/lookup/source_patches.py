@@ -43,7 +43,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: The patch is what it is said to be, and for this source
+- name: Check the digest of the patch, and that it is for this source
   ansible.builtin.assert:
     that: found.problem | length == 0
     fail_msg: "{{ found.problem }}"

@@ -43,7 +43,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The model is sent
+- name: Send the model
   llama_cpp.cluster.controller_file:
     src: /srv/models/model.gguf
     dest: "{{ model.staging }}/model.gguf"

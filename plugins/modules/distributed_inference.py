@@ -112,7 +112,7 @@ EXAMPLES = r"""
       - 10.0.0.12:50052
   register: inference
 
-- name: The text
+- name: Show the text
   ansible.builtin.debug:
     var: inference.text
 

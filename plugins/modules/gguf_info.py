@@ -43,17 +43,17 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The model is looked at
+- name: Read the header of the model
   llama_cpp.cluster.gguf_info:
     path: /srv/models/model.gguf
   register: model
 
-- name: The model is complete
+- name: Check that the model is complete
   ansible.builtin.assert:
     that: model.valid
     fail_msg: "{{ model.message }}"
 
-- name: What 8192 tokens of context take, in GiB
+- name: Show how many GiB 8192 tokens of context take
   ansible.builtin.debug:
     msg: "{{ (model.cache.bytes_per_token.f16 * 8192 / 1024 ** 3) | round(2) }}"
   when: model.cache.known

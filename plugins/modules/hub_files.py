@@ -62,7 +62,7 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: The model is looked up
+- name: Look up the files of the model
   llama_cpp.cluster.hub_files:
     repo: ggml-org/gemma-3-1b-it-GGUF
     files: [gemma-3-1b-it-Q4_K_M.gguf]

@@ -124,20 +124,20 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: How fast is the cluster
+- name: Measure the cluster
   llama_cpp.cluster.llama_bench:
     model: /srv/models/model.gguf
     workers: [10.0.0.11, 10.0.0.12]
   register: bench
 
-- name: Tokens per second of each test
+- name: Show the tokens per second of each test
   ansible.builtin.debug:
     msg: "{{ item.name }}: {{ item.tokens_per_second.mean }} ± {{ item.tokens_per_second.stddev }}"
   loop: "{{ bench.tests }}"
   loop_control:
     label: "{{ item.name }}"
 
-- name: Which physical batch reads fastest, with the model loaded once
+- name: Compare physical batches, with the model loaded once
   llama_cpp.cluster.llama_bench:
     model: /srv/models/model.gguf
     workers: [10.0.0.11, 10.0.0.12]

@@ -23,12 +23,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: What the gateway says is known
+- name: Read the state of the gateway
   llama_cpp.cluster.llama_gateway_info:
   become: true
   register: gateway
 
-- name: All groups take requests
+- name: Check that all groups take requests
   ansible.builtin.assert:
     that: gateway.well
     fail_msg: "{{ gateway.message }}"

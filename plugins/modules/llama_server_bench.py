@@ -91,7 +91,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: How fast eight clients get their answers
+- name: Measure the answers to eight clients
   llama_cpp.cluster.llama_server_bench:
     model: /srv/models/model.gguf
     workers: [10.0.0.11, 10.0.0.12]
@@ -100,7 +100,7 @@ EXAMPLES = r"""
     extra_args: [--split-mode, tensor]
   register: served
 
-- name: Tokens of all clients a second
+- name: Show the tokens per second of all clients
   ansible.builtin.debug:
     msg: "{{ served.tests[0].tokens_per_second.mean }}, the first after {{ served.tests[0].first_token_ms.median }} ms"
 """

@@ -44,12 +44,12 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The API services of this master are known
+- name: Read the state of this master's API services
   llama_cpp.cluster.llama_server_info:
   become: true
   register: api
 
-- name: All of them serve
+- name: Check that all of them serve
   ansible.builtin.assert:
     that: api.servers | rejectattr('state', 'eq', 'serving') | length == 0
     fail_msg: "{{ api.servers | map(attribute='message') | join(' ') }}"

@@ -84,7 +84,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: There is a place for the model
+- name: Create a place for the model
   llama_cpp.cluster.model_file:
     path: /srv/models/model.gguf
     state: staged
@@ -92,12 +92,12 @@ EXAMPLES = r"""
     origin: {built: today}
   register: model
 
-- name: The model is made there
+- name: Write the model there
   ansible.builtin.command:
     argv: [make-a-model, "{{ model.staging }}/model.gguf"]
   when: model.needed | length > 0
 
-- name: The model is in place
+- name: Move the model into place
   llama_cpp.cluster.model_file:
     path: /srv/models/model.gguf
     state: present

@@ -68,11 +68,11 @@ attributes:
 """
 
 EXAMPLES = r"""
-- name: Which releases are there
+- name: Read which releases the host has
   llama_cpp.cluster.release_journal:
   register: there
 
-- name: The host may change
+- name: Check that the host may change
   llama_cpp.cluster.release_journal:
     state: begun
     run: 2026-11-22 10:00:00 UTC, 4711

@@ -41,7 +41,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The programs run on this host
+- name: Check that the programs run on this host
   llama_cpp.cluster.release_trial:
     path: /opt/llama_cpp/releases/0.3.36-0c1e57098-b0b4dbc1c4a5
 """

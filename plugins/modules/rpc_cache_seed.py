@@ -104,7 +104,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The worker has the tensors of its layers
+- name: Copy the tensors of its layers to the worker
   llama_cpp.cluster.rpc_cache_seed:
     model: /srv/models/model.gguf
     port: 50052
@@ -112,7 +112,7 @@ EXAMPLES = r"""
   timeout: 3600
   become: true
 
-- name: The worker has all tensors of a model that the controller has
+- name: Copy all tensors of a model from the controller to the worker
   llama_cpp.cluster.rpc_cache_seed:
     model: /srv/models/model.gguf
     from_controller: true

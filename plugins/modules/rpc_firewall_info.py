@@ -66,7 +66,7 @@ EXAMPLES = r"""
   become: true
   register: firewall
 
-- name: Show it
+- name: Show the changes
   ansible.builtin.debug:
     msg: "{{ firewall.changes }}"
 """

@@ -75,18 +75,18 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The worker's clients are known
+- name: Read the clients of the worker
   llama_cpp.cluster.rpc_server_info:
     ports: [50052]
   register: worker
   become: true
 
-- name: Nobody is using the worker
+- name: Check that no client uses the worker
   ansible.builtin.assert:
     that: worker.servers[0].clients | length == 0
     fail_msg: "The worker serves {{ worker.servers[0].clients | join(', ') }}."
 
-- name: All that there is of workers is known
+- name: Read the state of all workers of this host
   llama_cpp.cluster.rpc_server_info:
     ports: []
     units: true

@@ -45,13 +45,13 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: How the links are is known
+- name: Read the state of the links
   llama_cpp.cluster.rpc_tunnel_info:
     links: true
   become: true
   register: tunnel
 
-- name: All workers answer through the tunnel
+- name: Check that all workers answer through the tunnel
   ansible.builtin.assert:
     that: tunnel.links | selectattr('message') | length == 0
     fail_msg: "{{ tunnel.links | map(attribute='message') | select | join(' ') }}"

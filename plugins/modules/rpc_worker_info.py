@@ -65,18 +65,18 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The workers of the inventory are known
+- name: Ask the workers of the inventory
   llama_cpp.cluster.rpc_worker_info:
     endpoints: "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
     expected_protocol: "7.0"
   register: cluster
 
-- name: All workers are ready
+- name: Check that all workers are ready
   ansible.builtin.assert:
     that: cluster.all_ready
     fail_msg: "{{ cluster.workers | rejectattr('state', 'eq', 'ready') | map(attribute='message') | join(' ') }}"
 
-- name: The worker answers within a minute of its start
+- name: Wait up to a minute until the worker answers
   llama_cpp.cluster.rpc_worker_info:
     endpoints: ["10.0.0.11:50052"]
     timeout: 2

@@ -33,7 +33,7 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: The source addresses of this host for two workers are known
+- name: Find this host's source addresses for two workers
   llama_cpp.cluster.source_address_info:
     destinations: [10.0.0.11, 10.0.1.11]
   register: towards_workers

@@ -70,7 +70,7 @@ requirements:
 """
 
 EXAMPLES = r"""
-- name: The pinned source is in the cache
+- name: Fetch the pinned source into the cache
   llama_cpp.cluster.source_archive:
     path: /var/tmp/cache/llama_cpp_python-0.3.36.tar.gz
     requirement: llama-cpp-python==0.3.36

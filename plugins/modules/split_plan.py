@@ -157,7 +157,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The model is divided between two hosts
+- name: Divide the model between two hosts
   llama_cpp.cluster.split_plan:
     model: /srv/models/model.gguf
     ctx_size: 8192
@@ -168,12 +168,12 @@ EXAMPLES = r"""
         memory_available_bytes: 8000000000
   register: plan
 
-- name: It fits
+- name: Check that the model fits
   ansible.builtin.assert:
     that: plan.fits
     fail_msg: "{{ plan.message }}"
 
-- name: What each worker gets
+- name: Show what each worker gets
   ansible.builtin.debug:
     msg: >-
       {{ item.endpoint }}: {{ item.layers }} layers, {{ (item.total_bytes / 1024 ** 3) | round(2) }} GiB,

@@ -75,14 +75,14 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The source is unpacked
+- name: Unpack the source
   llama_cpp.cluster.verified_archive:
     src: /var/tmp/source.tar.gz
     sha256: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
     subdir: llama_cpp_python-0.3.36/vendor/llama.cpp
     dest: /opt/llama_cpp/build/source
 
-- name: The source is unpacked, and patched
+- name: Unpack and patch the source
   llama_cpp.cluster.verified_archive:
     src: /var/tmp/source.tar.gz
     sha256: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
@@ -91,7 +91,7 @@ EXAMPLES = r"""
       - path: /srv/patches/mine.patch
         sha256: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
 
-- name: The archive is examined on the controller before it is pushed
+- name: Check the archive on the controller before it is copied
   llama_cpp.cluster.verified_archive:
     src: /var/tmp/source.tar.gz
     sha256: 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e

@@ -86,7 +86,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The model is there
+- name: Download the model
   llama_cpp.cluster.verified_download:
     files:
       - url: https://models.example.com/model.gguf

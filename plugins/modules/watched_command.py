@@ -55,7 +55,7 @@ notes:
 """
 
 EXAMPLES = r"""
-- name: The programs are built
+- name: Build the programs
   llama_cpp.cluster.watched_command:
     argv: [cmake, --build, /opt/llama_cpp/build/tree]
     log: /opt/llama_cpp/build/build.log
