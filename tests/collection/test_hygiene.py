@@ -36,6 +36,12 @@ REGISTRIES = re.compile(
         ]
     )
 )
+# Names that describe a state. A name says what the play or task does.
+STATE = re.compile(
+    r"^ *- name: [\"']?((?:The|An?|Every|Each|All|Only|No|Nobody|Nothing|Any|There|It|They|This|What|Which|Who|Whether"
+    r"|How|Where|Old|Missing) .+|.+ (?:is|are) (?:known|there|gone))$",
+    re.MULTILINE,
+)
 UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
 
 
@@ -85,6 +91,15 @@ def test_no_path_of_a_machine(files: dict[str, str]) -> None:
 
 def test_no_host_of_a_package_registry(files: dict[str, str]) -> None:
     assert list(places(files, REGISTRIES)) == []
+
+
+def test_names_of_plays_and_tasks_say_what_is_done(files: dict[str, str]) -> None:
+    code = {
+        name: text
+        for name, text in files.items()
+        if re.match(r"(roles|playbooks|plugins|extensions|docs|README)", name)
+    }
+    assert {name: found for name, text in code.items() if (found := STATE.findall(text))} == {}
 
 
 def test_nothing_is_left_for_later(files: dict[str, str]) -> None:
