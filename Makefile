@@ -19,7 +19,7 @@ override export PROMPT := $(value PROMPT)
 override export SESSIONS := $(value SESSIONS)
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile
 
 demo: ## Run a model over two workers on this machine; change it with MODEL=/path/model.gguf WORKERS=3 PROMPT="..."
 	@scripts/demo.sh
