@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: one run of llama-bench over RPC workers: its options, its command line, why it failed, and its figures.
+"""Private: one run of llama-bench over RPC workers: its options, its command line, its failure and its figures.
 
-Knows neither Ansible nor processes.
+This file knows neither Ansible nor processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from .._run.capabilities import Bench, Measurable
 
 
-# What ggml_type_from_name knows in all supported builds. (tools/llama-bench/llama-bench.cpp)
+# The types that ggml_type_from_name knows in all supported builds (tools/llama-bench/llama-bench.cpp).
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 MAX_TESTS = 1000
 MAX_TOKENS = 1_000_000
-# What each number of an option may be.
+# The lowest and the highest value of each option.
 _BOUNDS = {
     "n_prompt": (0, MAX_TOKENS),
     "n_gen": (0, MAX_TOKENS),
@@ -42,7 +42,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """What to run; None leaves a thing to upstream."""
+    """The options of a run; None leaves a value to upstream."""
 
     n_prompt: tuple[int, ...]
     n_gen: tuple[int, ...]
@@ -58,7 +58,7 @@ class Options(Asked):
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """The tokens of prompt and of generation of each test, without those that upstream skips."""
+        """The prompt and generation tokens of each test, without the tests that upstream skips."""
         alone = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen)]
         return [shape for shape in [*alone, *self.mixed] if any(shape)]
 
@@ -87,7 +87,7 @@ def check_options(options: Options) -> None:
 
 
 def check_build(options: Options, bench: Bench) -> None:
-    """Raise OptionError for what this build of llama-bench does not have."""
+    """Raise OptionError for the first option that this build of llama-bench does not have."""
     if options.split_mode not in bench.split_modes:
         raise OptionError(
             f"This build of llama-bench has no split_mode {options.split_mode}; use another or a newer build."
@@ -100,10 +100,10 @@ def check_build(options: Options, bench: Bench) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
+    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under.
 
-    The latter is 120 s, the model at 10 MB/s, and for each test and its warm-up prompts at 10 tokens a second and 2 s
-    for each generated token.
+    The latter is the sum of 120 s, the time to load the model at 10 MB/s and, for each repetition and the warm-up of
+    each test, the prompt at 10 tokens per second and 2 s for each generated token.
     """
     if options.timeout is not None:
         return options.timeout
@@ -117,7 +117,7 @@ def time_limit(options: Options, model_bytes: int) -> int:
 
 
 def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
-    """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
+    """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
     names = bench.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
 
@@ -127,9 +127,9 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
     return [
         bench.program,
         *("-m", options.model),
-        # Devices have names only after --rpc.
+        # -dev must follow --rpc, because the devices have names only then.
         *("--rpc", ",".join(options.endpoints)),
-        # All or none: upstream then refuses to go on without a worker, and leaves devices of the master out.
+        # Name all devices or none. With names, upstream fails if a worker is missing, and ignores the master's devices.
         *(("-dev", "/".join(names)) if names else ()),
         *("-ngl", str(options.n_gpu_layers)),
         *("-sm", options.split_mode),
@@ -145,11 +145,11 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
         *(("-fa", bench.flash_attn[options.flash_attn]) if options.flash_attn else ()),
         *(("-t", str(options.threads)) if options.threads is not None else ()),
         *("-r", str(options.repetitions)),
-        # A line for each test as soon as it is done.
+        # Print a line for each test as soon as it is done.
         *("-o", "jsonl"),
-        # Each run is announced, for those who wait.
+        # Announce each run to people who wait.
         *(("--progress",) if bench.has("--progress") else ()),
-        # Without it nothing is logged: neither what each worker holds nor why a run failed.
+        # Without -v, llama-bench logs neither what each worker holds nor why a run failed.
         "-v",
     ]
 
@@ -163,7 +163,7 @@ _CONTEXT_REASON = re.compile(r"^llama_init_from_model: (.*)", re.MULTILINE)
 
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
-    """Return why the run failed, or None if it ended well and every worker took part."""
+    """Return the failure of the run, or None if it succeeded and every worker took part."""
     failure = worker_run.given_up(options, ending)
     if failure:
         return failure
@@ -183,7 +183,7 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
         return None
     reason = _PARAMETER_REASON.search(ending.stderr)
     if bad[1] in ("--rpc", "-rpc", "-dev", "--device"):
-        # Some builds skip a worker that they cannot reach; then its device has no name.
+        # Some builds skip a worker that they cannot reach. Its device then has no name.
         message = f"llama-bench did not take all workers: {reason[1] if reason else bad[1]}; look at the workers' logs."
         return worker_run.worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
     why = f": {reason[1]}" if reason else ""
@@ -200,11 +200,11 @@ def _context_rejected(ending: Ending) -> Failure | None:
 
 
 class OutputError(ValueError):
-    """What llama-bench printed is not its results; the message is one sentence."""
+    """The output of llama-bench does not hold results; the message is one sentence."""
 
 
 def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
-    """Return upstream's short name of a test: pp512, tg128 @ d4096."""
+    """Return upstream's short name of a test, such as pp512 or tg128 @ d4096."""
     parts = [f"pp{n_prompt}"] * bool(n_prompt) + [f"tg{n_gen}"] * bool(n_gen)
     return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
 
@@ -221,9 +221,9 @@ def _rates(tokens: int, samples_ns: Sequence[int]) -> dict[str, Any]:
 
 
 def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
-    """Return what llama-bench printed of each test; raises OutputError.
+    """Return the JSON object that llama-bench printed for each test; raises OutputError.
 
-    Of a run that was ended (`whole` is False) the last line may be cut off.
+    If the run was ended early (`whole` is False), the last line may be incomplete.
     """
     lines = [line for line in stdout.splitlines() if line.strip()]
     found = []
@@ -240,7 +240,7 @@ def parse_lines(stdout: str, *, whole: bool) -> list[dict[str, Any]]:
 
 
 def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result of a test."""
+    """Return the result of a test from its line of output."""
     n_prompt, n_gen, n_depth = int(raw["n_prompt"]), int(raw["n_gen"]), int(raw.get("n_depth", 0))
     return {
         "name": _name(n_prompt, n_gen, n_depth),
@@ -255,7 +255,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_of(bench: Measurable, line: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return which build ran, from what it says of itself and from a line of its results."""
+    """Return the build that ran, from its capabilities and from a line of its results."""
     commit, number = bench.commit, bench.build_number
     if line and commit is None:
         commit = str(line.get("build_commit", "")) or None
@@ -270,7 +270,7 @@ def build_of(bench: Measurable, line: Mapping[str, Any] | None) -> dict[str, Any
 
 
 def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what model ran."""
+    """Return the model that ran."""
     return {
         "path": path,
         "type": str(line.get("model_type", "")),
@@ -281,8 +281,8 @@ def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str
 
 
 def options_of(options: Options, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that figures depend on, as they were in effect."""
-    # A boolean in the oldest builds, with a third value since.
+    """Return the effective values of the options that the figures depend on."""
+    # The oldest builds print a boolean; later builds know a third value.
     flash_attn = line.get("flash_attn")
     return {
         "split_mode": options.split_mode,

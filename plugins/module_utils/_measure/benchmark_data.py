@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: join what was planned, measured and known before into one benchmark report, plan beside reality."""
+"""Private: join the plan, the measurements and earlier runs into one benchmark report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .benchmark_history import (
 )
 from .benchmark_words import summary_of, workers_of
 
-# What the plan promises, in percent: see module split_plan.
+# The largest deviations from the plan that module split_plan promises, in percent.
 PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}
 
 
 def split_of(plan: Mapping[str, Any], run: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> list[Share]:
-    """Join the plan of each worker with what its devices held."""
+    """Return the plan of each worker and of the master, joined with what their devices held."""
     held: dict[str | None, list[Mapping[str, Any]]] = {}
     for device in sequence_at(run.get("devices") or [], "run.devices"):
         endpoint = mapping_at(device, "run.devices").get("endpoint")
@@ -61,7 +61,7 @@ def _share(
         known = [device[buffer] for device in devices if device.get(buffer) is not None]
         held = _total([round(number_at(mib, f"run.devices.{buffer}") * MIB) for mib in known])
         if held is None and devices and planned.get(key) == 0:
-            held = 0  # the log has no line for what is not there
+            held = 0  # the log has no line for a buffer that does not exist
         return _figure(optional_count(planned.get(key), f"{at}.{key}"), held)
 
     weights, kv, compute = (
@@ -85,7 +85,7 @@ def _share(
             _total([part["measured_bytes"] for part in (weights, kv, compute)]),
         ),
         "memory_available_bytes": optional_count(planned.get("memory_available_bytes"), f"{at}.memory_available_bytes"),
-        # Below 0 if it does not fit.
+        # Below 0 if the plan does not fit.
         "headroom_bytes": planned.get("headroom_bytes"),
     }
 
@@ -106,7 +106,7 @@ def _figure(planned: int | None, measured: int | None) -> Figure:
 
 
 def split_note(split: Sequence[Share]) -> str:
-    """Say whether the plan kept its promise on the workers."""
+    """Return a sentence on whether the plan was within its limits on the workers; empty if nothing was compared."""
     words = {"weights": "weights", "kv": "KV cache", "compute": "compute buffers"}
     off, compared = [], 0
     for share in split:
@@ -126,16 +126,16 @@ def split_note(split: Sequence[Share]) -> str:
     return f"The plan missed its limits ({limits}): {', '.join(off)}."
 
 
-# So many runs are in a report; the history has them all.
+# The maximum number of runs in a report; the history has all of them.
 SHOWN_RUNS = 60
 
 
 def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
     """Return the report of one benchmark; `before` are the runs of its history.
 
-    `results` has what the modules returned: `bench` (llama_bench), and, each of which may be missing or null, `run`
+    `results` holds `bench` (the result of llama_bench). The other keys may be missing or null: `run`
     (distributed_inference), `plan` (split_plan), `model` (gguf_info), `workers` (the list of rpc_worker_info), `hosts`
-    (a list of what is known of each host), `title`, `time` (UTC) and `settings`.
+    (a list with the facts of each host), `title`, `time` (UTC) and `settings`.
     """
     bench = mapping_at(results.get("bench"), "bench")
     failure = bench.get("failure")
@@ -186,7 +186,7 @@ def _model_facts(facts: Mapping[str, Any], identity: Model) -> dict[str, Any]:
 
 
 def _hosts(results: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what is known of each host, with what its workers say of themselves."""
+    """Return the facts of each host, with the reports of its workers."""
     seen = {
         str(mapping_at(worker, "workers").get("endpoint")).lower(): worker
         for worker in sequence_at(results.get("workers") or [], "workers")
@@ -200,7 +200,7 @@ def _hosts(results: Mapping[str, Any]) -> list[dict[str, Any]]:
         host["endpoints"] = endpoints
         host["workers"] = [seen.pop(endpoint.lower()) for endpoint in endpoints if endpoint.lower() in seen]
         hosts.append(host)
-    # Endpoints that no host of the inventory claims.
+    # Add the endpoints that no host of the inventory claims.
     return hosts + [
         {"name": worker.get("endpoint"), "endpoints": [worker.get("endpoint")], "workers": [worker]}
         for worker in seen.values()

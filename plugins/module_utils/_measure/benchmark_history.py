@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a benchmark's report holds, and the runs of a history: read, checked and compared.
+"""Private: the types of a benchmark's report, and functions that read, check and compare the runs of a history.
 
-A message names the wrong place.
+An error message names the place of the wrong value.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Mapping, NoReturn, Sequence, TypedDict
 
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 MIB = 1024 * 1024
-# What llama_bench calls its tests, the one that people wait for most first, and what they are to a person.
+# llama_bench's kinds of tests and their names for people. The kind that people wait for most comes first.
 KINDS = {"generation": "generation", "prompt": "prompt", "mixed": "prompt and generation together"}
 
 
@@ -38,7 +38,7 @@ class Test(TypedDict):
 
 
 class Figure(TypedDict):
-    """One prediction beside what llama.cpp said; a side that is not known is null, and so is the difference then."""
+    """One planned value beside the measured one. An unknown value is None, and so is the difference then."""
 
     planned_bytes: int | None
     measured_bytes: int | None
@@ -46,7 +46,7 @@ class Figure(TypedDict):
 
 
 class Share(TypedDict):
-    """What one worker, or the master, was to hold and did hold."""
+    """The planned and the measured share of one worker, or of the master."""
 
     name: str
     endpoint: str | None
@@ -63,7 +63,7 @@ class Share(TypedDict):
 
 
 class Model(TypedDict):
-    """What makes a model another one."""
+    """The facts that distinguish one model from another."""
 
     name: str | None
     file_type: str | None
@@ -84,7 +84,7 @@ class Run(TypedDict):
 
 
 class Report(TypedDict):
-    """All of a report, as report.json has it."""
+    """A whole report, as in report.json."""
 
     schema_version: int
     title: str
@@ -103,7 +103,7 @@ class Report(TypedDict):
 
 
 class BenchmarkError(ValueError):
-    """What was handed over makes no report, or the history is broken; the message is one sentence naming the place."""
+    """The given data makes no report, or the history is broken; the message is one sentence that names the place."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -112,31 +112,31 @@ def refuse(message: str) -> NoReturn:
 
 
 def mapping_at(value: object, where: str) -> Mapping[str, Any]:
-    """Return a dictionary, or say that it is none."""
+    """Return the value if it is a dictionary; raises BenchmarkError otherwise."""
     if not isinstance(value, Mapping):
         refuse(f"{where} must be a dictionary")
     return value
 
 
 def sequence_at(value: object, where: str) -> Sequence[Any]:
-    """Return a list, or say that it is none."""
+    """Return the value if it is a list; raises BenchmarkError otherwise."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         refuse(f"{where} must be a list")
     return value
 
 
 def number_at(value: object, where: str) -> float:
-    """Return a number from 0, or say that it is none."""
+    """Return the value if it is a number from 0 to 1e18; raises BenchmarkError otherwise."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         refuse(f"{where} must be a number")
-    # Before float(), which has no place for every whole number.
+    # Check this before float(), which cannot hold every whole number.
     if not 0 <= value <= 1e18:
         refuse(f"{where} must be a number from 0 to 1e18")
     return float(value)
 
 
 def count_at(value: object, where: str) -> int:
-    """Return a whole number from 0, or say that it is none."""
+    """Return the value if it is a whole number from 0; raises BenchmarkError otherwise."""
     number = number_at(value, where)
     if number != int(number):
         refuse(f"{where} must be a whole number")
@@ -144,26 +144,26 @@ def count_at(value: object, where: str) -> int:
 
 
 def optional_count(value: object, where: str) -> int | None:
-    """Return a whole number, or None."""
+    """Return None for None, and otherwise the value if it is a whole number from 0."""
     return None if value is None else count_at(value, where)
 
 
 def time_at(value: object, where: str) -> str:
-    """Return a time in UTC, or say that it is none."""
+    """Return the value if it is a time in UTC; raises BenchmarkError otherwise."""
     try:
         return datetime.strptime(str(value), TIME_FORMAT).strftime(TIME_FORMAT)
     except ValueError:
         refuse(f"{where} must be a time in UTC such as 2026-01-31T23:59:59Z")
 
 
-# Of report.json and of each line of the history. A change that readers of them would notice makes it another number.
+# The version of report.json and of each line of the history. Every change that their readers would notice raises it.
 SCHEMA_VERSION = 1
 # No text of a report is longer: a message of a page is none.
 _LONGEST_LINE = 1_000_000
 
 
 def parse_history(text: str, name: str) -> list[Run]:
-    """Return the runs of a history, which has one JSON object in a line; `name` is the file in messages."""
+    """Return the runs of a history with one JSON object per line; messages call its file `name`."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
@@ -183,13 +183,13 @@ def parse_history(text: str, name: str) -> list[Run]:
 
 
 def history_line(report: Report) -> str:
-    """Return the line of the history that a report's own run makes."""
+    """Return the line that a report's own run adds to the history."""
     return json.dumps(report["history"][-1], sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def series_of(run: Run) -> str:
-    """Return a text that two runs share if they can be compared: build, model and shape are the same."""
-    # More repetitions are no other thing.
+    """Return a text that two runs share if they have the same build, model and shape and so can be compared."""
+    # Runs with different repetitions can be compared.
     options = {key: value for key, value in run["options"].items() if key != "repetitions"}
     keys = ("kind", "n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size")
     tests = [[test.get(key) for key in keys] for test in run["tests"]]
@@ -212,7 +212,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def tests_at(value: object, where: str) -> list[Test]:
-    """Return the tests of llama-bench, or say what is wrong with one."""
+    """Return the tests of llama-bench; raises BenchmarkError for a wrong one."""
     return [_test_at(test, f"{where}[{index}]") for index, test in enumerate(sequence_at(value, where))]
 
 
@@ -235,7 +235,7 @@ def _test_at(value: object, where: str) -> Test:
         "ubatch_size": optional_count(test.get("ubatch_size"), f"{where}.ubatch_size"),
         "tokens_per_second": {
             "mean": number_at(speed.get("mean"), f"{where}.tokens_per_second.mean"),
-            # Of one sample there is none.
+            # One sample has no standard deviation.
             "stddev": number_at(speed.get("stddev") or 0, f"{where}.tokens_per_second.stddev"),
             "samples": samples,
         },
@@ -243,7 +243,7 @@ def _test_at(value: object, where: str) -> Test:
 
 
 def _run_of(value: object) -> Run:
-    """Return a line of the history, or say which of its keys is wrong."""
+    """Return the run of a line of the history; raises BenchmarkError that names a wrong key."""
     run = mapping_at(value, "it")
     if run.get("schema_version") != SCHEMA_VERSION or isinstance(run.get("schema_version"), bool):
         refuse(f"schema_version must be {SCHEMA_VERSION}")
@@ -259,7 +259,7 @@ def _run_of(value: object) -> Run:
 
 
 def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any]) -> Model:
-    """Return what makes a model another one."""
+    """Return the facts that distinguish a model from others; `other` completes `facts`."""
 
     def of(key: str) -> Any:  # noqa: ANN401 - JSON of any shape
         return facts.get(key) if facts.get(key) is not None else other.get(key)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def render_markdown(report: Report) -> str:
-    """Return the same for a terminal, an issue or a chat; without plots."""
+    """Return the report as Markdown for a terminal, an issue or a chat, without plots."""
     parts = [f"# {_m(report['title'])}", _m(report["summary"], whole=True), f"{_m(words.moment(report['time']))}"]
     rows = [
         [KINDS[test["kind"]], words.test_words(test), words.shown_speed(test["tokens_per_second"]),
@@ -49,12 +49,12 @@ def render_markdown(report: Report) -> str:
 
 
 def _m(value: object, *, whole: bool = False) -> str:
-    """Return text that Markdown takes for text."""
+    """Return a value as text in which Markdown finds no markup."""
     if value is None or value == "":
         return words.DASH
     text = safe_text(re.sub(r"\s+", " ", str(value))) if whole else words.one_line(value)
     text = re.sub(r"([\\`*_{}\[\]#!|~$])", r"\\\1", html.escape(text, quote=False))
-    # What would begin a list, and what becomes a link by itself.
+    # Escape marks that would begin a list or underline a heading, and texts that Markdown would turn into links.
     text = re.sub(r"^(\d*)([-+.)=])(?=\s|=|$)", r"\1\\\2", text)
     return text.replace("://", ":\u200b//").replace("@", "&#64;")
 

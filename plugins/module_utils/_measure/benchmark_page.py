@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: a benchmark's report as a page, one file that loads nothing and runs nothing, and says so to the browser."""
+"""Private: a benchmark's report as one HTML file, which loads and runs nothing and has the browser enforce this."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PALE = '<svg width="12" height="12" aria-hidden="true"><rect width="12" height=
 
 
 def render_html(report: Report) -> str:
-    """Return the page."""
-    # Without its first line, the licence.
+    """Return the report as an HTML page."""
+    # Leave out the first line, the licence.
     style = "".join(Path(__file__).with_name("benchmark_page.css").read_text(encoding="utf-8").splitlines()[1:])
-    # The digest lets in this style and no other, not even one of an attribute.
+    # The digest allows only this style, and no style attributes.
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     parts = [

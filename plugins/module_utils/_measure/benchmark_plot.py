@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the pieces of a page, tables and plots (SVG). Whatever comes from outside is text in it, never markup."""
+"""Private: the parts of a page: tables and plots (SVG). Outside input becomes text in them, never markup."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def escaped(value: object) -> str:
-    """Return text for HTML, in an element or in a quoted attribute; null is a dash."""
+    """Return a value as text for an HTML element or a quoted attribute; None is a dash."""
     return DASH if value is None or value == "" else html.escape(one_line(value), quote=True)
 
 
 def escaped_whole(text: str) -> str:
-    """Return a sentence of our own, whole."""
+    """Return one of this collection's own sentences for HTML, without shortening it."""
     text = re.sub(r"(?<=\d) (?=%|[KMGT]iB\b|t/s\b|± )|(?<=±) ", "\u00a0", re.sub(r"\s+", " ", text))
     return html.escape(safe_text(text), quote=True)
 
 
 def html_section(name: str, title: str, body: str) -> str:
-    """Return a part of the page with a heading."""
+    """Return a section of the page with a heading."""
     return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{title}</h2>\n{body}\n</section>'
 
 
 def html_table(
     caption: str, header: Sequence[str], rows: Sequence[Row], text: Sequence[int] = (), names: Sequence[int] = (0,)
 ) -> str:
-    """Return a table in a box of its own, which scrolls by itself where it is too wide.
+    """Return a table in its own box, which scrolls if the table is too wide.
 
-    Columns of `text` are no numbers, and those of `names` may be broken anywhere.
+    `text` are the columns without numbers. The browser may break the cells of the columns `names` anywhere.
     """
     head = "".join(
         f'<th scope="col" class="text">{cell}</th>' if index in (0, *text) else f'<th scope="col">{cell}</th>'
@@ -61,7 +61,7 @@ def html_table(
     )
 
 
-# Of these each has a colour and a form of its own; the one that this run belongs to has the first.
+# The forms of the first series, each with its own colour. The series of this run has the first form.
 FORMS = (
     '<circle r="4.5"/>',
     '<path d="M-4.2-4.2h8.4v8.4h-8.4z"/>',
@@ -75,12 +75,12 @@ _BOTTOM = _PLOT_TOP + _PLOT_HEIGHT
 
 
 def form_of(rank: int) -> str:
-    """Return the form of a point."""
+    """Return the SVG form of the points of a series."""
     return FORMS[rank] if rank < len(FORMS) else _OTHERS
 
 
 def colour_of(rank: int) -> str:
-    """Return the class of its colour."""
+    """Return the CSS class for the colour of a series."""
     return f"s{min(rank, len(FORMS))}"
 
 
@@ -92,7 +92,7 @@ def _scale(points: Iterable[tuple[int, Test]]) -> list[float]:
         for sign in (-1, 1)
     ]
     high, low = max(edges), max(0.0, min(edges))
-    # Less than a fifth of the axis would make much of nothing.
+    # The axis spans at least a fifth of its highest value, or it would exaggerate small differences.
     missing = 0.2 * high - (high - low)
     if missing > 0:
         high, low = high + missing / 2, low - missing / 2
@@ -106,7 +106,7 @@ def _scale(points: Iterable[tuple[int, Test]]) -> list[float]:
 
 
 class _Axes(NamedTuple):
-    """Where a run and its figure are in the plot."""
+    """The positions of runs and figures in the plot."""
 
     runs: int
     ticks: Sequence[float]
@@ -119,7 +119,7 @@ class _Axes(NamedTuple):
         return round(_BOTTOM - _PLOT_HEIGHT * (min(max(value, low), high) - low) / (high - low), 1)
 
     def label(self, value: float) -> str:
-        """Return a value of the axis, with the decimals that tell it from the next one."""
+        """Return a value of the axis, with enough decimals to differ from the next one."""
         step = self.ticks[1] - self.ticks[0]
         decimals = max(0, -math.floor(math.log10(step) + 1e-9))
         if round(step, decimals) != round(step, decimals + 1):
@@ -128,7 +128,7 @@ class _Axes(NamedTuple):
 
 
 def plot_of(kind: str, runs: Sequence[Run], points: Sequence[tuple[int, Test]], series: Series) -> str:
-    """Return the plot of one kind of test; a point has the place of its run."""
+    """Return the plot of one kind of test; each point has the index of its run."""
     axes = _Axes(len(runs), _scale(points))
     low, high = axes.label(axes.ticks[0]), axes.label(axes.ticks[-1])
     words = f"{KINDS[kind].capitalize()}, tokens per second of each run"
@@ -163,7 +163,7 @@ def _grid(axes: _Axes, runs: Sequence[Run]) -> str:
 
 
 def _joins(axes: _Axes, points: Sequence[tuple[int, Test]], series: Series) -> str:
-    """Return lines between the points that can be compared."""
+    """Return the lines between points that can be compared."""
     before: dict[tuple[str, str], tuple[int, float]] = {}
     joins = []
     for index, test in points:
@@ -179,7 +179,7 @@ def _joins(axes: _Axes, points: Sequence[tuple[int, Test]], series: Series) -> s
 
 
 def _dates(runs: Sequence[Run]) -> list[tuple[int, str]]:
-    """Return the labels below the axis: few, so that they have room on a phone; the time where all are of one day."""
+    """Return at most four labels below the axis, to fit on a phone: days, or times if all runs are of one day."""
     times = [run["time"] for run in runs]
     one_day = len({time[:10] for time in times}) == 1
     count = min(len(runs), 4)
@@ -205,7 +205,7 @@ def _point(axes: _Axes, index: int, test: Test, run: Run, rank: int, *, last: bo
     )
     ring = '<circle class="ring" r="8.5"/>' if last else ""
     mean = shown_speed(speed).partition(" ")[0]
-    # Above the spread, where no line comes from the left.
+    # Put the label above the spread, where no line comes from the left.
     label = f'<text class="now" x="10" y="{min(top - y, -9) - 6:.1f}" text-anchor="end">{mean}</text>' if last else ""
     tip = f"{moment(run['time'])}: {shown_speed(speed)} tokens/s, {facts_of(run)['build']}, {facts_of(run)['model']}"
     css = f"{colour_of(rank)}{' this-run' if rank == 0 else ''}"

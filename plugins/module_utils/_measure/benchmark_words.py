@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the result, runs, hosts, model and settings of a benchmark in words and digits, whatever the form."""
+"""Private: the result, runs, hosts, model and settings of a benchmark as text, for every form of the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Mapping, Sequence
 from .._status.report import safe_text
 from .benchmark_history import KINDS, Figure, Report, Run, Share, Speed, Test, series_of
 
-# Each cell of a table is a value, or a tuple of a value and of what stands below it in smaller letters.
+# Each cell of a table is a value, or a tuple of a value and the texts below it in smaller letters.
 Row = Sequence[object]
 
 
@@ -21,13 +21,13 @@ def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:
 
 
 def shown_speed(speed: Speed) -> str:
-    """Return a speed with its spread, in digits that mean something."""
+    """Return a speed in tokens per second with its spread, rounded to significant digits."""
     mean, spread = speed["mean"], speed["stddev"]
     return shown_number(mean) + (f" ± {spread:.{_decimals(mean)}f}" if len(speed["samples"]) > 1 else "")
 
 
 def shown_number(speed: float) -> str:
-    """Return tokens per second in digits that mean something."""
+    """Return tokens per second, rounded to significant digits."""
     return f"{speed:.{_decimals(speed)}f}"
 
 
@@ -42,7 +42,7 @@ def workers_of(run: Run) -> str:
 
 
 def summary_of(run: Run, before: Sequence[Run]) -> str:
-    """Say the result for a person."""
+    """Return the result in one sentence, compared with the last run of the same series."""
     speeds = [(name, kind, speed_of(run["tests"], kind)) for kind, name in KINDS.items()]
     figures = [f"{shown_speed(speed)} t/s {name}" for name, _kind, speed in speeds if speed is not None]
     said = f"{workers_of(run)}, {' and '.join(figures) if len(figures) < 3 else ', '.join(figures)}"
@@ -70,9 +70,10 @@ def _change(speed: Speed, before: Speed) -> str:
 
 
 def slower_than_before(runs: Sequence[Run], tolerance_percent: float) -> str:
-    """Say what of the last run is slower than it was by more than is tolerated (0: anything is); empty if nothing is.
+    """Return a sentence on the tests of the last run that are slower than tolerated (0: any is); empty if none is.
 
-    It is compared with the median of the runs before: after a slow run, the next slow one is as quick as the last.
+    The reference is the median of the earlier runs. Compared with the last run alone, the second of two slow runs would
+    not count as slower.
     """
     *before, run = runs
     own = series_of(run)
@@ -107,13 +108,13 @@ DASH = "\u2013"
 
 
 def one_line(value: object) -> str:
-    """Return one line of text that steers neither a terminal nor the direction of writing."""
+    """Return a value as one line of limited length that controls neither a terminal nor the text direction."""
     text = safe_text(re.sub(r"\s+", " ", str(value))).strip()
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
 def shown_bytes(value: object) -> str | None:
-    """Return bytes in the largest unit that leaves a number from 1 on."""
+    """Return bytes in the largest unit that gives a number of at least 1."""
     number = finite(value)
     if number is None:
         return None
@@ -130,7 +131,7 @@ def grouped(value: object) -> str | None:
 
 
 def shown_parameters(value: object) -> str | None:
-    """Return a number of parameters as models' names have it."""
+    """Return a number of parameters with a unit as in names of models."""
     number = finite(value)
     if number is None:
         return None
@@ -158,17 +159,17 @@ def shown_difference(figure: Figure) -> str | None:
 
 
 def short_commit(value: object) -> str | None:
-    """Return a commit as people write it."""
+    """Return the first nine digits of a commit."""
     return None if value is None else re.sub(r"^([0-9a-f]{9})[0-9a-f]{31}$", r"\1", str(value))
 
 
 def moment(time: str) -> str:
-    """Return a time for a sentence."""
+    """Return a time in UTC for a sentence."""
     return f"{time[:10]}, {time[11:16]} UTC"
 
 
 def test_words(test: Test) -> str:
-    """Return what a test reads and generates."""
+    """Return the tokens that a test reads and generates, in words."""
     depth = f", after {grouped(test['n_depth'])} of context" if test["n_depth"] else ""
     if test["kind"] == "mixed":
         return f"{grouped(test['n_prompt'])} + {grouped(test['n_gen'])} tokens{depth}"
@@ -176,7 +177,7 @@ def test_words(test: Test) -> str:
 
 
 def layer_words(share: Share) -> str | None:
-    """Return which layers a share has."""
+    """Return the layers of a share, in words."""
     count, first = share["layers_planned"], share["first_layer"]
     if count is None:
         measured = share["layers_measured"]
@@ -192,13 +193,13 @@ def layer_words(share: Share) -> str | None:
 
 
 def patch_words(build: Mapping[str, Any]) -> str:
-    """Return the patches of a build in words; none where that is not known."""
+    """Return the patches of a build in words; empty if they are not known."""
     names = build.get("patches")
     return (", ".join(one_line(name) for name in names) or "none") if isinstance(names, list) else ""
 
 
 def ordered(tests: Sequence[Test]) -> list[Test]:
-    """Return the tests, those that people wait for most first."""
+    """Return the tests, ordered by kind; the kind that people wait for most comes first."""
     return sorted(tests, key=lambda test: list(KINDS).index(test["kind"]))
 
 
@@ -207,7 +208,7 @@ HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory availabl
 
 
 class Series:
-    """The runs of one build, model and shape; the last is the one that this run belongs to."""
+    """Runs grouped by build, model and shape; the series of the last run has rank 0."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.of = [series_of(run) for run in runs]
@@ -217,7 +218,7 @@ class Series:
         self.runs = {key: next(run for run, of in zip(runs, self.of) if of == key) for key in self.rank}
 
     def names(self) -> dict[str, str]:
-        """Return what tells each series from the others, and always its build and model."""
+        """Return a name for each series: build, model, workers and each fact that differs between the series."""
         facts = {key: facts_of(run) for key, run in self.runs.items()}
         told = {
             key
@@ -232,7 +233,7 @@ class Series:
 
 
 def history_table(runs: Sequence[Run], series: Series) -> tuple[list[str], list[Row]]:
-    """Return header and rows of the runs, the newest first."""
+    """Return the header and the rows of a table of the runs, the newest first."""
     kinds = [kind for kind in KINDS if any(test["kind"] == kind for run in runs for test in run["tests"])]
     names = series.names()
     rows: list[Row] = []
@@ -244,7 +245,7 @@ def history_table(runs: Sequence[Run], series: Series) -> tuple[list[str], list[
 
 
 def facts_of(run: Run) -> dict[str, str]:
-    """Return what makes a run another one, in words."""
+    """Return the facts that distinguish a run from others, in words."""
     model, patches = run["model"], patch_words(run["build"])
     words = {
         "build": f"build {one_line(short_commit(run['build'].get('commit')) or 'unknown')}",
@@ -266,13 +267,13 @@ def facts_of(run: Run) -> dict[str, str]:
 
 
 def notes_of(report: Report) -> list[str]:
-    """Return what is said of the plan."""
+    """Return the sentences about the plan."""
     plan = report["plan"]
     return [str(note) for note in (report["split_note"], plan.get("message")) if note]
 
 
 def host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None, str]]]:
-    """Return the cells of each host: what it is, and what stands below in smaller letters."""
+    """Return the cells of each host: a value, and the text below it in smaller letters."""
     rows = []
     for host in hosts:
         protocols = {(worker.get("protocol") or {}).get("version") for worker in host.get("workers") or []}
@@ -297,7 +298,7 @@ def host_rows(hosts: Sequence[Mapping[str, Any]]) -> list[list[tuple[str | None,
 
 
 def model_facts(model: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Return what is known of the model, each with its name."""
+    """Return the facts of the model, each with its name."""
     heads, kv_heads = grouped(model.get("heads")), grouped(model.get("kv_heads"))
     experts = finite(model.get("experts"))
     return [
@@ -317,7 +318,7 @@ def model_facts(model: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 
 def settings_facts(report: Report) -> list[tuple[str, str | None]]:
-    """Return build, options and settings, each with its name."""
+    """Return the build, the options and the settings, each with its name."""
     build, this = report["build"], report["history"][-1]
     words = " ".join(str(word) for word in (build.get("version"), short_commit(build.get("commit"))) if word)
     batches = [("batch_size", "batch_size"), ("ubatch_size", "ubatch_size"), ("n_depth", "n_depth")]

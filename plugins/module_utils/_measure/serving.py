@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: one run of llama-server over RPC workers under a load: its options, its command line, and its figures.
 
-Knows nothing of Ansible.
+This file knows nothing of Ansible.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """What to run; `ctx_size` is of each slot, `n_prompt` the words of a prompt that is made up."""
+    """The options of a run; `ctx_size` is the context of each slot, `n_prompt` the words of a synthetic prompt."""
 
     clients: int
     n_prompt: int
@@ -68,10 +68,10 @@ def check_options(options: Options) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
+    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under.
 
-    The latter is 120 s, the model at 10 MB/s, and for each repetition and client a prompt at 10 tokens a second and 2 s
-    for each generated token.
+    The latter is the sum of 120 s, the time to load the model at 10 MB/s and, for each repetition and client, a prompt
+    at 10 tokens per second and 2 s for each generated token.
     """
     if options.timeout is not None:
         return options.timeout
@@ -81,14 +81,14 @@ def time_limit(options: Options, model_bytes: int) -> int:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a free TCP port of the loopback address."""
     with socket.socket() as sock:
         sock.bind((ADDRESS, 0))
         return int(sock.getsockname()[1])
 
 
 def build_command(server: Program, options: Options, statuses: Sequence[WorkerStatus], port: int) -> list[str]:
-    """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
+    """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
     names = server.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
     return [
@@ -97,9 +97,9 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
         *("--host", ADDRESS, "--port", str(port)),
         *("--parallel", str(options.parallel)),
         *("--ctx-size", str(options.parallel * options.ctx_size)),
-        # Devices have names only after --rpc.
+        # --device must follow --rpc, because the devices have names only then.
         *("--rpc", ",".join(options.endpoints)),
-        # All or none: upstream then refuses to go on without a worker, and leaves devices of the master out.
+        # Name all devices or none. With names, upstream fails if a worker is missing, and ignores the master's devices.
         *(("--device", ",".join(names)) if names else ()),
         *("--n-gpu-layers", str(options.n_gpu_layers)),
         *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
@@ -112,25 +112,25 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
 
 
 class Client(Watch):
-    """Asks a llama-server as soon as it serves, by a thread of its own, and ends it then."""
+    """A thread that sends a load to a llama-server as soon as it serves, and then ends the server."""
 
     def __init__(self, server: Server, options: Options, limit_s: float) -> None:
         super().__init__()
         self.server, self.options = server, options
-        # What each repetition brought, and why there are no more.
+        # The requests of each repetition, and the reason if repetitions are missing.
         self.repetitions: list[list[Stream]] = []
         self.problem = ""
         self._deadline = time.monotonic() + limit_s
         self._asking: threading.Thread | None = None
 
     def begin(self, process: Any) -> None:  # noqa: ANN401 (a Popen, of whatever pipes)
-        """Watch the child of this process, and ask it."""
+        """Watch the child of this process, and send it the load."""
         super().begin(process)
         self._asking = threading.Thread(target=self._ask, args=(process,), daemon=True)
         self._asking.start()
 
     def end(self) -> None:
-        """Neither watch nor ask any longer."""
+        """Stop watching, and wait for the end of the load."""
         super().end()
         if self._asking:
             self._asking.join()
@@ -156,12 +156,12 @@ class Client(Watch):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all was measured."""
+        """Whether all repetitions were measured."""
         return len(self.repetitions) == self.options.repetitions
 
 
 def classify(options: Options, ending: Ending, client: Client, protocol: str | None) -> Failure | None:
-    """Return why the run failed, or None if all was measured, whatever the program ended with when it was told to."""
+    """Return the failure of the run, or None if all was measured, whatever the exit status of the ended server is."""
     if client.is_whole:
         return None
     failure = worker_run.given_up(options, ending) or worker_run.failed(
@@ -176,7 +176,7 @@ def classify(options: Options, ending: Ending, client: Client, protocol: str | N
 
 
 def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dict[str, Any]:
-    """Return what all repetitions gave: the rates of each, and the times of all requests together."""
+    """Return the figures of all repetitions: the rate of each, and the times over all requests."""
     together = figures([stream for streams in repetitions for stream in streams])
     rates = [figures(streams)["tokens_per_second"] for streams in repetitions]
     times = ("first_token_ms", "between_tokens_ms")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: which values of each option a sweep tries."""
+"""Private: the values of each option that a sweep tries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FLOATING = ("f16", "bf16")
 
 
 def flash_attn_needed(config: Config) -> str:
-    """Return what of a configuration needs flash attention, as a reason; empty if nothing does.
+    """Return the reason why a configuration needs flash attention; empty if it does not need it.
 
     src/llama-context.cpp, llama_init_from_model: "SPLIT_MODE_TENSOR requires flash_attn to be enabled", "quantized V
     cache requires flash_attn to be enabled".
@@ -22,15 +22,15 @@ def flash_attn_needed(config: Config) -> str:
 
 
 def ubatch_sizes(settings: Settings, batch_size: int) -> tuple[int, ...]:
-    """Return the physical batches to measure, the present one among them."""
+    """Return the physical batches to measure, including the current one."""
     most = min(batch_size, settings.n_prompt)
-    # Beyond the prompt all are alike.
+    # All sizes above the length of the prompt behave alike.
     sizes = {min(size, most) for size in (*settings.ubatch_sizes, settings.start.ubatch_size)}
     return tuple(sorted(sizes)) if settings.ubatch_sizes else ()
 
 
 def batch_sizes(settings: Settings, config: Config) -> tuple[int, ...]:
-    """Return the logical batches to measure, the present one among them."""
+    """Return the logical batches to measure, including the current one."""
     sizes = {min(size, settings.n_prompt) for size in (*settings.batch_sizes, config.batch_size)}
     low = min(config.ubatch_size, settings.n_prompt)
     return tuple(sorted(size for size in sizes if size >= low)) if settings.batch_sizes else ()
@@ -42,14 +42,14 @@ def split_modes(settings: Settings) -> list[str]:
 
 
 def flash_attn(settings: Settings, config: Config) -> list[str]:
-    """Return what to try of flash attention; left to itself, it is on with CPU workers."""
+    """Return the values of flash attention to try. With CPU workers, `auto` turns it on."""
     now = "on" if config.flash_attn == "auto" else config.flash_attn
     needed = flash_attn_needed(config)
     return [value for value in settings.flash_attn if value != now and not (needed and value == "off")]
 
 
 def no_flash_attn(settings: Settings, config: Config) -> str:
-    """Return why there is nothing to try of flash attention; empty if there is something."""
+    """Return the reason why there is no value of flash attention to try; empty if there is one."""
     if flash_attn(settings, config):
         return ""
     needed = flash_attn_needed(config) if "off" in settings.flash_attn else ""
@@ -57,12 +57,12 @@ def no_flash_attn(settings: Settings, config: Config) -> str:
 
 
 def cache_types(settings: Settings, config: Config) -> list[str]:
-    """Return the cache types to try, for keys and values alike."""
+    """Return the cache types to try, each for both keys and values."""
     return [kind for kind in settings.cache_types if (kind, kind) != (config.cache_type_k, config.cache_type_v)]
 
 
 def thread_counts(settings: Settings) -> list[int]:
-    """Return the numbers of threads to try, alike on all workers."""
+    """Return the numbers of threads to try, the same on all workers."""
     cores = min(settings.usable_cores, default=1)
     wanted = settings.threads
     if wanted is None:
@@ -71,44 +71,44 @@ def thread_counts(settings: Settings) -> list[int]:
 
 
 def _in_turn(settings: Settings) -> int:
-    """Return how many clients a batch has where their batches follow one another through the workers."""
+    """Return the number of clients in a batch if batches follow one another through the workers."""
     return max(1, -(-settings.clients // max(1, len(settings.workers))))
 
 
 def slot_counts(settings: Settings) -> tuple[int, ...]:
-    """Return the numbers of slots to try; with fewer than there are clients some wait, and batches are smaller."""
+    """Return the numbers of slots to try. With fewer slots than clients, some clients wait and batches are smaller."""
     if settings.parallel is not None:
         return settings.parallel
     return tuple({settings.clients, max(1, settings.clients // 2)})
 
 
 def speculation(settings: Settings) -> tuple[str, ...]:
-    """Return the kinds of speculation to measure, none among them where there is one."""
+    """Return the kinds of speculation to measure, with `none` for comparison; empty if there is no kind."""
     return ("none", *settings.speculation) if settings.prompts and settings.speculation else ()
 
 
 def most_serving(settings: Settings, name: str) -> int:
-    """Return how many runs a stage of the goal serving takes at most, whatever has won before it."""
+    """Return the maximum number of runs of a stage of the goal serving, whatever won before it."""
     return {
         "split_mode": len(split_modes(settings)),
         "kv_unified": 2 if len(settings.workers) > 1 else 1,
         "ubatch_size": len(settings.ubatch_sizes),
         "parallel": len(slot_counts(settings)),
         "speculation": len(speculation(settings)),
-        # What there is and what won, once more.
+        # The first configuration and the winner, once more.
         "again": 2,
     }[name]
 
 
 def serving(settings: Settings, config: Config, name: str) -> list[tuple[str, ServingConfig]]:
-    """Return what a stage of the goal serving tries, from what won so far, each with its title."""
+    """Return the variants of the best configuration so far that a stage of the goal serving tries, with titles."""
     if not isinstance(config, ServingConfig):
         return []
     if name == "split_mode":
         found = [
             (f"split mode {mode}", replace(config, split_mode=mode, tensor_split=())) for mode in split_modes(settings)
         ]
-        # Split mode tensor needs it, and with CPU workers it is on where it is left to itself.
+        # Split mode tensor needs flash attention. With CPU workers, `auto` turns it on.
         found = [
             (title, replace(other, flash_attn="auto") if flash_attn_needed(other) else other) for title, other in found
         ]
@@ -116,8 +116,8 @@ def serving(settings: Settings, config: Config, name: str) -> list[tuple[str, Se
         other = replace(config, kv_unified=not config.kv_unified)
         found = [(f"unified KV cache {'on' if other.kv_unified else 'off'}", other)]
         if other.kv_unified and len(settings.workers) > 1 and config.split_mode == "layer":
-            # Only so is a step of several clients cut into batches that follow one another through the workers
-            # (src/llama-context.cpp), and then it has to have several.
+            # Only a unified cache lets llama.cpp cut a step of several clients into batches that follow one another
+            # through the workers (src/llama-context.cpp). A small physical batch makes several batches of a step.
             small = _in_turn(settings)
             found.append((f"unified KV cache on, physical batch of {small}", replace(other, ubatch_size=small)))
     elif name == "ubatch_size":
@@ -140,7 +140,7 @@ def _no_serving_stage(settings: Settings) -> dict[str, str]:
     if len(settings.workers) == 1:
         without["split_mode"] = "there is only one worker"
     if not settings.prompts:
-        # Noise, and an answer that goes on after its end, are guessed too badly or too well.
+        # Speculation guesses random words too badly, and an answer that continues after its end too well.
         without["speculation"] = "it depends on what clients ask: give some of it in tune_prompts"
     return without
 

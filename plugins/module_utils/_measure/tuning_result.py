@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: a sweep after the records of its runs: the run that comes next, and at the end what won.
+"""Private: the state of a sweep from the records of its runs: the next run, and at the end the winner.
 
-What won is written as variables of the roles, in YAML with the figures as comments, and everything as data.
+The winner becomes a YAML file of role variables with the figures as comments. The whole sweep becomes data.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _shown(rate: Rate | None) -> str:
 
 
 def rates_of(measured: Measured) -> list[tuple[str, Rate | None]]:
-    """Return what is measured of a configuration, in words; of the goal serving it is the last one alone."""
+    """Return the rates of a configuration with their names; the goal serving measures only the last one."""
     return [
         ("prompt", measured.prompt),
         ("generation", measured.generation),
@@ -50,7 +50,7 @@ def summary(sweep: Sweep) -> str:
 
 
 def changed(sweep: Sweep) -> list[str]:
-    """Return what the winner has otherwise than the start, in words."""
+    """Return the options in which the winner differs from the start, in words."""
     start, best = sweep.settings.start.as_dict(), sweep.best.config.as_dict()
     return [
         f"{name} {_shares(value) if isinstance(value, list) else value}"
@@ -60,14 +60,14 @@ def changed(sweep: Sweep) -> list[str]:
 
 
 def drift_percent(sweep: Sweep) -> float | None:
-    """Return by how many percent the same configuration was quicker at the end than at the start."""
+    """Return how much faster the first configuration was at the end than at the start, in percent."""
     if sweep.start is None or sweep.again is None:
         return None
     return round(100 * (gain(sweep.settings.goal, sweep.again, sweep.start) - 1), 2)
 
 
 def arguments(config: Config, rest: Sequence[str], old: bool) -> list[str]:
-    """Return options of llama.cpp for a configuration, without those that are upstream's defaults."""
+    """Return `rest` and the options of a configuration that differ from upstream's defaults."""
     default = Config()
     words = list(rest)
     for option, name in OPTIONS.items():
@@ -81,18 +81,18 @@ def arguments(config: Config, rest: Sequence[str], old: bool) -> list[str]:
 
 
 def serving_arguments(config: ServingConfig, rest: Sequence[str], old: bool) -> list[str]:
-    """Return options of llama-server beside those that role llama_server has variables for."""
-    # The physical batch is one of these.
+    """Return the options of llama-server for which role llama_server has no variable."""
+    # The role has a variable for the physical batch.
     words = arguments(replace(config, ubatch_size=Config().ubatch_size), rest, old)
     return words + (["--kv-unified"] if config.kv_unified else [])
 
 
 def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables with which the roles do what won."""
+    """Return the role variables that set the winner."""
     config = sweep.best.config
     _now, rest = start_of(given)
     old = bool(given.get("old"))
-    # Without a share of its own, the split is planned before each load.
+    # If the winner has no tensor split of its own, the role plans the split before each load.
     planned = config.tensor_split == sweep.settings.start.tensor_split and not given.get("tensor_split_given")
     split = [] if planned else [int(x) if x == int(x) else x for x in config.tensor_split]
     found: dict[str, Any]
@@ -106,7 +106,7 @@ def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
         if config.speculation != getattr(sweep.settings.start, "speculation", None):
             found["llama_server_spec_type"] = config.speculation
             if config.speculation.startswith("ngram") and "draft-simple" in given.get("speculation", {}):
-                # The service takes either.
+                # The service takes n-grams or a draft model, not both.
                 found["llama_server_draft_model"] = ""
         return found
     found = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}
@@ -116,7 +116,7 @@ def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quoted(value: object) -> str:
-    """Return a value as YAML, and text always in quotes: on and off are none otherwise."""
+    """Return a value as YAML, with text always in quotes: YAML reads a bare `on` or `off` as a boolean."""
     if isinstance(value, list):
         return f"[{', '.join(map(_quoted, value))}]"
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, int) else _text(value)
@@ -128,12 +128,12 @@ def _text(value: object) -> str:
 
 
 def _comment(text: str) -> str:
-    """Return text that cannot leave its comment."""
+    """Return text as one line of comment, whatever it contains."""
     return "# " + " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
-    """Return a line for each figure of a run, or one that says why it has none."""
+    """Yield a line for each figure of a run, or a line with the reason why it has none."""
     if outcome.failure or not outcome.measured:
         yield f"{run.title}: {outcome.failure or 'this is the current setting'}"
     title = run.title
@@ -152,7 +152,7 @@ def _tried(settings: Settings, run: Run, outcome: Outcome) -> Iterator[str]:
 
 
 def _counts(settings: Settings) -> str:
-    """Return what counts for the goal, and what is measured for it."""
+    """Return the goal and the tokens that are measured for it, in words."""
     if settings.goal == SERVING:
         asked = f"{len(settings.prompts)} prompts" if settings.prompts else f"prompts of {settings.n_prompt} words"
         return f"serving; {settings.clients} clients at a time, {asked}, {settings.n_gen} tokens generated for each"
@@ -162,7 +162,7 @@ def _counts(settings: Settings) -> str:
 
 
 def render(sweep: Sweep, given: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    """Return the file of variables: figures as comments, what won as YAML."""
+    """Return the file of variables, with the figures as comments and the winner as YAML."""
     settings = sweep.settings
     build, model = about.get("build") or {}, about.get("model") or {}
     lines = [
@@ -233,7 +233,7 @@ def replay(settings: Settings, records: Sequence[Mapping[str, Any]]) -> tuple[Sw
 
 
 def run_dict(sweep: Sweep, run: Run, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run as arguments of llama_bench, or of llama_server_bench, and what else it takes."""
+    """Return a run as arguments of llama_bench or llama_server_bench, with the other facts that the playbook needs."""
     settings, config = sweep.settings, run.config
     serving = {}
     if isinstance(config, ServingConfig):
@@ -266,7 +266,7 @@ def run_dict(sweep: Sweep, run: Run, given: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
-# Of the JSON file. A change that readers of it would notice makes it another number.
+# The version of the JSON file. Every change that its readers would notice raises it.
 SCHEMA_VERSION = 1
 
 
@@ -284,7 +284,7 @@ def _measured_dict(measured: Measured | None) -> dict[str, Any] | None:
 def figures(
     sweep: Sweep, given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return everything as data."""
+    """Return the whole sweep as data."""
     settings = sweep.settings
     prompt, generation = GOALS[settings.goal]
     return {
@@ -311,7 +311,7 @@ def figures(
 
 
 def advice(given: Mapping[str, Any], records: Sequence[Mapping[str, Any]], time: str = "") -> dict[str, Any]:
-    """Return what is to be measured next, and all that is known by now; raises TuningError for what is asked for."""
+    """Return the next run and all results so far; raises TuningError for settings that make no sweep."""
     settings = settings_of(given)
     sweep, run = replay(settings, records)
     first = records[0] if records else {}

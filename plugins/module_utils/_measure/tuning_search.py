@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: a bounded search for the options with which a cluster is quickest: what to measure next, and what won.
+"""Private: a bounded search for the fastest options of a cluster.
 
-The search goes along one option at a time and keeps what won. It is a generator that asks for runs and is sent what
-came of them. Whoever runs it keeps a record of each run and asks anew after each, so that nothing is held in between.
-Measures nothing itself.
+The search varies one option at a time and keeps the winner. It is a generator that yields runs and receives their
+outcomes; it measures nothing itself. The caller keeps a record of each run and replays all records after each run, so
+that the search keeps no state in between.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .tuning_sweep import (
     test_s,
 )
 
-# A worker whose share is changed to learn its speed gives a quarter of its layers away.
+# To learn a worker's speed, the search moves a quarter (1 / SHIFTED) of its layers to the last worker.
 SHIFTED = 4
 Steps = Generator[Run, Outcome, None]
 
 
 def steps(sweep: Sweep) -> Steps:
-    """Ask for one run after the other."""
+    """Yield one run after the other, and receive the outcome of each."""
     outcome = yield from _measure(sweep, _run(sweep, "start", "current settings", sweep.best.config))
     if outcome.failure or not outcome.measured:
         sweep.refusal = outcome.failure or "The first run gave no figures."
@@ -70,7 +70,7 @@ def _measure(sweep: Sweep, run: Run) -> Generator[Run, Outcome, Outcome]:
 
 
 def _try(sweep: Sweep, run: Run) -> Generator[Run, Outcome, tuple[Measured, ...]]:
-    """Measure; nothing is returned if there is no time, or if it cannot run, which is noted."""
+    """Measure a run; return nothing, and add a note, if there is no time for it or it fails."""
     if not in_time(sweep, run.stage):
         return ()
     outcome = yield from _measure(sweep, run)
@@ -81,7 +81,7 @@ def _try(sweep: Sweep, run: Run) -> Generator[Run, Outcome, tuple[Measured, ...]
 
 
 def _judge(sweep: Sweep, candidates: Iterable[Measured]) -> None:
-    """Keep the quickest, if it is quicker than the best so far by more than what could be chance."""
+    """Keep the fastest candidate if it is faster than the best so far by more than chance."""
     goal, best = sweep.settings.goal, sweep.best
     found = [candidate for candidate in candidates if any(comparable(goal, candidate, best))]
     if not found:
@@ -97,7 +97,7 @@ def _judge(sweep: Sweep, candidates: Iterable[Measured]) -> None:
 
 
 def _serving(sweep: Sweep, name: str) -> Steps:
-    """Measure each candidate of a stage with a server of its own, from what won before the stage."""
+    """Measure each candidate of a stage with its own server. The base is the best configuration before the stage."""
     found: list[Measured] = []
     for title, config in choices.serving(sweep.settings, sweep.best.config, name):
         found += yield from _try(sweep, _run(sweep, name, title, config))
@@ -110,7 +110,7 @@ def _sizes(sweep: Sweep, name: str, sizes: tuple[int, ...]) -> Steps:
     found = yield from _try(sweep, run)
     now = min(getattr(sweep.best.config, name), max(sizes))
     for measured in found:
-        # The present one was measured beside the others, which is the fairer figure.
+        # The current size was measured again beside the others, which gives a fairer figure.
         if getattr(measured.config, name) == now:
             sweep.best = replace(sweep.best, prompt=measured.prompt)
     _judge(sweep, (measured for measured in found if getattr(measured.config, name) != now))
@@ -126,8 +126,8 @@ def _batch_size(sweep: Sweep) -> Steps:
 
 def _split_mode(sweep: Sweep) -> Steps:
     for mode in choices.split_modes(sweep.settings):
-        # The shares of layers mean nothing to the other mode, and what is a good physical batch for one need not
-        # be one for the other: the two that are known decide whether it is worth a search.
+        # The shares of layers mean nothing to the other mode, and a good physical batch for one mode may be bad for the
+        # other. The two known sizes show whether a search is worthwhile.
         config = replace(sweep.best.config, split_mode=mode, tensor_split=())
         if config.flash_attn == "off" and choices.flash_attn_needed(config):
             config = replace(config, flash_attn="on")
@@ -139,7 +139,7 @@ def _split_mode(sweep: Sweep) -> Steps:
 
 
 def _sizes_of_mode(sweep: Sweep, mode: str) -> Steps:
-    """Search the physical batch of a split mode that won: no part of the estimate, as most often none wins."""
+    """Search the physical batch of a split mode that won. The estimate leaves this out: most often none wins."""
     done = ("ubatch_size", "split_mode") if mode == "layer" else ("ubatch_size", "split_mode", "tensor_split")
     needed = load_s(sweep) + len(sizes_of_mode(sweep)) * test_s(sweep, "ubatch_size")
     needed += sum(cost_s(sweep, name) for name in (*sweep.stages, "again") if name not in done)
@@ -187,7 +187,7 @@ def _tensor_split(sweep: Sweep) -> Steps:
 
 
 def _speeds_alone(sweep: Sweep) -> Generator[Run, Outcome, list[float]]:
-    """Measure each worker with the whole model."""
+    """Measure each worker alone with the whole model; return their relative speeds."""
     found: list[Measured] = []
     for worker in sweep.settings.workers:
         config = replace(sweep.best.config, tensor_split=())
@@ -200,7 +200,7 @@ def _speeds_alone(sweep: Sweep) -> Generator[Run, Outcome, list[float]]:
 
 
 def _speeds_shifted(sweep: Sweep) -> Generator[Run, Outcome, list[float]]:
-    """Take layers from one worker after the other, where none can hold all of them."""
+    """Measure with fewer layers on one worker after the other, for workers that cannot hold the whole model."""
     layers, workers = sweep.settings.layers, sweep.settings.workers
     shifted: list[tuple[int, float]] = []
     for index in range(len(layers) - 1):
@@ -209,7 +209,7 @@ def _speeds_shifted(sweep: Sweep) -> Generator[Run, Outcome, list[float]]:
             raise TuningError(f"worker {workers[index]} has no layers to spare")
         split = [float(count) for count in layers]
         split[index] -= moved
-        # The output is on the last worker, and counts as one more layer.
+        # The last worker also has the output, which counts as one more layer.
         split[-1] += moved + 1
         config = replace(sweep.best.config, tensor_split=tuple(split))
         title = f"worker {workers[index]} with {moved} layers fewer"
@@ -220,7 +220,7 @@ def _speeds_shifted(sweep: Sweep) -> Generator[Run, Outcome, list[float]]:
     return speeds_from_shifts(layers, 1.0, shifted)
 
 
-# The threads of workers come last, after what won was confirmed.
+# The threads of workers are not here: they come last, after the winner is confirmed.
 _ATTEMPTS: dict[str, Callable[[Sweep], Steps]] = {
     "ubatch_size": _ubatch_size,
     "split_mode": _split_mode,
@@ -232,9 +232,9 @@ _ATTEMPTS: dict[str, Callable[[Sweep], Steps]] = {
 
 
 def _confirm(sweep: Sweep) -> Steps:
-    """Measure what won as a whole, then the start once more; without an advantage over both the start is kept.
+    """Measure all winners together, then the start once more; keep the start unless the winners beat both its runs.
 
-    A cluster that becomes quicker or slower meanwhile, by itself, does so on one of both sides.
+    If the cluster itself becomes faster or slower meanwhile, one of the two comparisons shows it.
     """
     goal, first, won = sweep.settings.goal, sweep.start or sweep.best, sweep.best.config
     sweep.best = first
@@ -257,7 +257,7 @@ def _confirm(sweep: Sweep) -> Steps:
 
 
 def _worker_threads(sweep: Sweep) -> Steps:
-    """Start the workers with other threads, at last with those that they had: the best must beat both ends."""
+    """Measure workers with other numbers of threads, and at last with their own; the best must beat both ends."""
     goal, before, config = sweep.settings.goal, sweep.best, sweep.best.config
     found: list[Measured] = []
     for count in choices.thread_counts(sweep.settings):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a sweep for the quickest options is asked for: which options to try, on what, how long."""
+"""Private: the settings of a sweep for the fastest options: the values to try, the load and the time limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Callable, Mapping, Sequence
 
 from .bench import CACHE_TYPES
 
-# How much prompt and generation count, as exponents: what is compared is the product of both gains. For serving it is
-# another figure: the tokens of all clients.
+# The weights of prompt and generation, as exponents: a sweep compares the product of both gains. The goal serving
+# compares another figure: the tokens of all clients.
 SERVING = "serving"
 GOALS = {"generation": (0.0, 1.0), "prompt": (1.0, 0.0), "balanced": (0.5, 0.5), SERVING: (0.0, 0.0)}
-# The stages by importance: where time is short, the last ones are left out first. They are gone through in this order
-# too, but for the threads, which are tried with all that has won before, so that workers are started anew only then.
+# The stages by importance: if time is short, the sweep leaves out the last ones first. It also runs them in this order,
+# except for the threads: it tries these last, with all winners, so that workers restart only then.
 STAGES = {
     "ubatch_size": "physical batch",
     "worker_threads": "threads of the workers",
@@ -23,7 +23,7 @@ STAGES = {
     "cache_type": "cache types",
     "batch_size": "logical batch",
 }
-# Those of the goal serving, in the same way. Each is measured with a server of its own.
+# The stages of the goal serving, in the same way. Each value is measured with its own server.
 SERVING_STAGES = {
     "split_mode": "split mode",
     "kv_unified": "unified KV cache",
@@ -32,7 +32,7 @@ SERVING_STAGES = {
     "speculation": "speculation",
 }
 TITLES = {**SERVING_STAGES, **STAGES}
-# common/arg.cpp: what is tuned, as options of llama.cpp.
+# The tuned options, by their names in llama.cpp (common/arg.cpp).
 OPTIONS = {
     "-b": "batch_size",
     "--batch-size": "batch_size",
@@ -47,9 +47,9 @@ OPTIONS = {
     "-sm": "split_mode",
     "--split-mode": "split_mode",
 }
-# Of llama-server, which no other goal measures.
+# Options of llama-server, which only the goal serving measures.
 KV_UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-# common/speculative.cpp: drafts by n-grams, by a model of their own, by layers of the model itself.
+# common/speculative.cpp: drafts from n-grams, from a draft model, or from layers of the model itself.
 SPECULATION = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "draft-simple", "draft-mtp")
 _UNLESS_ASKED = ("ngram-simple", "ngram-mod", "draft-simple", "draft-mtp")
 _SPECULATION_NEEDS = {
@@ -62,12 +62,12 @@ _TRUE, _FALSE = (True, "true", "True", "yes"), (False, "false", "False", "no")
 
 
 class TuningError(ValueError):
-    """What was asked for makes no sweep, or none that ends in time; the message is one sentence."""
+    """The settings make no sweep, or none that ends in time; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Options of llama.cpp that are tuned; `worker_threads` is None for those that workers have already."""
+    """The tuned options of llama.cpp; `worker_threads` is None if the workers keep their threads."""
 
     batch_size: int = 2048
     ubatch_size: int = 512
@@ -79,13 +79,13 @@ class Config:
     worker_threads: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as data."""
+        """Return the options as data."""
         return {**self.__dict__, "tensor_split": list(self.tensor_split)}
 
 
 @dataclass(frozen=True)
 class ServingConfig(Config):
-    """Options of llama-server that are tuned; `parallel` is the number of its slots."""
+    """The tuned options of llama-server; `parallel` is the number of its slots."""
 
     parallel: int = 4
     kv_unified: bool = False
@@ -94,7 +94,7 @@ class ServingConfig(Config):
 
 @dataclass(frozen=True)
 class Settings:
-    """What to try, on what. Of the goal serving: with so many clients at a time, who ask `prompts` if there are any."""
+    """The values to try, and on what. For the goal serving, `clients` at a time ask `prompts`, if there are any."""
 
     goal: str = "balanced"
     n_prompt: int = 1024
@@ -110,28 +110,28 @@ class Settings:
     cache_types: tuple[str, ...] = ()
     tensor_split: bool = True
     worker_threads: bool = False
-    # None: those that the workers' cores suggest.
+    # None: numbers that follow from the workers' cores.
     threads: tuple[int, ...] | None = None
-    # What is known of the cluster; before it was asked, nothing.
+    # The facts of the cluster; empty before it was asked.
     workers: tuple[str, ...] = ()
     threads_now: tuple[int, ...] = ()
     usable_cores: tuple[int, ...] = ()
-    # Why not all of them were tried.
+    # The reason why not all numbers of threads were tried.
     threads_problem: str = ""
     # Whether each worker can hold the whole model; empty if that cannot be planned.
     fits_alone: tuple[bool, ...] = ()
-    # The layers of each worker in the present split.
+    # The layers of each worker in the current split.
     layers: tuple[int, ...] = ()
     start: Config = Config()
     clients: int = 4
     prompts: tuple[str, ...] = ()
-    # Numbers of slots; None: those that the clients suggest.
+    # Numbers of slots; None: numbers that follow from the clients.
     parallel: tuple[int, ...] | None = None
     speculation: tuple[str, ...] = ()
 
     @property
     def stages(self) -> dict[str, str]:
-        """What is gone through for this goal, and in words."""
+        """The stages of this goal, with their titles."""
         return SERVING_STAGES if self.goal == SERVING else STAGES
 
 
@@ -177,9 +177,9 @@ def _value(where: str, option: str, value: str) -> Any:  # noqa: ANN401 - a numb
 
 
 def options_of(extra_args: Sequence[str], old: bool = False, kind: type[Config] = Config) -> tuple[Config, list[str]]:
-    """Return what options of llama.cpp say of what is tuned, and the others; raises TuningError.
+    """Return the tuned options among options of llama.cpp, and the other options; raises TuningError.
 
-    `old` builds (RPC protocol 2) have flash attention off, and a flag without a value that turns it on.
+    In `old` builds (RPC protocol 2), flash attention is off by default and a flag without a value turns it on.
     """
     found: dict[str, Any] = {"flash_attn": "off"} if old else {}
     rest: list[str] = []
@@ -203,7 +203,7 @@ def options_of(extra_args: Sequence[str], old: bool = False, kind: type[Config] 
 
 
 def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """Return what runs now, and the options that are not tuned; raises TuningError."""
+    """Return the current configuration, and the options that are not tuned; raises TuningError."""
     serving = given.get("tune_goal") == SERVING
     kind = ServingConfig if serving else Config
     name = "llama_server_extra_args" if serving else "inference_extra_args"
@@ -218,7 +218,7 @@ def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
 
 
 def _speculation(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the kinds to try; before it is known what the service could do, all of them. Raises TuningError."""
+    """Return the kinds of speculation to try, any kind if those of the service are unknown; raises TuningError."""
     possible = given.get("speculation", dict.fromkeys(SPECULATION))
     now = given.get("spec_type", "none")
     if now != "none" and now not in possible:
@@ -251,13 +251,13 @@ def _serving_settings(given: Mapping[str, Any], asked: Callable[..., Any]) -> di
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Return the settings from the playbook's variables and what it knows of the cluster; raises TuningError."""
+    """Return the settings from the playbook's variables and its facts of the cluster; raises TuningError."""
     default = Settings()
     goal = given.get("tune_goal", default.goal)
     if goal not in GOALS:
         raise TuningError(f"tune_goal is {goal}: give generation, prompt, balanced or serving.")
     if goal == SERVING:
-        # Conversations rather than documents; a server for each figure takes longer, so fewer are tried.
+        # Prompts are as long as those of conversations, not documents. Each value needs its own server, so try fewer.
         default = replace(default, goal=goal, n_prompt=128, ubatch_sizes=(64, 128, 512))
 
     def asked(read: Callable[..., Any], name: str, *limits: object) -> Any:  # noqa: ANN401 - what `read` returns
@@ -273,7 +273,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
         goal=goal,
         n_prompt=asked(_number, "n_prompt", 1, 1_000_000),
         n_gen=asked(_number, "n_gen", 1, 1_000_000),
-        # With one there is no spread.
+        # One repetition has no spread.
         repetitions=asked(_number, "repetitions", 2, 100),
         time_limit=asked(_number, "time_limit", 1, 604800),
         shorten=asked(_flag, "shorten"),

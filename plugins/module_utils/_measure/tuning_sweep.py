@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a sweep knows by now: how quick configurations are beyond chance, and how long the rest will take."""
+"""Private: the state of a sweep: which gains exceed chance, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .tuning_settings import GOALS, SERVING, TITLES, Config, Settings, TuningErr
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Less than that is no gain, however small the spread.
+# A smaller gain does not count, however small the spread is.
 LEAST_GAIN = 0.02
-# What a run takes beside llama-bench (connection, verification, plan), and what it takes to start the workers anew.
+# The seconds of a run beside llama-bench (connection, verification, plan), and the seconds to restart the workers.
 RUN_S, RESTART_S = 5.0, 15.0
-# So many times longer than expected is a run that hangs; a minute is granted in any case.
+# A run that takes this many times longer than expected hangs. Each run gets at least a minute.
 PATIENCE, LEAST_PATIENCE_S = 5.0, 60.0
 
 
@@ -30,7 +30,7 @@ class Rate(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """How quick a configuration is; what was not measured is None."""
+    """The speed of a configuration; a rate that was not measured is None."""
 
     config: Config
     prompt: Rate | None
@@ -39,15 +39,15 @@ class Measured:
     serving: Rate | None = None
 
     def is_whole(self, goal: str) -> bool:
-        """Whether there are all figures that the first run of a sweep has."""
+        """Return whether all rates are there that the first run of a sweep measures."""
         return self.serving is not None if goal == SERVING else None not in (self.prompt, self.generation)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of llama-bench, or of a llama-server; of `ubatch_sizes` and `batch_sizes` each number is measured.
+    """One run of llama-bench or llama-server, which measures each of `ubatch_sizes` and of `batch_sizes`.
 
-    With `weights`, the tensor split is to be planned from these speeds.
+    With `weights`, the tensor split is planned from these speeds of the workers.
     """
 
     stage: str
@@ -63,13 +63,13 @@ class Run:
 
     @property
     def tests(self) -> int:
-        """How many figures there are of each kind."""
+        """The number of figures of each kind."""
         return max(1, len(self.ubatch_sizes)) * max(1, len(self.batch_sizes))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     measured: tuple[Measured, ...]
     failure: str | None
@@ -78,7 +78,7 @@ class Outcome:
 
 
 def gain(goal: str, candidate: Measured, other: Measured) -> float:
-    """Return by what factor a candidate is quicker; what was not measured of it is as with the other."""
+    """Return the factor by which a candidate is faster; a rate that was not measured counts as unchanged."""
     product = 1.0
     for exponent, now, before in comparable(goal, candidate, other):
         product *= (now.mean / before.mean) ** exponent
@@ -86,7 +86,7 @@ def gain(goal: str, candidate: Measured, other: Measured) -> float:
 
 
 def margin(goal: str, candidate: Measured, other: Measured) -> float:
-    """Return the gain that could be chance: the spread of both, each as a part of its mean."""
+    """Return the gain that could be chance: the sum of both spreads, each relative to its mean."""
     return max(
         LEAST_GAIN,
         sum(
@@ -97,7 +97,7 @@ def margin(goal: str, candidate: Measured, other: Measured) -> float:
 
 
 def beats(goal: str, candidate: Measured, other: Measured) -> bool:
-    """Whether a candidate is quicker by more than what could be chance."""
+    """Return whether a candidate is faster by more than chance."""
     return gain(goal, candidate, other) - 1 > margin(goal, candidate, other)
 
 
@@ -107,7 +107,7 @@ def comparable(goal: str, candidate: Measured, other: Measured) -> Iterable[tupl
             yield 1.0, candidate.serving, other.serving
         return
     now, before = candidate.config, other.config
-    # Batches are of prompts: a difference of generation would be chance.
+    # Batch sizes change only prompts, so a difference in generation would be chance.
     alike = now != before and replace(now, batch_size=0, ubatch_size=0) == replace(before, batch_size=0, ubatch_size=0)
     prompt, generation = GOALS[goal]
     if prompt and candidate.prompt and other.prompt:
@@ -117,10 +117,10 @@ def comparable(goal: str, candidate: Measured, other: Measured) -> Iterable[tupl
 
 
 def speeds_from_shifts(layers: Sequence[int], before_s: float, shifted: Sequence[tuple[int, float]]) -> list[float]:
-    """Return each worker's layers per second, from the time of a token with the present split and with others.
+    """Return each worker's layers per second, from the time of a token with the current split and with others.
 
-    A token takes the sum of what each worker takes for its layers. In run i, worker i gives `shifted[i][0]` of its
-    layers to the last one. Raises TuningError where the figures allow no answer.
+    The time of a token is the sum of the times that all workers take for their layers. In run i, worker i gives
+    `shifted[i][0]` of its layers to the last worker. Raises TuningError if the figures allow no answer.
     """
     more = [(before_s - after_s) / moved for moved, after_s in shifted]
     last = (before_s - sum(count * extra for count, extra in zip(layers, more))) / sum(layers)
@@ -132,7 +132,7 @@ def speeds_from_shifts(layers: Sequence[int], before_s: float, shifted: Sequence
 
 @dataclass
 class Sweep:
-    """What is known of a sweep. `best` is what won so far, `left_out` says why a stage is not tried."""
+    """The state of a sweep; `best` is the winner so far, `left_out` has the reason for each stage that is not tried."""
 
     settings: Settings
     best: Measured
@@ -149,23 +149,23 @@ class Sweep:
 
     @property
     def left_s(self) -> float:
-        """What is left of the time."""
+        """The seconds that are left."""
         return self.settings.time_limit - self.runs[-1][1].elapsed_s
 
 
 def new_sweep(settings: Settings) -> Sweep:
-    """Return a sweep that has measured nothing, with the stages that have something to try, by importance."""
+    """Return a new sweep with the stages that have something to try, by importance."""
     left_out = choices.nothing_to_try(settings)
     stages = [name for name in settings.stages if name not in left_out]
     return Sweep(settings, Measured(settings.start, None, None), stages, left_out)
 
 
 def _counts(sweep: Sweep, name: str) -> tuple[int, int]:
-    """Return how many runs a stage takes at most, and how many tests of each kind are in all of them."""
+    """Return the maximum number of runs of a stage, and the number of tests of each kind in all of them."""
     settings, best = sweep.settings, sweep.best.config
     if settings.goal == SERVING:
         return (choices.most_serving(settings, name),) * 2
-    # Some may be tried also after one of them has won and is not to be tried any more.
+    # The values to try depend on the winner so far, so count those of the start and of the best, and take the maximum.
     configs = (settings.start, best)
     if name in ("ubatch_size", "batch_size"):
         sizes = choices.ubatch_sizes(settings, settings.start.batch_size)
@@ -183,20 +183,20 @@ def _counts(sweep: Sweep, name: str) -> tuple[int, int]:
     elif name == "worker_threads":
         runs = (len(choices.thread_counts(settings)) if settings.usable_cores else 3) + 1
     else:
-        # The start, and both once more.
+        # Stage `again`: the winners together, and the start once more.
         runs = 2
     return runs, runs
 
 
 def sizes_of_mode(sweep: Sweep) -> tuple[int, ...]:
-    """Return the physical batches that are measured anew if another split mode wins and there is time left."""
+    """Return the physical batches to measure again if another split mode wins and there is time left."""
     settings = sweep.settings
     wanted = "ubatch_size" in sweep.stages and bool(choices.split_modes(settings))
     return choices.ubatch_sizes(settings, settings.start.batch_size) if wanted else ()
 
 
 def most(sweep: Sweep, name: str) -> tuple[int, int]:
-    """Return how many runs and tests a stage takes if there is time left for more than it must."""
+    """Return the numbers of runs and tests of a stage, including those that it adds if there is time left."""
     runs, tests = _counts(sweep, name)
     if sweep.settings.goal != SERVING and name == "split_mode" and sizes_of_mode(sweep):
         modes = len(choices.split_modes(sweep.settings))
@@ -205,7 +205,7 @@ def most(sweep: Sweep, name: str) -> tuple[int, int]:
 
 
 def metrics(settings: Settings, name: str) -> tuple[bool, bool]:
-    """Return whether a stage measures prompt and generation: what counts for the goal, and can change."""
+    """Return whether a stage measures prompt and generation: each only if it counts for the goal and can change."""
     if name in ("ubatch_size", "batch_size"):
         return True, False
     prompt, generation = (exponent > 0 for exponent in GOALS[settings.goal])
@@ -213,7 +213,7 @@ def metrics(settings: Settings, name: str) -> tuple[bool, bool]:
 
 
 def test_s(sweep: Sweep, name: str) -> float:
-    """Return how long one test of a stage takes, warm-up included."""
+    """Return the seconds of one test of a stage, including its warm-up."""
     settings, start = sweep.settings, sweep.start or sweep.best
     if start.serving is not None:
         return settings.repetitions * settings.clients * settings.n_gen / start.serving.mean
@@ -226,19 +226,19 @@ def test_s(sweep: Sweep, name: str) -> float:
 
 
 def load_s(sweep: Sweep) -> float:
-    """Return what a run takes beside its tests."""
+    """Return the seconds of a run beside its tests."""
     return RUN_S + max(0.0, sweep.runs[0][1].wall_s - test_s(sweep, "again"))
 
 
 def cost_s(sweep: Sweep, name: str) -> float:
-    """Return how long a stage will take, by what the first run took."""
+    """Return the seconds that a stage will take, estimated from the first run."""
     runs, tests = _counts(sweep, name)
     restarts = runs * RESTART_S if name == "worker_threads" else 0
     return runs * load_s(sweep) + tests * test_s(sweep, name) + restarts
 
 
 def keep_to_time(sweep: Sweep) -> None:
-    """Refuse what takes too long, or leave out what is least important of it."""
+    """Refuse a sweep that takes too long, or leave out its least important stages."""
     limit = sweep.settings.time_limit
     spent = sweep.runs[0][1].elapsed_s + cost_s(sweep, "again")
     total = spent + sum(cost_s(sweep, name) for name in sweep.stages)
@@ -268,7 +268,7 @@ def keep_to_time(sweep: Sweep) -> None:
 
 
 def in_time(sweep: Sweep, name: str) -> bool:
-    """Whether another run fits, with what must come after it; if not, it is noted."""
+    """Return whether there is time for another run and the stages after it; add a note if not."""
     if not sweep.runs or sweep.estimate_s is None:
         return True
     later = () if name == "worker_threads" else ("again", "worker_threads")
@@ -280,7 +280,7 @@ def in_time(sweep: Sweep, name: str) -> bool:
 
 
 def patience_s(sweep: Sweep, run: Run) -> int:
-    """Return after how many seconds a run is ended."""
+    """Return the seconds after which a run is ended."""
     if not sweep.runs or sweep.start is None:
         return sweep.settings.time_limit
     expected = load_s(sweep) + run.tests * test_s(sweep, "again")

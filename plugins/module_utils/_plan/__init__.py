@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a model is divided among workers, and what memory each of them needs for it.
+"""The division of a model among workers, and the memory that each worker needs for its part.
 
-What reckons before a run belongs here; nothing is read and nobody is asked.
+Calculations before a run belong here; they read no files and contact no hosts.
 Floor 2: it imports from `_gguf` and `_status`; floors 3 and 4 may import it.
 """

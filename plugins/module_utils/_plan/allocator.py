@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the memory that the nodes of a graph take, as llama.cpp's allocator gives it to them.
+"""Private: the memory that the nodes of a graph take with llama.cpp's allocator.
 
-See ggml/src/ggml-alloc.c: the best fitting hole, and operations in the place of their source.
+Like ggml/src/ggml-alloc.c, it takes the best-fitting hole and lets operations reuse the memory of their source.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 
 class Node:
-    """A tensor of the graph; `in_place` if it may take the place of its source."""
+    """A tensor of the graph; with `in_place`, it may reuse the memory of its source."""
 
     def __init__(self, size: int, sources: Sequence[Node], *, in_place: bool, keep: bool) -> None:
         self.size = -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -27,17 +27,17 @@ class Node:
 
 
 class _Memory:
-    """The allocator of ggml-alloc.c: the best fitting hole, or else the end."""
+    """The allocator of ggml-alloc.c: it takes the best-fitting hole, or memory at the end if no hole fits."""
 
     def __init__(self) -> None:
-        self.holes: list[tuple[int, int]] = []  # (offset, size), by offset; the open end is not among them
+        self.holes: list[tuple[int, int]] = []  # (offset, size), by offset, without the open end
         self.end = 0
         self.peak = 0
 
     def take(self, size: int) -> int:
         fitting = [hole for hole in self.holes if hole[1] >= size]
         if fitting:
-            # The last one of the smallest.
+            # Take the last of the smallest holes that fit.
             hole = min(reversed(fitting), key=lambda it: it[1])
             self.holes.remove(hole)
             if hole[1] > size:
@@ -62,7 +62,7 @@ class _Memory:
 
 
 class Graph:
-    """The nodes that one device computes, in their order."""
+    """The nodes that one device computes, in order."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -75,7 +75,7 @@ class Graph:
         return node
 
     def input(self, size: int) -> Node:
-        """Add what comes from another device; with a pipeline there are copies that stay."""
+        """Add an input from another device. A pipeline has several copies of it, which stay allocated."""
         if self.batch.copies == 1:
             return self.add(size)
         copies = [Node(size, (), in_place=False, keep=True) for _copy in range(self.batch.copies)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: which device each layer goes to, as in src/llama-model.cpp (load_tensors), in its arithmetic of 32 bits."""
+"""Private: the device of each layer, as in src/llama-model.cpp (load_tensors), with its 32-bit arithmetic."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import NamedTuple, Sequence
 
 
 class Part(NamedTuple):
-    """What a device gets: layers from `first` to before `end`; `end` beyond the last layer stands for the output."""
+    """The layers of a device, from `first` to before `end`; an `end` beyond the last layer includes the output."""
 
     first: int
     end: int
 
 
 def _float(number: float) -> float:
-    """Round as C does to a float."""
+    """Return a number rounded to a C float."""
     return float(struct.unpack("<f", struct.pack("<f", number))[0])
 
 
 def assign(layers: int, n_gpu_layers: int, shares: Sequence[float]) -> list[int | None]:
-    """Return which device each layer goes to, and last the output; None for the master's memory.
+    """Return the device of each layer and, last, of the output; None stands for the master's memory.
 
-    src/llama-model.cpp (load_tensors): shares are summed and normalised as floats, and the first device whose sum is
-    beyond the layer's own share gets it.
+    src/llama-model.cpp (load_tensors) sums and normalises the shares as floats. A layer goes to the first device whose
+    sum is above the layer's own position, from 0 to 1.
     """
     total = 0.0
     sums = []
@@ -41,7 +41,7 @@ def assign(layers: int, n_gpu_layers: int, shares: Sequence[float]) -> list[int 
 
 
 def parts_of(layers: int, n_gpu_layers: int, shares: Sequence[float]) -> list[Part]:
-    """Return what llama.cpp gives to each device by these shares."""
+    """Return the part that llama.cpp gives to each device for these shares."""
     devices = assign(layers, n_gpu_layers, shares)
     local = devices.count(None)
     parts = []

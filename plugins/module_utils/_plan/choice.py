@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: which worker gets which part of a model, and whether it has the memory."""
+"""Private: the part of a model that each worker gets, and whether the worker has the memory for it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Room(NamedTuple):
-    """What a worker has."""
+    """The available memory of a worker or of the master, and the reserve to keep free, in bytes."""
 
     available: int
     reserve: int
 
     @property
     def usable(self) -> int:
-        """What may be taken of it."""
+        """The bytes that a model may use."""
         return max(0, self.available - self.reserve)
 
 
 def rooms_of(planned: Planned, cluster: Cluster) -> list[Room]:
-    """Divide a host's memory among its workers, without what the master takes of it if that is there too."""
+    """Return each worker's equal share of its host's memory, after the master's need if the master is there too."""
     workers = cluster.workers
     rooms = []
     for worker in workers:
@@ -45,13 +45,13 @@ def rooms_of(planned: Planned, cluster: Cluster) -> list[Room]:
 
 
 def _reach(planned: Planned, rooms: Sequence[Room], within: Callable[[int, Part, Need], bool]) -> list[Part] | None:
-    """Give each worker in turn as many layers as it takes; None if some are left over."""
+    """Return parts with as many layers as each worker in turn takes; None if layers are left or a worker gets none."""
     count = len(rooms)
     beyond = planned.count + 1
     at = planned.local
     parts = []
     for index in range(count):
-        # Each of the others gets a layer, and the last one does not get the output alone.
+        # Leave a layer for each later worker, so that the last one does not get the output alone.
         left = count - index - 1
         furthest = beyond if not left else planned.count - left
         end = at
@@ -70,7 +70,7 @@ def _reach(planned: Planned, rooms: Sequence[Room], within: Callable[[int, Part,
 
 
 def _least(levels: Callable[[float], list[Part] | None], high: float) -> list[Part] | None:
-    """Return what the lowest level gives that gives anything."""
+    """Return the parts for the lowest level that has a solution; None if `high` has none."""
     best = levels(high)
     if best is None:
         return None
@@ -88,7 +88,7 @@ def _least(levels: Callable[[float], list[Part] | None], high: float) -> list[Pa
 
 
 def choose(planned: Planned, cluster: Cluster, rooms: Sequence[Room]) -> list[Part]:
-    """Return the parts that leave the fullest worker, or the one with the most to do for its speed, with the least."""
+    """Return the parts with the lowest maximum of weights per speed or, without speeds or a fit, of memory use."""
 
     def by_memory(level: float) -> list[Part] | None:
         return _reach(planned, rooms, lambda index, _part, need: need.total <= level * max(rooms[index].usable, 1))
@@ -108,7 +108,7 @@ def choose(planned: Planned, cluster: Cluster, rooms: Sequence[Room]) -> list[Pa
         slowest = min(worker.weight or 1.0 for worker in cluster.workers)
         chosen = _least(by_speed, 2.0 * everything.weights / slowest + 1)
     if chosen is None:
-        # Beyond what the smallest worker would be with all of it, times the workers, anything is within.
+        # At this level even the worker with the least memory may take the whole model.
         chosen = _least(by_memory, 2.0 * (everything.total + 1) / max(1, min(room.usable for room in rooms)))
     if chosen is None:
         raise AssertionError("each worker takes a layer if it may be as full as it likes")
@@ -129,11 +129,11 @@ def _divided(planned: Planned, cluster: Cluster) -> bool:
 
 
 def master_room(cluster: Cluster) -> Room | None:
-    """Return what the master has, if that is known."""
+    """Return the memory of the master; None if it is not known."""
     available = cluster.master_memory_available_bytes
     if available is None:
         return None
-    # On a worker's host the reserve is the worker's already.
+    # If the master shares a host with a worker, the worker already keeps the reserve.
     shared = any(worker.host is not None and worker.host == cluster.master_host for worker in cluster.workers)
     reserve = max(cluster.reserve_bytes, math.ceil(available * cluster.reserve_percent / 100))
     return Room(available, 0 if shared else reserve)
@@ -145,7 +145,7 @@ def _master_fits(planned: Planned, cluster: Cluster) -> bool:
 
 
 def fits(of: Source, load: Load, cluster: Cluster, shrink: float = 1.0) -> bool:
-    """Return whether any split fits, or the given one."""
+    """Return whether the given split fits or, without one, whether any split fits."""
     try:
         return _divided(Planned(of, load, shrink=shrink), cluster)
     except SplitError:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: how large llama.cpp's compute buffers become.
+"""Private: the size of llama.cpp's compute buffers.
 
-The graph of a batch is gone through as llama.cpp's allocator does: ggml/src/ggml-backend.cpp (which device a node runs
-on, copies of inputs), src/llama-graph.cpp (the nodes of a layer). Nodes are found from the tensors that a layer has.
-Architectures whose layers have other nodes get an upper estimate instead: everything that a layer computes, with
-nothing freed.
+The plan follows the graph of a batch as llama.cpp does: ggml/src/ggml-backend.cpp (the device of a node, copies of
+inputs) and src/llama-graph.cpp (the nodes of a layer). The tensors of a layer show which nodes it has. Architectures
+whose layers have other nodes get an upper estimate, which adds everything that a layer computes, with nothing freed.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from typing import NamedTuple, Sequence
 from .allocator import Graph, Node
 from .layer_shape import Batch, LayerShape
 
-# Those whose buffers were compared with what llama.cpp says of them (tests/integration/test_split_plan.py).
+# The architectures whose buffers were compared with those in llama.cpp's log (tests/integration/test_split_plan.py).
 FOLLOWED = frozenset(
     """
     cohere2 command-r deci exaone4 gemma gemma2 gemma3 granite granitemoe internlm2 llama mistral3 olmo2 olmoe qwen2
     qwen2moe qwen3 qwen3moe seed_oss smollm3
     """.split()
 )
-# LLM_NORM rather than LLM_NORM_RMS, which cannot be done in place.
+# Architectures with LLM_NORM. Unlike LLM_NORM_RMS, it cannot be done in place.
 _LAYER_NORM = frozenset("cohere2 command-r".split())
-# The embeddings are scaled where the first layer is.
+# Architectures that scale the embeddings, on the device of the first layer.
 _SCALED = frozenset("gemma gemma2 gemma3".split())
-# GGML_SCHED_MAX_COPIES: of each input of a device, where prompt batches go through several devices side by side.
+# GGML_SCHED_MAX_COPIES: the copies of each input of a device, if several devices compute prompt batches in parallel.
 PIPELINE_COPIES = 4
 _F32 = 4
 
 
 class Head(NamedTuple):
-    """What comes after the last layer."""
+    """The sizes of the output, which follows the last layer."""
 
     width: int
     vocabulary: int
 
 
 class _Inputs(NamedTuple):
-    """What all layers of a device use."""
+    """The inputs that all layers of a device use."""
 
     position: Node
     key_index: Node
@@ -58,7 +57,7 @@ def _index_bytes(batch: Batch) -> int:
 
 
 def _masks(layers: Sequence[LayerShape]) -> dict[bool, int]:
-    """Return the cells of the masks that these layers need, of those with a window and of the others."""
+    """Return the cells of the masks for these layers: for layers with a window (True), and for the others (False)."""
     return {layer.window: layer.cells for layer in layers if layer.cells}
 
 
@@ -79,7 +78,7 @@ def _inputs(graph: Graph, layers: Sequence[LayerShape], *, last: bool) -> _Input
 
 
 def _joined(graph: Graph, layer: LayerShape, results: Node, weights: Node, tokens: int) -> Node:
-    """Add what makes one of the results of all experts that are used."""
+    """Add the nodes that join the results of all used experts into one."""
     size = _F32 * tokens * layer.width
     results = graph.add(results.size, results, weights, in_place=True)
     total = graph.add(size, results)
@@ -103,7 +102,7 @@ class _Builder:
         return self.graph.add(size, node, in_place=True)
 
     def attention(self, layer: LayerShape, normed: Node) -> Node:
-        """Add the nodes up to what is multiplied with the output matrix."""
+        """Add the nodes up to the one that is multiplied with the output matrix."""
         graph, inputs, batch = self.graph, self.inputs, self.graph.batch
         each = _F32 * batch.tokens
         if not layer.cells:
@@ -112,7 +111,7 @@ class _Builder:
         joined = query
         if layer.query_norm:
             query = self.weighed(self.norm(query, each * layer.query), each * layer.query)
-        # Of a part of a joined one, the rope is a node of its own.
+        # The rope of a part of a joined QKV tensor is not done in place.
         query = graph.add(each * layer.query, query, inputs.position, in_place=not layer.joined_qkv)
         if inputs.key_rotation:
             query = graph.add(each * layer.query, query, inputs.key_rotation)
@@ -177,7 +176,7 @@ class _Builder:
         return self.dense(node, layer.width, layer.feed_forward, tokens, gated=layer.gated, joined=layer.joined_gate)
 
     def parallel(self, layer: LayerShape, node: Node, normed: Node, attended: Node, *, last: bool) -> Node:
-        """Add the rest of a layer whose attention and feed-forward network go from the same norm."""
+        """Add the rest of a layer whose attention and feed-forward network start from the same norm."""
         graph, batch = self.graph, self.graph.batch
         whole = _F32 * batch.tokens * layer.width
         tokens = batch.outputs if last else batch.tokens
@@ -191,7 +190,7 @@ class _Builder:
         return graph.add(size, inner, attended, in_place=True)
 
     def layer(self, layer: LayerShape, node: Node, normed: Node | None, *, last: bool) -> Node:
-        """Add a layer to what came before it, whose norm may have been computed elsewhere."""
+        """Add a layer after `node`; another device may have computed its norm (`normed`)."""
         graph, batch = self.graph, self.graph.batch
         tokens = batch.tokens
         size = _F32 * tokens * layer.width
@@ -219,12 +218,12 @@ class _Builder:
 
 
 def _output_alone(graph: Graph, width: int, before: LayerShape | None) -> Node:
-    """Add what a device without layers gets of the last one, which is elsewhere."""
+    """Add what a device without layers gets from the last layer, which is on another device."""
     batch = graph.batch
     size = _F32 * batch.outputs * width
     node = graph.input(size)
     if before and before.experts and not before.shared_feed_forward and not before.feed_forward_post_norm:
-        # What has no weights goes where what follows it is.
+        # A node without weights runs on the device of the node that follows it.
         results = graph.input(size * before.experts_used)
         weights = graph.input(_F32 * batch.outputs * before.experts_used)
         node = graph.add(size, _joined(graph, before, results, weights, batch.outputs), node, in_place=True)
@@ -234,12 +233,12 @@ def _output_alone(graph: Graph, width: int, before: LayerShape | None) -> Node:
 def _layers(
     graph: Graph, architecture: str, layers: Sequence[LayerShape], *, first: bool, last: bool
 ) -> tuple[Node, Node]:
-    """Add layers; return what comes out of them, and its norm if that is computed here."""
+    """Add layers; return their result, and its norm if this device computes it."""
     batch, width = graph.batch, layers[0].width
     size = _F32 * batch.tokens * width
     rms = architecture not in _LAYER_NORM
-    # Of two layers on different devices, the first computes the norm of the second; but with all layers on workers
-    # llama.cpp sees to it that it does not (llama_context::graph_get_cb).
+    # If two successive layers are on different devices, the device of the first computes the norm of the second. If all
+    # layers are on workers, llama.cpp prevents this (llama_context::graph_get_cb).
     apart = batch.local_layers and layers[0].attention_norm
     incoming = graph.input(size) if apart and not first else None
     node = graph.input(size)
@@ -249,7 +248,7 @@ def _layers(
     for index, layer in enumerate(layers):
         node = builder.layer(layer, node, incoming if index == 0 else None, last=last and index == len(layers) - 1)
     if last:
-        # This one has no layer to go by, and stays.
+        # The output norm has no layer number, so it stays on this device.
         return node, graph.add(_F32 * batch.outputs * width, node, in_place=rms)
     return node, graph.add(size, node) if apart else node
 
@@ -264,10 +263,10 @@ def device_bytes(
     head: Head | None,
     before: LayerShape | None = None,
 ) -> int:
-    """Return the compute buffer of a device that has these layers.
+    """Return the bytes of the compute buffer of a device that has these layers.
 
-    `first` if no other worker has layers before it, `last` if the model's last layer is among them, and `head` if the
-    output is made there. `before` is the last layer if that is the master's and the output is not.
+    Set `first` if no other worker has layers before it, `last` if it has the model's last layer, and `head` if it
+    computes the output. `before` is the last layer if the master has it but not the output.
     """
     graph = Graph(batch)
     width = layers[0].width if layers else head.width if head else 0
@@ -279,15 +278,15 @@ def device_bytes(
         result = graph.add(_F32 * batch.outputs * width, normed, in_place=True, keep=True)
         graph.add(_F32 * batch.outputs * head.vocabulary, result, keep=True)
     elif layers:
-        # What goes to the next device stays until it is there.
+        # The result stays allocated until the next device has it.
         graph.add(0, node, normed)
     return graph.peak()
 
 
 def margin_bytes(layers: Sequence[LayerShape], batch: Batch, width: int) -> int:
-    """Return what to add for an architecture whose nodes are not followed: all that any of its layers computes.
+    """Return the bytes to add for an architecture whose nodes are not followed: all that its largest layer computes.
 
-    Twice, as recurrent layers rearrange what they compute, and with more that goes from device to device.
+    This counts twice, because recurrent layers rearrange their results. Tensors that go between devices come on top.
     """
     most = max((layer.everything for layer in layers), default=0)
     scores = 0 if batch.flash_attention else max((layer.cells * layer.heads for layer in layers), default=0)
@@ -295,9 +294,9 @@ def margin_bytes(layers: Sequence[LayerShape], batch: Batch, width: int) -> int:
 
 
 def input_bytes(layers: Sequence[LayerShape], batch: Batch, width: int) -> int:
-    """Return what the master's memory holds of a graph whose layers are all elsewhere: the inputs."""
+    """Return the bytes of a graph's inputs in the master's memory."""
     if batch.local_layers:
-        # The others are counted with the layers.
+        # The other inputs are counted with the master's layers.
         return _F32 * batch.tokens * (width + 1)
     each = 4 * batch.tokens + _F32 * batch.tokens * width + 4 * batch.tokens + 4 * batch.outputs
     for cells in _masks(layers).values():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a plan is made from, and what no plan can be made of."""
+"""Private: the inputs of a plan, and the checks that refuse inputs without a plan."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 # LLAMA_MAX_EXPERTS (src/llama-hparams.h)
 MAX_EXPERTS = 1024
 QUANTISED_CACHES = tuple(name for name in CACHE_TYPES if CACHE_TYPES[name].block > 1)
-# Such as a C float holds, and sums of them.
+# A C float holds such shares, and sums of them.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-30, 1e30
 _LAYER = re.compile(r"^blk\.(\d{1,3})\.(.+?)(?:\.weight)?$")
 
 
 class SplitError(ValueError):
-    """What was asked for cannot be planned; the message is one sentence that says what to do."""
+    """The inputs cannot be planned; the message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker; workers of one `host` share its memory, `memory_max_bytes` is a limit of its own.
+    """A worker; workers of one `host` share its memory, and `memory_max_bytes` limits this worker.
 
-    `weight` is its speed next to the others'.
+    `weight` is its speed relative to the others.
     """
 
     endpoint: str
@@ -45,7 +45,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Load:
-    """What is to be loaded, in llama.cpp's terms."""
+    """The options with which llama.cpp loads the model."""
 
     ctx_size: int = 0
     batch_size: int = 2048
@@ -54,7 +54,7 @@ class Load:
     cache_type_v: str = "f16"
     flash_attn: str = "auto"
     n_gpu_layers: int = 999
-    # Of llama-server; without slots, a program that serves one sequence and may want the output of each of its tokens.
+    # The slots of llama-server. 0 means a program with one sequence, which may want the output of each of its tokens.
     parallel: int = 0
     outputs_per_slot: int = 1
     kv_unified: bool = False
@@ -63,7 +63,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where to. `tensor_split` is judged if there is one; `master_host` is the host of a worker, if it is one."""
+    """The workers and the master. A given `tensor_split` is judged; `master_host` is the worker host of the master."""
 
     workers: tuple[Worker, ...]
     reserve_bytes: int = 0
@@ -74,7 +74,7 @@ class Cluster:
 
 
 class Source(NamedTuple):
-    """A model's headers, and what they say; `draft` is one that drafts tokens for it on the master."""
+    """A model and the tensors of its layers; `draft` is a model that drafts tokens for it on the master."""
 
     model: Model
     layers: list[dict[str, Tensor]]  # by the name without `blk.N.` and `.weight`
@@ -82,7 +82,7 @@ class Source(NamedTuple):
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Raise SplitError for the first thing that no plan can be made of."""
+    """Raise SplitError for the first value that cannot be planned."""
     count = len(cluster.workers)
     if not 1 <= count <= MAX_WORKERS:
         raise SplitError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_WORKERS}.")
@@ -127,7 +127,7 @@ def _check_tensor_split(cluster: Cluster) -> None:
 
 
 def check_load(load: Load) -> None:
-    """Raise SplitError for the first thing that llama.cpp does not take."""
+    """Raise SplitError for the first option that llama.cpp does not take."""
     for name, value, low in (
         ("ctx_size", load.ctx_size, 0),
         ("batch_size", load.batch_size, 1),
@@ -148,13 +148,13 @@ def check_load(load: Load) -> None:
 
 
 def _check_experts(experts: int, used: int) -> None:
-    """Refuse what src/llama-model.cpp (load_hparams) refuses: each expert that is used is a node of the graph."""
+    """Raise SplitError for experts that src/llama-model.cpp (load_hparams) refuses; each used one is a graph node."""
     if experts > MAX_EXPERTS:
         raise SplitError(
             f"The model says that it has {experts} experts, and llama.cpp takes {MAX_EXPERTS}; take a file of another "
             "model, or fetch this one again."
         )
-    # For some of one expert alone upstream takes no notice.
+    # For some architectures, upstream ignores a single expert.
     if used > max(experts, 1):
         raise SplitError(
             f"The model says that it uses {used} of {experts} experts, which llama.cpp refuses; take a file of another "
@@ -163,7 +163,7 @@ def _check_experts(experts: int, used: int) -> None:
 
 
 def _with_adapters(model: Model, adapters: Sequence[Header]) -> Model:
-    """Add LoRA adapters, whose tensors lie beside those that they change (src/llama-adapter.cpp)."""
+    """Return the model with LoRA adapters, whose tensors lie beside those that they change (src/llama-adapter.cpp)."""
     layers, outside = [layer.bytes or 0 for layer in model.layers], {"input": 0, "output": 0}
     for tensor in (tensor for header in adapters for tensor in header.tensors):
         match = _LAYER.match(tensor.name)
@@ -185,7 +185,7 @@ def _with_adapters(model: Model, adapters: Sequence[Header]) -> Model:
 def source(
     headers: Sequence[Header], *, adapters: Sequence[Header] = (), draft: Sequence[Header] | None = None
 ) -> Source:
-    """Return what is planned with; raises SplitError for a model that cannot be divided."""
+    """Return the source of a plan; raises SplitError for a model that cannot be divided."""
     model = describe(headers)
     notes = " ".join(model.notes)
     if not model.layers:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what the sizes of nodes depend on: the tensors that a layer has, and what is computed at a time."""
+"""Private: the facts that the sizes of nodes depend on: the tensors of a layer, and the batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class LayerShape(NamedTuple):
-    """What the size of a layer's nodes depends on; numbers are elements per token."""
+    """The facts of a layer that the sizes of its nodes depend on; numbers are elements per token."""
 
     width: int
     query: int
@@ -33,24 +33,24 @@ class LayerShape(NamedTuple):
     experts_used: int
     expert_feed_forward: int
     shared_feed_forward: int
-    everything: int  # of all nodes; what the upper estimate goes by
+    everything: int  # of all nodes, for the upper estimate
 
 
 class Batch(NamedTuple):
-    """What is computed at a time."""
+    """The facts of a batch that the sizes of nodes depend on."""
 
     tokens: int
     outputs: int
     flash_attention: bool
     copies: int
     local_layers: bool
-    rotated_keys: int  # the size of the matrix that keys of a quantised cache are rotated with, or 0
+    rotated_keys: int  # the size of the matrix that rotates the keys of a quantised cache, or 0
     rotated_values: int
-    value_rows: int  # elements that an index is needed for if values are kept transposed
+    value_rows: int  # elements per token that need an index if the cache keeps values transposed
 
 
 def _outputs(tensor: Tensor) -> int:
-    """Return how many numbers a tensor makes for a token; no model has one without a length, but a file may."""
+    """Return how many elements a tensor gives for a token. No model has a tensor without elements, but a file may."""
     if not tensor.elements or not tensor.shape:
         return 0
     return tensor.elements // tensor.shape[0] if len(tensor.shape) > 1 else tensor.shape[0]
@@ -59,7 +59,7 @@ def _outputs(tensor: Tensor) -> int:
 def layer_shape(
     tensors: Mapping[str, Tensor], *, width: int, heads: int, cells: int, window: bool, experts_used: int
 ) -> LayerShape:
-    """Return the shape of a layer from its tensors, which are by their name without `blk.N.` and `.weight`."""
+    """Return the shape of a layer from its tensors by name, without `blk.N.` and `.weight`."""
 
     def rows(name: str) -> int:
         tensor = tensors.get(name)

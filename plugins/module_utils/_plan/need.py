@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what each part of a model needs.
+"""Private: the memory that each part of a model needs.
 
-Weights and cache are those of `_gguf`, compute buffers those of `compute_buffers`.
+Weights and cache come from `_gguf`, compute buffers from `compute_buffers`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from .._gguf.header import Tensor
 
 
-# llama.cpp rotates what goes into a quantised cache with a matrix of this size or, for keys, a larger one.
+# llama.cpp rotates the entries of a quantised cache with a matrix of this size or, for keys, a larger one.
 _ROTATION = 64
 
 
 class Need(NamedTuple):
-    """What a host holds, in bytes."""
+    """The memory that a host needs, in bytes."""
 
     weights: int
     kv: int
     compute: int
-    other: int = 0  # of the master: a draft model, and what the program keeps besides
+    other: int = 0  # only for the master: a draft model, and other memory of the program
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all bytes."""
         return self.weights + self.kv + self.compute + self.other
 
 
@@ -49,7 +49,7 @@ def _check_cache(load: Load, model: Model) -> None:
 
 
 def _cache_bytes(layer: Layer, load: Load, cells: int, value_width: int | None) -> int:
-    """Return what a layer keeps of the tokens in so many cells."""
+    """Return the bytes of a layer's cache with this number of cells."""
     if not cells or layer.key_width is None or layer.value_width is None:
         return 0
     for name, kind in (("cache_type_k", load.cache_type_k), ("cache_type_v", load.cache_type_v)):
@@ -63,11 +63,11 @@ def _cache_bytes(layer: Layer, load: Load, cells: int, value_width: int | None) 
 
 
 def _rotations(load: Load, model: Model) -> tuple[int, int]:
-    """Return the sizes of the matrices that keys and values of a quantised cache are rotated with, or 0."""
+    """Return the sizes of the matrices that rotate keys and values of a quantised cache, or 0."""
     key, value = model.shape.key_length, model.shape.value_length
     rotated_keys = rotated_values = 0
     if load.cache_type_k in QUANTISED_CACHES and key and key % _ROTATION == 0:
-        # The largest power of two of them that goes into it.
+        # The largest power of two times _ROTATION that divides the length of a key.
         rotated_keys = _ROTATION * ((key // _ROTATION) & -(key // _ROTATION))
     if load.cache_type_v in QUANTISED_CACHES and value and value % _ROTATION == 0:
         rotated_values = _ROTATION
@@ -79,7 +79,7 @@ def _padded(tokens: int) -> int:
 
 
 def _few(layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
-    """Leave out layers that only repeat others: the buffers are used again."""
+    """Return at most two layers of each shape: more of them reuse the same buffers."""
     kept: list[LayerShape] = []
     for layer in layers:
         if kept.count(layer) < 2:
@@ -88,10 +88,10 @@ def _few(layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
 
 
 class Planned:
-    """A model, as it would be loaded: what each part of it needs."""
+    """A model as llama.cpp would load it, and the memory that each part of it needs."""
 
     def __init__(self, of: Source, load: Load, *, shrink: float = 1.0) -> None:
-        """Take the model; `shrink` makes its weights smaller, as another quantisation would."""
+        """Prepare the model; the factor `shrink` makes its weights smaller, as another quantisation would."""
         check_load(load)
         self.of, self.load, self.shrink = of, load, shrink
         self.model = model = of.model
@@ -99,12 +99,12 @@ class Planned:
         if not context:
             raise SplitError("The model does not say its context length; give ctx_size.")
         self.context = context
-        # src/llama-context.cpp: without a unified cache each sequence has one of its own (a stream), of the same size.
+        # src/llama-context.cpp: without a unified cache, each sequence has its own cache (a stream) of the same size.
         self.sequences = max(1, load.parallel)
         self.streams = 1 if load.kv_unified else self.sequences
         self.cells = _padded(_padded(context) // self.streams)
         self.tokens = min(_padded(context), load.batch_size, load.ubatch_size)
-        # The graph that is reserved has as many tokens of each sequence.
+        # The graph that llama.cpp reserves has the same number of tokens for each sequence.
         self.tokens = -(-self.tokens // self.sequences) * self.sequences
         self.outputs = min(self.tokens, load.parallel * load.outputs_per_slot) if load.parallel else self.tokens
         self.flash_attention = load.flash_attn != "off" and model.architecture != "grok"
@@ -120,14 +120,14 @@ class Planned:
             + ((weights.embedding_bytes or 0) * shrink if weights.tied_embeddings else 0)
         )
         self.weight_sums = [0, *accumulate(round((layer.bytes or 0) * shrink) for layer in model.layers)]
-        # src/llama-kv-cache.cpp: values of different widths are padded where they are kept transposed.
+        # src/llama-kv-cache.cpp pads values of different widths if it keeps them transposed.
         self.widest = max((layer.value_width or 0 for layer in model.layers), default=0)
         self.kv_sums = [0, *accumulate(self._kv())]
         self.shapes = self._shapes()
         self._known: dict[tuple[object, ...], int] = {}
         self.draft = None
         if of.draft:
-            # common/speculative.cpp: the context is the model's, with a cache of F16 and one output for each slot.
+            # common/speculative.cpp: a draft model has the model's context, an F16 cache and one output for each slot.
             small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
             self.draft = Planned(of.draft, small)
 
@@ -151,7 +151,7 @@ class Planned:
 
     def _shapes(self) -> list[LayerShape]:
         def cells(layer: Layer, found: dict[str, Tensor]) -> int:
-            # One that attends without a cache of its own uses another layer's.
+            # A layer with attention but without its own cache uses another layer's cache.
             return self._own_cells(layer) or (self.cells if "attn_q" in found and not self.compute_known else 0)
 
         return [
@@ -167,13 +167,13 @@ class Planned:
         ]
 
     def batch(self, devices: int) -> Batch:
-        """Return what is computed at a time with so many workers."""
+        """Return the batch that llama.cpp computes at a time with this number of workers."""
         rotated_keys, rotated_values = _rotations(self.load, self.model)
         return Batch(
             tokens=self.tokens,
             outputs=self.outputs,
             flash_attention=self.flash_attention,
-            # src/llama-context.cpp: prompt batches go through workers side by side if all layers are on workers.
+            # src/llama-context.cpp: workers compute prompt batches in parallel if all layers are on workers.
             copies=PIPELINE_COPIES if devices > 1 and not self.local else 1,
             local_layers=self.local > 0,
             rotated_keys=rotated_keys,
@@ -182,7 +182,7 @@ class Planned:
         )
 
     def need(self, part: Part, devices: int) -> Need:
-        """Return what a worker with this part needs, one of so many."""
+        """Return the need of a worker with this part, if there are `devices` workers."""
         if part.end == part.first:
             return Need(0, 0, 0)
         end = min(part.end, self.count)
@@ -224,7 +224,7 @@ class Planned:
         return self._known[known]
 
     def master(self, devices: int) -> Need:
-        """Return what the master's own memory holds: the input, its own layers, and the buffers of both."""
+        """Return the need of the master: the input, its own layers, the buffers of both, and other memory."""
         weights = round((self.model.weights.input_bytes or 0) * self.shrink) + self.weight_sums[self.local]
         compute = input_bytes(self.shapes, self.batch(devices), self.width) + self._logits()
         if self.local:
@@ -234,10 +234,10 @@ class Planned:
         return Need(weights, self.kv_sums[self.local], compute, other)
 
     def _logits(self) -> int:
-        """Return what llama.cpp calls its output buffer: a number for each token of the vocabulary."""
+        """Return the bytes of llama.cpp's output buffer: for each output, a number for each token of the vocabulary."""
         return 4 * self.vocabulary * (self.outputs if self.load.parallel else 1)
 
     def alone(self) -> int:
-        """Return what the model takes in the memory of the program, without workers."""
+        """Return the bytes that the model takes in the memory of the program, without workers."""
         compute = self._buffer(_few(self.shapes), 1, first=True, last=True, output=True) + self._logits()
         return (self.model.weights.bytes or 0) + self.kv_sums[-1] + compute

@@ -7,7 +7,7 @@ from typing import Any, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 
-# common/arg.cpp: options that the plan takes into account, and options whose effect it does not know.
+# common/arg.cpp: the options that the plan takes into account and, below, those whose effect it does not know.
 PLANNED = {
     "-b": "batch_size",
     "-ub": "ubatch_size",
@@ -32,7 +32,7 @@ def read_options(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the options that a plan takes into account, and the reason if one of them rules out a plan.
 
-    The reason is the end of a sentence, and names the variable that holds the options.
+    The reason forms the end of a sentence, and names the variable that holds the options.
     """
     words = [str(word) for word in extra_args]
     found: dict[str, Any] = {}
@@ -52,7 +52,7 @@ def read_options(
         elif option.startswith("cache_type") and value in CACHE_TYPES:
             found[option] = value
         elif option == "flash_attn":
-            # The oldest builds have no value there.
+            # In the oldest builds this option has no value.
             found[option] = _FLASH.get(value, "on")
         elif option == "split_mode" and value:
             found[option] = value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the plan, as a result and in a sentence, and with what change a model would fit that does not."""
+"""Private: the plan, as a result and as a sentence, and the changes with which a model would fit."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .._gguf.header import Header
 
 
-# The cache types that are proposed, and the fewest bits that a quantisation has that still gives text.
+# The cache types to propose, and the fewest bits per weight with which a model still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")
 _FEWEST_BITS = 2.0
 _SMALLEST_CONTEXT = 256
 
 
 def in_words(count: float) -> str:
-    """Return bytes for a person."""
+    """Return a number of bytes in a readable unit."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if abs(count) >= size:
             return f"{count / size:.1f} {unit}"
@@ -126,7 +126,7 @@ def _suggest_split(planned: Planned, cluster: Cluster) -> dict[str, Any] | None:
 
 
 def suggestions(planned: Planned, cluster: Cluster) -> list[dict[str, Any]]:
-    """Return the smallest change of each kind with which it would fit."""
+    """Return the smallest change of each kind with which the model would fit."""
     kinds = (
         _suggest_split,
         _suggest_context,
@@ -147,7 +147,7 @@ ONE_HOST = (
 
 
 def _one_host(planned: Planned, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
-    """Return who could hold all of it: the master, or the worker with the most memory."""
+    """Return the host that could hold the whole model: the master, or the worker with the most memory."""
     room = master_room(cluster)
     whole = planned.need(Part(planned.local, planned.count + 1), 1).total + planned.master(1).total
     if room is not None and whole <= room.usable:
@@ -159,7 +159,7 @@ def _one_host(planned: Planned, cluster: Cluster, workers: Sequence[dict[str, An
 
 
 def _ended(words: Sequence[str]) -> str:
-    """Join to one enumeration."""
+    """Return the words as one enumeration."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
@@ -183,7 +183,7 @@ def _message(result: dict[str, Any], idle: Sequence[str]) -> str:
 
 def _too_many(planned: Planned, cluster: Cluster) -> str | None:
     count, layers = len(cluster.workers), planned.count - planned.local
-    # The output alone goes to one worker.
+    # If no layers are left for workers, the output alone still goes to one worker.
     if count <= max(layers, 1):
         return None
     if not layers:
@@ -210,7 +210,7 @@ def _notes(planned: Planned) -> list[str]:
 
 
 def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
-    """Return what a host holds next to what it has."""
+    """Return the memory that a host needs and the memory that it has, in bytes."""
     return {
         "weights_bytes": need.weights,
         "kv_bytes": need.kv,
@@ -241,7 +241,7 @@ def _workers(planned: Planned, cluster: Cluster, rooms: Sequence[Room], parts: S
 
 
 def _judge(result: dict[str, Any], planned: Planned, cluster: Cluster) -> None:
-    """Say whether it fits, and what would."""
+    """Write into the result whether the model fits, what is missing, and what would help."""
     idle = [it["endpoint"] for it in result["workers"] if not it["layers"] and not it["has_output"]]
     result["shortfall"] = [
         {"host": host, "bytes": -it["headroom_bytes"]}
@@ -266,9 +266,9 @@ def plan(
     adapters: Sequence[Header] = (),
     draft: Sequence[Header] | None = None,
 ) -> dict[str, Any]:
-    """Return how the model is divided and what comes of it; raises SplitError for what cannot be planned.
+    """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the other on the master.
+    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the main model on the master.
     """
     check_cluster(cluster)
     planned = Planned(source(headers, adapters=adapters, draft=draft), load)
@@ -296,7 +296,7 @@ def plan(
         result["tensor_split"] = list(cluster.tensor_split)
     else:
         parts = choose(planned, cluster, rooms)
-        # Whole numbers: upstream's division by their sum then gives these very counts.
+        # With whole numbers, upstream's division by their sum gives exactly these counts.
         result["tensor_split"] = [part.end - part.first for part in parts]
     result["workers"] = _workers(planned, cluster, rooms, parts)
     own = planned.master(len(cluster.workers))

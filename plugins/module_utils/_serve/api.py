@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: asks an OpenAI-compatible API of llama-server how it is, and what it lets strangers see."""
+"""Private: checks the state of a llama-server's OpenAI-compatible API, and which paths it shows without a key."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-# What shows prompts, settings or figures of others: each wants a key. (tools/server/server.cpp) The names of models do
-# not count: releases before 0.3.36 show them to everybody.
+# The paths that show prompts, settings or figures of others and so need a key (tools/server/server.cpp). The names of
+# models do not count: releases before 0.3.36 show them to everybody.
 CLOSED_PATHS = ("/props", "/slots", "/metrics")
-# A token over slow workers, behind requests that are under way.
+# The time for a token over slow workers, behind other running requests.
 TOKEN_LIMIT_S = 60.0
 
 
 @dataclass
 class Answer:
-    """What an API answers.
+    """The state of an API and its answer.
 
-    `state` is `serving`, `loading` or `silent`; `models` are the names that it serves; `answered` says whether a token
-    came with the key (None if no slot was free, or it was not asked), and `text` what came; `open_paths` should need a
-    key and do not.
+    `state` is `serving`, `loading` or `silent`; `models` are the names that the API serves. `answered` says whether it
+    generated a token with the key (None if no slot was free, or nothing asked for one), and `text` is the answer.
+    `open_paths` should need a key but do not.
     """
 
     state: str
@@ -33,7 +33,7 @@ class Answer:
 
 
 class Api:
-    """An API at an address, with a key; `prompt` is what it is to continue, by so many tokens."""
+    """An API at an address, with a key; a check lets it continue `prompt` by `n_predict` tokens."""
 
     def __init__(
         self, address: str, port: int, key: str, timeout_s: float, prompt: str = "a", n_predict: int = 1
@@ -44,7 +44,7 @@ class Api:
     def request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, key: str | None = None, limit_s: float = 0
     ) -> tuple[int, Any]:
-        """Return status and JSON (or None) of an answer; raises OSError or HTTPException if there is none."""
+        """Return the status and the JSON (or None) of an answer; raises OSError or HTTPException without an answer."""
         headers = {"Content-Type": "application/json"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
@@ -61,7 +61,7 @@ class Api:
             return answer.status, None
 
     def look(self, *, ask: bool = True) -> Answer:
-        """Return how the API is; with `ask` also whether it generates a token, and what it lets strangers see."""
+        """Return the state of the API; with `ask` also whether it generates a token, and which paths need no key."""
         try:
             status, _body = self.request("GET", "/health")
         except (OSError, http.client.HTTPException) as error:
@@ -96,11 +96,11 @@ class Api:
             answer.problem = f"it generates nothing (status {status}: {said})"
 
     def _token(self) -> tuple[int, Any]:
-        # The same prompt is to be computed in the same way, so nothing of it is taken from a cache.
+        # Take nothing from a cache, so that the API computes the same prompt in the same way each time.
         wanted = {"prompt": self.prompt, "max_tokens": self.n_predict, "temperature": 0, "cache_prompt": False}
         limit_s = TOKEN_LIMIT_S + 2 * self.n_predict
         status, body = self.request("POST", "/v1/completions", wanted, key=self.key, limit_s=limit_s)
-        if status == http.client.NOT_IMPLEMENTED:  # it serves embeddings alone
+        if status == http.client.NOT_IMPLEMENTED:  # the server only serves embeddings
             wanted = {"input": self.prompt}
             status, body = self.request("POST", "/v1/embeddings", wanted, key=self.key, limit_s=limit_s)
         return status, body

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what the HAProxy of role llama_gateway says of the groups behind it."""
+"""Private: the state of the groups behind the HAProxy of role llama_gateway."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# Where the role writes its configuration, and where its HAProxy listens for commands.
+# The folder of the role's configuration, and the socket on which its HAProxy listens for commands.
 FOLDER = Path("/etc/llama_gateway")
 SOCKET = Path("/run/llama-gateway/admin.sock")
 UNIT = "llama-gateway.service"
-# What keepalived reads where there is a virtual address, and a folder that is there while it runs.
+# The configuration of keepalived if there is a virtual address, and a folder that exists while keepalived runs.
 ADDRESS_CONFIG = "keepalived.conf"
 ADDRESS_FOLDER = Path("/run/llama-gateway-address")
 ADDRESS_UNIT = "llama-gateway-address.service"
 LIMIT_S = 10
-# The end of a certificate is told this long before.
+# The days before the end of a certificate from which the gateway is not healthy.
 WARN_DAYS = 14
-# The server in which requests wait while no group serves.
+# The HAProxy server in which requests wait while no group serves.
 WAITING_ROOM = "wait"
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group behind the gateway; `state` is `in`, `leaving` (what runs may end), `drained` by somebody, or `out`."""
+    """A group behind the gateway; `state` is `in`, `leaving` (requests may finish), `drained` by somebody, or `out`."""
 
     name: str
     model: str
@@ -40,7 +40,7 @@ class Group:
 
 
 def tell(command: str, path: Path = SOCKET) -> str:
-    """Send HAProxy a command, and return what it answers; raises OSError."""
+    """Send HAProxy a command, and return its answer; raises OSError."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(LIMIT_S)
         sock.connect(str(path))
@@ -52,13 +52,13 @@ def tell(command: str, path: Path = SOCKET) -> str:
 
 
 def read_models(text: str) -> dict[str, str]:
-    """Return the model of each backend, out of `models.map`."""
+    """Return the model of each backend, from the text of `models.map`."""
     pairs = (line.split() for line in text.splitlines())
     return {backend: model for model, backend in (pair for pair in pairs if len(pair) == 2)}
 
 
 def read_groups(statistics: str, models: dict[str, str]) -> list[Group]:
-    """Return the groups out of the table that HAProxy gives for `show stat` (management.txt, 9.1)."""
+    """Return the groups from HAProxy's answer to `show stat` (management.txt, 9.1)."""
     found = []
     for row in csv.DictReader(statistics.lstrip("# ").splitlines()):
         if row["pxname"] not in models or row["svname"] in ("BACKEND", WAITING_ROOM):
@@ -81,7 +81,7 @@ def read_queues(statistics: str, models: dict[str, str]) -> dict[str, int]:
 
 
 def days_left(certificate: str, now: float | None = None) -> int | None:
-    """Return the days until a certificate ends, from what HAProxy says of it; None if it says nothing."""
+    """Return the days until a certificate expires, from HAProxy's answer; None if it names no date."""
     found = re.search(r"^Not After: (.+)$", certificate, re.MULTILINE)
     if not found:
         return None
@@ -90,7 +90,7 @@ def days_left(certificate: str, now: float | None = None) -> int | None:
 
 
 def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDRESS_FOLDER) -> dict[str, Any]:
-    """Return what the gateway says, and whether it is well; see module llama_gateway_info."""
+    """Return the state of the gateway, and whether it is healthy; see module llama_gateway_info."""
     try:
         models = read_models((folder / "models.map").read_text(encoding="utf-8"))
         statistics = tell("show stat", path)
@@ -124,7 +124,7 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
 
 
 def _silent(message: str) -> dict[str, Any]:
-    """Return what is known of a gateway that says nothing."""
+    """Return the state of a gateway that does not answer."""
     return {"running": False, "well": False, "groups": [], "queued": {}, "certificate_days": None, "message": message}
 
 
@@ -137,7 +137,7 @@ def _state(status: str) -> str:
 
 
 def _reason(row: dict[str, str], state: str) -> str:
-    """Return one sentence why no request goes there."""
+    """Return the reason why a group gets no requests, as the end of a sentence."""
     since = f"for {row['lastchg']} s"
     if state == "leaving":
         return f"its service is about to stop, or the host of a worker acknowledges nothing ({since})."

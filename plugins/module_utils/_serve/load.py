@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: asks a llama-server as so many clients at a time would, and measures how fast it answers them.
+"""Private: sends a llama-server the requests of several clients at a time, and measures how fast it answers them.
 
-A client of the standard library, since a master has nothing else. (guidellm brings 97 packages, PyTorch and CUDA among
-them; k6 has no streams without a build of its own; upstream's speed-bench fetches a data set and times no token.)
+The client uses only the standard library, because a master has nothing else. (guidellm brings 97 packages, with PyTorch
+and CUDA; k6 has no streams without a custom build; upstream's speed-bench fetches a data set and times no token.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORDS = (
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by word but "
     "not what all were we when your can said there use an each which she do how their if will up other about out many"
 ).split()
-# What is beyond the time of a load until a stuck connection is given up.
+# The seconds beyond the time limit of a load after which a client gives up a stuck connection.
 GRACE_S = 5.0
 
 
@@ -31,10 +31,10 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """So many clients at a time, each with so many requests one after the other; times in seconds.
+    """The requests of `clients` at a time, each with `requests` one after the other; times in seconds.
 
-    Without `prompts`, a prompt has so many words in no order, no two begin alike, and each answer has exactly
-    `n_predict` tokens. With them, each request is a chat with the next one, whose answer may end before.
+    Without `prompts`, each prompt has `prompt_words` random words (see synthetic_prompt), and each answer has exactly
+    `n_predict` tokens. With them, each request is a chat with the next prompt, and its answer may be shorter.
     """
 
     clients: int
@@ -43,7 +43,7 @@ class Load:
     requests: int = 1
     prompts: tuple[str, ...] = ()
     limit_s: float = 600.0
-    # The number of the first request: other numbers are other prompts.
+    # The number of the first request. Other numbers give other prompts.
     first: int = 0
 
 
@@ -52,7 +52,7 @@ class Stream:
     """One request and its answer; times in seconds of one clock."""
 
     asked_s: float = 0.0
-    # When each piece of the answer came: a token, or with speculation the last of some that came together.
+    # The arrival time of each piece of the answer: a token or, with speculation, the last of several tokens.
     arrivals_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -63,7 +63,7 @@ class Stream:
 
 
 def synthetic_prompt(words: int, number: int) -> str:
-    """Return words in no order; no two numbers begin alike, so that no prompt is taken from a cache."""
+    """Return random words; the first word changes with `number`, so that the server takes no prompt from a cache."""
     chosen = random.Random(number)  # noqa: S311 - nothing secret
     first = f"{WORDS[number % len(WORDS)]}"
     return " ".join([first, *(chosen.choice(WORDS) for _word in range(words - 1))])
@@ -102,7 +102,7 @@ class Server:
     key: str = ""
 
     def serves(self) -> bool:
-        """Whether the model is loaded."""
+        """Return whether the model is loaded."""
         connection = http.client.HTTPConnection(self.address, self.port, timeout=GRACE_S)
         try:
             connection.request("GET", "/health")
@@ -113,7 +113,7 @@ class Server:
             connection.close()
 
     def ask(self, load: Load, number: int, deadline: float) -> Stream:
-        """Return a request with this number, answered or with its problem."""
+        """Return the request with this number, with its answer or its problem."""
         if load.prompts:
             path = "/v1/chat/completions"
             prompt = load.prompts[number % len(load.prompts)]
@@ -160,7 +160,7 @@ class Server:
 
 
 def run(server: Server, load: Load) -> list[Stream]:
-    """Return all requests of a load, in which all clients begin at the same time; raises LoadError."""
+    """Return all requests of a load, whose clients all start at the same time; raises LoadError."""
     deadline = time.monotonic() + load.limit_s
     begin = threading.Barrier(load.clients)
     streams: list[list[Stream]] = [[] for _client in range(load.clients)]
@@ -189,7 +189,7 @@ def run(server: Server, load: Load) -> list[Stream]:
 
 
 def warm_up(server: Server, limit_s: float) -> None:
-    """Let a server that has just loaded its model answer once; raises LoadError."""
+    """Send one request to a server that has just loaded its model; raises LoadError."""
     run(server, Load(1, n_predict=2, limit_s=limit_s))
 
 
@@ -201,7 +201,7 @@ def _spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def figures(streams: Sequence[Stream]) -> dict[str, Any]:
-    """Return how fast these requests were answered; times in milliseconds, tokens of all clients a second."""
+    """Return the figures of these requests: times in milliseconds, and tokens of all clients per second."""
     wall_s = max(stream.arrivals_s[-1] for stream in streams) - min(stream.asked_s for stream in streams)
     tokens = sum(stream.tokens for stream in streams)
     return {

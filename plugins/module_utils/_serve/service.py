@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what of role llama_server is on this host, and in which state its services are."""
+"""Private: the services of role llama_server on this host, and their state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Mapping
 
-# Where the role writes settings and keys, a file of each for a port.
+# The folder in which the role writes a settings file and a key file for each port.
 FOLDER = Path("/etc/llama_server")
 PROPERTIES = ("ActiveState", "StatusText", "NRestarts", "MainPID")
 
@@ -27,22 +27,22 @@ class Service:
 
     @property
     def unit(self) -> str:
-        """The name of its unit."""
+        """The name of the service's unit."""
         return f"llama-server@{self.port}.service"
 
     @property
     def own_address(self) -> str:
-        """Where this host reaches it."""
+        """The address at which this host reaches the service."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address  # noqa: S104 - not bound here
 
     @property
     def url(self) -> str:
-        """What clients are told."""
+        """The URL of the API for clients."""
         return f"http://{self.address}:{self.port}/v1"
 
 
 def read_services(folder: Path = FOLDER) -> list[Service]:
-    """Return the services of this host, by port; a file that cannot be read or is none of the role's is left out."""
+    """Return the services of this host, by port; leave out files that are unreadable or not from the role."""
     found = []
     for path in folder.glob("*.json"):
         try:
@@ -62,7 +62,7 @@ def read_services(folder: Path = FOLDER) -> list[Service]:
 
 
 def read_key(path: Path) -> str | None:
-    """Return the first key of a file, or None if there is none to be read."""
+    """Return the first key of a file, or None if the file is unreadable or has no key."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -76,7 +76,7 @@ def read_properties(text: str) -> dict[str, str]:
 
 
 def release_of(main_pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return the id of the release whose llama-server a service runs; None if it runs none, or that cannot be seen."""
+    """Return the id of the release whose llama-server a service runs; None if there is none or it is not visible."""
     try:
         children = (proc / f"{main_pid}/task/{main_pid}/children").read_text(encoding="ascii").split()
         programs = [os.readlink(proc / child / "exe") for child in children]
@@ -99,7 +99,7 @@ def state_of(properties: Mapping[str, str], api_state: str) -> str:
 
 
 def message_of(service: Service, state: str, properties: Mapping[str, str], answer: Mapping[str, Any]) -> str:
-    """Return one sentence: how the service is, and what to do if it is not well."""
+    """Return one sentence: the state of the service, and what to do if it is not healthy."""
     said = properties.get("StatusText", "").strip()
     journal = f"see `journalctl -u {service.unit}` there"
     if state == "stopped":

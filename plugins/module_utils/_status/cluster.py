@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether hosts make a cluster, and whether it is well. Private to this collection; asks nobody."""
+"""Checks whether hosts form a cluster, and whether it is healthy. Private to this collection; contacts no hosts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Iterable, Mapping, Sequence
 from .limits import MAX_WORKERS
 from .report import render_table
 
-# Every five minutes a worker's cache is put in order; of a disk full of new entries that takes an hour or two.
+# A timer cleans a worker's cache every five minutes. For a disk full of new entries, this takes an hour or two.
 MOST_UNTIDY_S = 86400
 
 
 def group_problems(masters: Sequence[str], workers: Sequence[str], master_group: str, worker_group: str) -> list[str]:
-    """Return what is missing in the two groups of the inventory."""
+    """Return a sentence for each of the two groups of the inventory that is empty."""
     found = []
     if not masters:
         found.append(f"There is no master: put a host into the group {master_group} of the inventory.")
@@ -26,7 +26,7 @@ def group_problems(masters: Sequence[str], workers: Sequence[str], master_group:
 def member_problems(
     masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]], master_group: str, worker_group: str
 ) -> list[str]:
-    """Return what is wrong with several groups; given by name: masters, and endpoints (host:port) of workers."""
+    """Return the problems of groups; the arguments map groups to their masters, and to their workers (host:port)."""
     found = []
     for group in dict.fromkeys([*masters, *workers]):
         own, endpoints = masters.get(group, ()), workers.get(group, ())
@@ -52,7 +52,7 @@ def member_problems(
 
 
 def size_problems(endpoints: Sequence[str], begin: str = "There are") -> list[str]:
-    """Say whether there are more workers (host:port) than llama.cpp takes."""
+    """Return a sentence if there are more workers (host:port) than llama.cpp takes."""
     if len(endpoints) <= MAX_WORKERS:
         return []
     too_many = ", ".join(endpoints[MAX_WORKERS:])
@@ -61,7 +61,7 @@ def size_problems(endpoints: Sequence[str], begin: str = "There are") -> list[st
 
 
 def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Say which hosts are another host under a second name; `places` are (host, where Ansible connects to)."""
+    """Return a sentence for each host that has a second name; `places` are (host, where Ansible connects to)."""
     found: dict[str, str] = {}
     first: dict[str, str] = {}
     for host, place in places:
@@ -75,7 +75,7 @@ def twin_problems(places: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
-    """Say which workers llama.cpp cannot tell apart; given are (host, host:port)."""
+    """Return a sentence for each worker that llama.cpp cannot distinguish; `endpoints` are (host, host:port)."""
     found: list[str] = []
     owners: dict[str, str] = {}
     for host, endpoint in endpoints:
@@ -89,9 +89,9 @@ def endpoint_problems(endpoints: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> list[str]:
-    """Say which hosts have another llama.cpp than the master, or none.
+    """Return a sentence for each host that has another llama.cpp than the master, or an unknown one.
 
-    A value is the release's manifest, or a dictionary whose one key `unknown` says why it could not be read.
+    A value is the release's manifest, or a dictionary with only the key `unknown`: why the manifest could not be read.
     """
     found = []
     own = releases.get(master, {"unknown": "it was not asked"})
@@ -112,22 +112,24 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 
 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Join what workers say of themselves with what masters see of them.
+    """Return the state of a cluster: the reports of worker hosts, joined with what masters see of the workers.
 
-    A look has `endpoints` (host:port), `groups` (of each, as llama_group has it), `out` (why the host could not be
-    asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if it is left alone),
-    `manifest` (of the release, or None) and `upgrade` (what release_journal knows of one that has not ended, or
-    None); a host without `servers` was not asked. What a master has seen has `group`, `workers` (rpc_worker_info),
-    `manifest`, `upgrade`, `services` (llama_server_info) and with a tunnel its `links` (rpc_tunnel_info) and its
-    address there, `inside`; or `out`.
+    A look of a worker host has `endpoints` (host:port), `groups` (the llama_group of each endpoint), `out` (why the
+    host could not be asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if the role
+    does not manage it), `manifest` (of the release, or None) and `upgrade` (an unfinished upgrade from release_journal,
+    or None). A host without `servers` was not asked.
+
+    The view of a master in `seen` has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services`
+    (llama_server_info). With a tunnel it also has `links` (rpc_tunnel_info) and `inside`, the master's address in the
+    tunnel. A master that could not be asked has `out`.
     """
     links = [{"master": name, **link} for name, master in seen.items() for link in master.get("links") or []]
-    # The first master of each group.
+    # The first master of each group, with its manifest.
     owns: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for name, master in seen.items():
         if master.get("manifest"):
             owns.setdefault(master.get("group") or "", (name, master["manifest"]))
-    # A host that groups share has workers of others, whose masters were not to be asked.
+    # A host that several groups share also has workers of groups whose masters were not asked.
     asked = {master.get("group") or "" for master in seen.values()}
     rows = []
     for host, look in looks.items():
@@ -185,7 +187,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
 def _with_causes(
     endpoint: str, views: Mapping[str, Mapping[str, Any]], links: Sequence[Mapping[str, Any]]
 ) -> dict[str, Mapping[str, Any]]:
-    """Have a tunnel that is down named in place of the worker behind it."""
+    """Return the views, with the message of a broken tunnel link in place of that of the worker behind it."""
     down = {
         link["master"]: link["message"]
         for link in links
@@ -200,9 +202,9 @@ def _with_causes(
 def _links_down(
     links: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], problems: Sequence[str]
 ) -> list[str]:
-    """Say which links are down of gateways, and of workers that no master has asked, as they serve.
+    """Return a sentence for each broken link of gateways, and of workers that no master asked because they serve.
 
-    Others are named by their worker.
+    The problems of a worker already name its other links.
     """
     asked = {row["endpoint"].rpartition(":")[0] for row in rows if row["state"] in ("ready", "unreachable")}
     return [
@@ -215,14 +217,14 @@ def _links_down(
 
 
 def _awaited(service: Mapping[str, Any]) -> list[str]:
-    """Return the workers (host:port) that an API waits for: it names them in the first sentence that it says."""
+    """Return the workers (host:port) that an API waits for, from the first sentence of its message."""
     if service["state"] != "waiting":
         return []
     return str(service["message"]).partition(". ")[0].rstrip(".").split(", ")[1:]
 
 
 def _strangers(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the client that holds a worker, if an API waits for this worker and no other API uses it."""
+    """Return a sentence on the client that holds a worker, if an API waits for this worker and no other API uses it."""
     clients = sorted({client.rpartition(":")[0] for client in row["clients"]})
     waiting = [service["host"] for service in services if row["endpoint"] in _awaited(service)]
     others = [service["workers"] for service in services if service["state"] in ("serving", "loading")]
@@ -245,7 +247,7 @@ def _message(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
 
 
 def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say which other APIs hold the workers that an API waits for."""
+    """Return a sentence for each other API that holds workers for which this API waits."""
     if service["state"] != "waiting":
         return []
     return [
@@ -259,7 +261,7 @@ def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -
 
 
 def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is well, and still to be known."""
+    """Return a sentence for each fact that is no problem but that people should know."""
     return [
         f"Clients reach {service['address']}:{service['port']} of {service['host']} without encryption: put a proxy "
         "with TLS in front of it, or keep it on a network of your own."
@@ -270,7 +272,7 @@ def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of the workers of a verification."""
-    # Only releases with the patch rpc-repack say anything of it.
+    # Only releases with the patch rpc-repack report this.
     repacked = ("repacked",) if any(worker.get("repack") for worker in workers) else ()
     cached = ("cache",) if any(worker.get("cache") for worker in workers) else ()
     keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
@@ -280,7 +282,7 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
         [*(worker[key] for key in (*grouped, *keys)),
          *(_repacked(worker.get("repack")) for _column in repacked),
          *(_cached(worker.get("cache")) for _column in cached),
-         # The port of a client is another one each time.
+         # A client has a different port each time.
          ", ".join(client.rpartition(":")[0] for client in worker.get("clients") or []) or None,
          "no" if worker["problems"] else "yes"]
         for worker in workers
@@ -294,7 +296,7 @@ def render_services(services: Sequence[Mapping[str, Any]]) -> str:
     grouped = _grouped(services)
     rows = [
         [*(service[key] for key in (*grouped, *keys)),
-         # As the workers' column, without what tells two builds of a source apart.
+         # Like the workers' column, without the suffix that distinguishes two builds of a source.
          (service["release"] or "").rpartition("-")[0] or None,
          "yes" if service["well"] else "no"]
         for service in services
@@ -322,7 +324,7 @@ def render_links(links: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _grouped(entries: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the column of groups, where there is more than the one without a name."""
+    """Return the column of groups if there is a group with a name."""
     return ("group",) if any(entry.get("group") for entry in entries) else ()
 
 
@@ -348,7 +350,7 @@ def _row(
     views: Mapping[str, Mapping[str, Any]],
     own: tuple[str, Mapping[str, Any]] | None,
 ) -> dict[str, Any]:
-    """Return what is known of one worker, with a sentence for each thing that is not well."""
+    """Return the facts of one worker, with a sentence for each problem."""
     port = int(endpoint.rpartition(":")[2])
     server = next((server for server in look.get("servers") or [] if server["port"] == port), None) or {}
     clients, cache, manifest = server.get("clients", []), server.get("cache"), look.get("manifest") or {}
@@ -359,14 +361,14 @@ def _row(
     elif "servers" in look:
         service, stopped = _service(host, port, server, manifest)
         firewall, unlike = _firewall(host, look.get("firewall"))
-        # Without a release no service starts.
+        # Name a missing release first: without a release, no service starts.
         if own is not None:
             unknown = {"unknown": "no release is in use there"}
             problems += release_problems({own[0]: own[1], host: manifest or unknown}, own[0])
         problems += [*stopped, *unlike, *_untidy(host, port, cache)]
         views = _without_remedies(views, stopped=service == "stopped", filtered=firewall == "differs")
     problems += _seen(host, endpoint, views, serves=bool(clients), asked="servers" in look)
-    # A worker that serves is not asked: each connection would wait in its queue.
+    # No master asks a worker that serves, because each connection would wait in its queue.
     view: Mapping[str, Any] = next(iter(views.values()), {"state": "busy"} if clients else {})
     return {
         "host": host,
@@ -376,10 +378,10 @@ def _row(
         "state": view.get("state"),
         "protocol": (view.get("protocol") or {}).get("version"),
         "release": shown(manifest) if manifest else None,
-        # Of an artifact that is not this collection's own they are not known.
+        # Artifacts from outside this collection do not name their patches.
         "patches": [patch["name"] for patch in manifest.get("patches") or []],
         "repack": server.get("repack"),
-        # Not what else comes and goes on its disk.
+        # Leave out the free space, because other files on the disk change it.
         "cache": {key: value for key, value in cache.items() if key != "free_bytes"} if cache else None,
         "clients": clients,
         "well": not problems,
@@ -390,7 +392,7 @@ def _row(
 def _without_remedies(
     views: Mapping[str, Mapping[str, Any]], *, stopped: bool, filtered: bool
 ) -> dict[str, Mapping[str, Any]]:
-    """Leave out the advice of a master if the worker's own host has told the cause."""
+    """Return the views without a master's advice if the worker's own host already explains the cause."""
     explained = {"refused": stopped, "unreachable": filtered}
     return {
         name: {**view, "message": f"{view['message'].partition(': ')[0]}."} if explained.get(view["state"]) else view
@@ -399,10 +401,10 @@ def _without_remedies(
 
 
 def _seen(host: str, endpoint: str, views: Mapping[str, Mapping[str, Any]], *, serves: bool, asked: bool) -> list[str]:
-    """Say what is wrong with how masters see a worker."""
+    """Return a sentence for each problem that masters see with a worker."""
     found = []
     for master, view in views.items():
-        # A worker that serves is well, if one knows whom it serves.
+        # A busy worker is healthy if its client is known.
         if view["state"] != "ready" and not (view["state"] == "busy" and serves):
             found.append(
                 f"{endpoint} of {host} answers nobody and has no client: "
@@ -422,7 +424,7 @@ def _service(host: str, port: int, server: Mapping[str, Any], manifest: Mapping[
         return "stopped", [
             f"Nothing listens on port {port} of {host}: see `journalctl -u {unit}` there, or run the playbook site."
         ]
-    # Something else may have the port on another address.
+    # Another program may have the same port on another address.
     listener = next((found for found in listeners if found.get("unit") == unit), listeners[0])
     program = str(listener.get("program") or "")
     if listener.get("unit") != unit:
@@ -466,11 +468,11 @@ def _firewall(host: str, firewall: Mapping[str, Any] | None) -> tuple[str, list[
 
 
 def source_of(manifest: Mapping[str, Any]) -> str:
-    """Return what the release was built from: the commit if it is known, else the digest of the source."""
+    """Return the source of a release: the commit if it is known, else the digest of the source."""
     source = manifest.get("source") or {}
     return str(source.get("commit") or source.get("sha256") or manifest.get("id"))
 
 
 def shown(manifest: Mapping[str, Any]) -> str:
-    """Return how a release is named to people."""
+    """Return the name of a release for people."""
     return str(manifest.get("version") or source_of(manifest)[:9])

@@ -11,14 +11,14 @@ from typing import Any, Mapping, Sequence
 
 
 class ReportError(ValueError):
-    """The result or the workers are not what the report needs; the message is one sentence naming the key."""
+    """The result or the workers do not suit the report; the message is one sentence that names the key."""
 
 
-# Control characters but newline and tab; marks that turn the direction of text; halves of surrogate pairs.
+# Control characters except newline and tab, marks that change the text direction, halves of surrogate pairs.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _MIB = 1024 * 1024
 _DEVICE_KEYS = ("model_buffer_mib", "kv_buffer_mib", "compute_buffer_mib")
-# Row, key under perf, key of its number of tokens (sampling: one of the two, by the age of the build).
+# The row, its key under perf, and the keys of its number of tokens (sampling has one of two, by the age of the build).
 _PERF_ROWS = (
     ("load", "load", ()),
     ("prompt eval", "prompt_eval", ("tokens",)),
@@ -29,9 +29,9 @@ _PERF_ROWS = (
 
 
 def render_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the tables and the text of one run, and first what failed, if anything did.
+    """Return the tables and the text of one run, with the failure first if there is one.
 
-    `result` is the result of distributed_inference, `workers` the list of that name of rpc_worker_info.
+    `result` is the result of distributed_inference, `workers` the list `workers` of rpc_worker_info.
     """
     parts = []
     failure = _get(result, "failure", "the result")
@@ -45,7 +45,7 @@ def render_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]
 
 
 def safe_text(text: str) -> str:
-    """Replace what could steer a terminal; newlines and tabs stay, CRLF becomes a newline."""
+    """Return text with characters replaced that control a terminal; newlines and tabs stay, CRLF becomes a newline."""
     return _UNSAFE.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
@@ -66,7 +66,7 @@ def _list(value: object, what: str) -> Sequence[Any]:
 
 
 def _kind(value: object) -> str:
-    # By isinstance: Ansible passes subclasses with names of their own.
+    # Use isinstance, because Ansible passes subclasses with other names.
     if value is None:
         return "nothing"
     kinds = ((str, "a text"), (bool, "a truth value"), ((int, float), "a number"), (Mapping, "a dictionary"))
@@ -78,7 +78,7 @@ def _number(value: object, key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ReportError(f"The report needs a number or null under the key '{key}', and got {_kind(value)}.")
-    if not -1e18 < value < 1e18:  # neither is NaN in between
+    if not -1e18 < value < 1e18:  # this refuses NaN too
         raise ReportError(f"The report needs a finite number under the key '{key}', and got one that no run can have.")
     return value
 
@@ -91,7 +91,7 @@ def _endpoint(mapping: object, what: str) -> str | None:
 
 
 def _cell(value: object) -> str:
-    """Return a cell of one line; null is a dash."""
+    """Return a value as a cell of one line; None is a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -100,7 +100,7 @@ def _cell(value: object) -> str:
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int) -> str:
-    """Align columns: the first `left` ones to the left, numbers to the right."""
+    """Return a table with the first `left` columns aligned left and the others aligned right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = (
@@ -130,7 +130,7 @@ def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) ->
     for device in devices:
         by_endpoint.setdefault(_endpoint(device, "a device"), []).append(device)
     on_master = by_endpoint.pop(None, [])
-    # What is on the master's CPU or in its host memory is not offloaded.
+    # Weights on the master's CPU or in its host memory are not offloaded.
     offloaded = [d for d in devices if d["endpoint"] is not None or not _is_host(_get(d, "name", "a device"))]
     weights = _sum([_number(_get(d, "model_buffer_mib", "a device"), "model_buffer_mib") for d in offloaded])
 
@@ -156,7 +156,7 @@ def _workers(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]) ->
     if offload is not None:
         layers, layers_total = (_cell(_get(offload, key, "the offload")) for key in ("layers", "layers_total"))
         title += f"; {layers} of {layers_total} layers offloaded"
-    # Only releases with the patch rpc-repack say anything of it.
+    # Only releases with the patch rpc-repack report this.
     repacked = _sum([_number(device.get("repacked_mib"), "repacked_mib") for device in devices])
     if repacked is not None:
         title += f"; {_cell(_float(repacked))} of {_cell(_float(weights))} of weights repacked"
