@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Send a large file of the controller to a host, as it is."""
+"""Send a large file from the controller to a host, unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Hands the file to the connection."""
+    """The action that hands the file to the connection."""
 
     TRANSFERS_FILES = False
     _requires_connection = True

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Run the module of the same name as it is, and show meanwhile where it is.
+"""Run the module of the same name unchanged, and show its progress meanwhile.
 
-The module tells it through a file on the host (module_utils/_run/progress.py), at which this looks now and then over
-the same connection. A run that ends before the first look pays nothing for it, and no look changes a result.
+The module writes its progress to a file on the host (module_utils/_run/progress.py). This action reads the file now and
+then over the same connection. A run that ends before the first look takes no longer, and no look changes a result.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
 )
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, clock, show, wanted
 
-LOOK_EVERY_S = 5.0  # twice for each line: what is shown first has a rate already
+LOOK_EVERY_S = 5.0  # two looks for each line, so that the first line already has a rate
 LONGEST_LOOK_S = 5.0
-BASIS_S = 4.0  # a rate of less time is none
+BASIS_S = 4.0  # a shorter time gives no reliable rate
 
 _ACKED = re.compile(r"\bbytes_acked:(\d{1,18})\b")
 
 
 def sent_bytes(sockets: str) -> int:
-    """Return what has arrived at the workers, as `ss` tells it of the connections to them."""
+    """Return the bytes that have arrived at the workers, from the output of `ss` about the connections to them."""
     return sum(int(number) for number in _ACKED.findall(sockets))
 
 
 def loaded_percent(state: State, sent: int) -> float:
-    """Return how much of the model is where it belongs, at least.
+    """Return the percentage of the model that is loaded at least.
 
-    llama.cpp's own count is too low where one tensor is several percent. What was sent is too low where workers had
-    parts in their caches, or the master keeps some.
+    llama.cpp's own count is too low if one tensor is several percent. The count of sent bytes is too low if workers had
+    parts in their caches, or if the master keeps some parts.
     """
     return max(state.loaded_percent, min(99.0, 100 * sent / state.model_bytes) if state.model_bytes else 0.0)
 
@@ -58,7 +58,7 @@ def _size(size_bytes: int) -> str:
 
 
 class Teller:
-    """Makes lines of looks; remembers how quick each phase was."""
+    """The maker of progress lines; it remembers when each phase began, to compute its rate."""
 
     def __init__(self) -> None:
         self._phase: tuple[int, str] | None = None
@@ -66,7 +66,7 @@ class Teller:
         self._done_then = 0.0
 
     def line(self, state: State, sent: int, now: float) -> str:
-        """Return what to show of one look, at `now` seconds."""
+        """Return the line to show for one look, at `now` seconds."""
         done, goal = 0.0, 0
         if state.phase == LOADING:
             done, goal = loaded_percent(state, sent), 100
@@ -99,7 +99,7 @@ class Teller:
 
 
 class ActionModule(AnyModule):  # type: ignore[misc]
-    """Runs the module, with a thread beside it that looks."""
+    """The action that runs the module, with a thread that looks at its progress."""
 
     _progress_file = ""
 
@@ -110,7 +110,7 @@ class ActionModule(AnyModule):  # type: ignore[misc]
             result = super().run(tmp, task_vars)
             return result
         folders = self.get_shell_option("system_tmpdirs") or ["/tmp"]  # noqa: S108 (where the host has no other)
-        # Nobody else can know the name before it is there, and the module makes the file for its user alone.
+        # Nobody else can guess the name before the file exists, and the module makes the file for its user alone.
         self._progress_file = f"{folders[-1]}/.llama_cpp_cluster-{secrets.token_hex(16)}"
         ended = threading.Event()
         host = (task_vars or {}).get("inventory_hostname", "host")
@@ -134,7 +134,7 @@ class ActionModule(AnyModule):  # type: ignore[misc]
         return str(self._connection._shell.env_prefix(**environment))  # noqa: SLF001
 
     def _beside(self) -> ActionModule:
-        """Return one that runs commands as this does, and shares nothing with it that a command changes."""
+        """Return an action that runs commands as this one does, but shares no state that a command changes."""
         other = copy.copy(self)
         other._connection = copy.copy(self._connection)  # noqa: SLF001
         other._connection.become = copy.copy(self._connection.become)  # noqa: SLF001
@@ -147,14 +147,14 @@ class ActionModule(AnyModule):  # type: ignore[misc]
             try:
                 answer = other._look(state)
             except (AnsibleError, OSError):
-                continue  # a run is not ended by a look
+                continue  # a failed look does not end the run
             first, _end, sockets = answer.partition("\n")
             found = read_state(first)
             if found is None or ended.is_set():
                 continue
             state, now = found, time.monotonic()
             line = teller.line(state, sent_bytes(sockets), now - started)
-            # A look that was late by a moment is no reason to wait for the next.
+            # The tolerance of 1 s keeps a look that was late by a moment from delaying the next line.
             if now - shown >= SHOW_EVERY_S - 1:
                 shown = now
                 show(host, self._task.name or self._task.action, now - started, line)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Run the module of the same name; what only the controller has is sent to the host first."""
+"""Run the module of the same name; first send the tensors that only the controller has to the host."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"
-# So much is brought before it is put into the cache: what is on its way takes room on the host twice.
+# The bytes that are sent before they are put into the cache. Until then, they take room on the host twice.
 BATCH_BYTES = 2 << 30
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Sends tensors, if there are any to send."""
+    """The action that sends tensors, if there are any to send."""
 
     _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:  # noqa: ARG002
-        """Run the module, after what is missing was sent."""
+        """Send the missing tensors and run the module."""
         result: dict[str, Any] = super().run(task_vars=task_vars)
         if not boolean(self._task.args.get("from_controller", False), strict=False):
             return {**result, **self._module(task_vars)}
@@ -73,7 +73,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return answer
 
     def _offered(self) -> dict[str, Piece]:
-        """Return the tensors by their digests; two of the same bytes are one."""
+        """Return the tensors by their digests; tensors with the same bytes count once."""
         part = self._task.args.get("part") or None
         chosen = None
         if part:
@@ -85,7 +85,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
     def _send(self, wanted: dict[str, Piece], staging: str, way: _Way) -> None:
         """Send these tensors, each as a file of its own."""
-        # Not in /tmp, which may be memory.
+        # Not in /tmp, which may be in memory.
         with tempfile.TemporaryDirectory(dir=constants.DEFAULT_LOCAL_TMP) as folder:
             for name, piece in wanted.items():
                 part = Path(folder) / name
@@ -115,14 +115,14 @@ def _cut(piece: Piece, target: Path) -> None:
 
 
 class _Way:
-    """How far the sending is, shown now and then."""
+    """The progress of the sending, shown now and then."""
 
     def __init__(self, host: str, total: int) -> None:
         self.host, self.total, self.sent = host, total, 0
         self.began = self.shown = time.monotonic()
 
     def come(self, size: int, task: str) -> None:
-        """Count what was sent."""
+        """Count sent bytes, and show the progress now and then."""
         self.sent += size
         now = time.monotonic()
         if now - self.shown > SHOW_EVERY_S:
@@ -131,7 +131,7 @@ class _Way:
 
 
 def _batches(names: list[str], offered: dict[str, Piece]) -> list[list[str]]:
-    """Return the tensors in groups that are sent one after the other."""
+    """Return the names of the tensors in batches that are sent one after the other."""
     batches: list[list[str]] = []
     size = BATCH_BYTES
     for name in names:

@@ -16,12 +16,12 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
-GRACE_S = 10  # between the polite and the forced end of a command that ran out of time
+GRACE_S = 10  # between the polite and the forced end of a command that exceeds its time limit
 TAIL_BYTES = 65536
 SHOWN_LINES = 20
-TIMED_OUT = {124, 137}  # of coreutils' timeout: it ended politely, or by force
+TIMED_OUT = {124, 137}  # exit codes of coreutils' timeout: the command ended politely, or by force
 LOCK_HELD = 99
-NO_RESULT = 98  # it is gone and has left none: killed, or its folder is missing or on a full disk
+NO_RESULT = 98  # the command left no result: killed, or its folder is missing or on a full disk
 
 TROUBLE = re.compile(
     r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot ",
@@ -29,10 +29,10 @@ TROUBLE = re.compile(
 )
 NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
 
-LOOK_S, LOOKS = 5, 12  # a command that nobody has looked after for so long is ended: its controller is gone
+LOOK_S, LOOKS = 5, 12  # without a look for LOOK_S * LOOKS seconds, a command is ended: its controller is gone
 
 # $1 log, $2 result, $3 seconds, $4 folder, $5 claim, $6... the command. The shell holds the lock while the command
-# runs, and the command does not inherit it: what it may leave running must not block the next call.
+# runs. The command does not inherit the lock, because processes that it leaves running must not block the next call.
 START = f"""
 log=$1 result=$2 seconds=$3 folder=$4 claim=$5; shift 5
 [ -z "$claim" ] || owner=$(cat "$claim")
@@ -80,7 +80,7 @@ def trouble(output: str) -> list[str]:
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Starts the command with one call, then looks after it with one short call at a time."""
+    """The action that starts the command with one call, then checks on it with one short call at a time."""
 
     TRANSFERS_FILES = False
     _requires_connection = True
@@ -101,18 +101,18 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         host = (task_vars or {}).get("inventory_hostname", "host")
         log, limit = args["log"], args["timeout"]
         started = time.monotonic()
-        # A name of its own for the result: an earlier call's command may still be about to write one.
+        # The result has a unique name, because an earlier call's command may still be about to write its own.
         rc_file = f"{log}.{secrets.token_hex(4)}.rc"
         pid = self._start(args, rc_file)
         watched = shlex.quote(f"{log}.watched")
-        # This look shows first whether it lives: if it does not, and has left no result, none will come.
+        # The look first shows whether the command lives: if it does not, and has left no result, none will come.
         look = f"touch {watched} 2>/dev/null; "
         if args["claim"]:
             look += f"touch -c {shlex.quote(args['claim'])} 2>/dev/null; "
         look += f"kill -0 {pid} 2>/dev/null && echo alive; "
         look += f"cat {shlex.quote(rc_file)} 2>/dev/null; echo ::; "
         look += f"tail -c 16000 {shlex.quote(log)} 2>/dev/null"
-        # It may first wait for an earlier call's command, which is bounded by the same limit.
+        # The command may first wait for an earlier call's command, which has the same time limit.
         code = self._watch(host, look, args["claim"], 2 * limit + 3 * GRACE_S)
         self._shell(f"rm -f {shlex.quote(rc_file)} {watched}")
         result.update(rc=code, log=log, elapsed_s=int(time.monotonic() - started), changed=True)
@@ -131,14 +131,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         return int(self._shell(f"{{ {command} >/dev/null 2>&1 </dev/null & echo $!; }}"))
 
     def _watch(self, host: str, look: str, claim: str, longest_s: int) -> int:
-        """Wait for the result, showing the last line of the log now and then."""
+        """Wait for the command and return its exit status; show the last line of the log now and then."""
         parent = os.getppid()
         started = shown = time.monotonic()
         polls = iter(POLL_S)
         while time.monotonic() < started + longest_s:
             time.sleep(next(polls, POLL_S[-1]))
             if os.getppid() != parent:
-                # This process outlives an ansible-playbook that is killed, and nobody would go on from here.
+                # This process outlives a killed ansible-playbook, and no task would follow this one.
                 if claim:
                     self._shell(f"rm -f {shlex.quote(claim)}")
                 raise AnsibleActionFail("ansible-playbook is gone.")

@@ -148,7 +148,7 @@ if TYPE_CHECKING:
 
 
 def benchmark_report(results: object, name: str = "history.jsonl") -> dict[str, Any]:
-    """Return the report in its forms, or what is wrong with the history."""
+    """Return the report in its forms, or the problem of the history."""
     if not isinstance(results, Mapping):
         raise AnsibleFilterError("benchmark_report needs a dictionary with the results of modules, such as bench")
     history = results.get("history", "")
@@ -176,7 +176,7 @@ def benchmark_report(results: object, name: str = "history.jsonl") -> dict[str, 
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what is wrong with the shape of a cluster."""
+"""Filter: the problems of a cluster's shape."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def cluster_problems(
 
 
 def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the workers of these hosts with their groups, and what is wrong with the others."""
+    """Return the workers of these hosts with their groups, and the problems of the other hosts."""
     found: list[dict[str, Any]] = []
     wrong: list[str] = []
     for host in hosts:
@@ -143,7 +143,7 @@ def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[di
 def _tunnel_problems(
     masters: Sequence[str], workers: Sequence[Mapping[str, Any]], gateways: Sequence[str], hostvars: Mapping[str, Any]
 ) -> list[str]:
-    """Return what is wrong with the addresses in the tunnel of each group, and in that of the gateways."""
+    """Return the problems of the tunnel addresses in each group, and among gateways and masters."""
     together: dict[str | None, list[str]] = {}
     found: list[str] = []
     for worker in workers:
@@ -152,8 +152,8 @@ def _tunnel_problems(
         for master in (name for name in masters if name in hostvars):
             together.setdefault(own_group(Host(master, hostvars[master])), []).insert(0, master)
     except AnsibleFilterError:
-        return []  # what is said already
-    # Masters of several groups need not agree where no gateway joins them.
+        return []  # another check reports this
+    # Masters of several groups need not agree if no gateway joins them.
     if any(Host(name, hostvars[name]).get("rpc_tunnel_enabled") for name in gateways):
         together[None] = [*gateways, *masters]
     for members in together.values():
@@ -171,7 +171,7 @@ def _group_problems(
     master_group: str,
     worker_group: str,
 ) -> list[str]:
-    """Return what is wrong with groups; without llama_group all hosts are one, which may have several masters."""
+    """Return the problems of groups; without llama_group all hosts are one group, which may have several masters."""
     by_group: dict[str, list[str]] = {}
     for worker in workers:
         by_group.setdefault(worker["group"], []).append(worker["endpoint"])
@@ -187,8 +187,8 @@ def _group_problems(
     if not {*by_group, *of_masters} - {""}:
         return cluster.size_problems(by_group.get("", []))
     if not masters or not workers:
-        return []  # what is said already
-    # It would be that of every host.
+        return []  # another check reports this
+    # A variable that is given with -e applies to every host.
     if "llama_group" in load_extra_vars(DataLoader()):
         return [
             "llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."
@@ -210,11 +210,11 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple
             address, port = variables.get("ansible_host") or host, variables.get("ansible_port")
             yield host, str(address) if port in (None, 22, "22") else f"{address}, port {port}"
         except (AnsibleError, UndefinedError):
-            continue  # rpc_endpoints says so
+            continue  # rpc_endpoints reports this
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

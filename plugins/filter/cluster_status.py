@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: whether a cluster is well, from what workers say of themselves and what masters see of them."""
+"""Filter: the state of a cluster, from the reports of its workers and from the masters' view of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import c
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what is known of the cluster."""
+    """Return the state of the cluster."""
     if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
         raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
     views = {
@@ -116,7 +116,7 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

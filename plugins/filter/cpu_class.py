@@ -125,7 +125,7 @@ _value:
 def cpu_class(
     look: object, features: object = (), portable: bool = False, native: bool = True
 ) -> CpuClass | dict[str, str]:
-    """Return the class, or what is wrong."""
+    """Return the class, or the problem."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
     texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "model", "libc")}
@@ -155,5 +155,5 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {"cpu_class": cpu_class}

@@ -76,12 +76,12 @@ def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | 
 
 
 def _shortened(text: str) -> str:
-    # Whole words, as Jinja's own filter truncate leaves them.
+    # Keep whole words, as Jinja's own filter truncate does.
     return text if len(text) <= _LONGEST + 5 else text[: _LONGEST - 3].rsplit(" ", 1)[0] + "..."
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

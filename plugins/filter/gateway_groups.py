@@ -80,7 +80,7 @@ SLOTS = 4
 def gateway_groups(
     masters: Sequence[str], hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Return what role llama_gateway takes for each master."""
+    """Return the settings of role llama_gateway for each master."""
     check_hosts("gateway_groups", masters, hostvars)
     found: list[dict[str, Any]] = []
     owners: dict[tuple[str, int], str] = {}
@@ -99,7 +99,7 @@ def gateway_groups(
 
 
 def _address(host: Host, gateway: str, inside: set[str]) -> str:
-    """Return where a gateway reaches the API of a master; `inside` are the gateways that have the tunnel."""
+    """Return the address of a master's API for a gateway; `inside` has the gateways that are in the tunnel."""
     given = host.get("llama_server_bind_address")
     tunnelled = tunnel_address(host)
     if tunnelled and inside - {host.name}:
@@ -164,7 +164,7 @@ def _model(host: Host) -> str:
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

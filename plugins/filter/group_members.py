@@ -58,7 +58,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
-    """Return the hosts that are of a group of `host`."""
+    """Return the hosts that share a group with `host`."""
     check_hosts("group_members", hosts, hostvars)
     asked = [host] if isinstance(host, str) else host
     known = known_groups(asked, hostvars)
@@ -68,7 +68,7 @@ def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str |
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -58,7 +58,7 @@ def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool 
 
 
 def _linked(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return for each host its groups and all that share hosts with them, over however many hosts."""
+    """Return for each host its groups and all groups that shared hosts link to them, directly or indirectly."""
     together: dict[str, set[str]] = {}
     for own in groups.values():
         united = {one for group in own for one in together.get(group, {group})}
@@ -70,5 +70,5 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {"host_groups": host_groups}

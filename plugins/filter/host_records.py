@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what is known of each of some hosts, as one dictionary."""
+"""Filter: the records of some hosts, as one dictionary."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def host_records(
     endpoints: bool = False,
     **variables: str,
 ) -> dict[str, dict[str, Any]]:
-    """Return what is known of each host."""
+    """Return a record of each host."""
     check_hosts("host_records", hosts, hostvars)
     records: dict[str, dict[str, Any]] = {}
     for host in hosts:
@@ -82,7 +82,7 @@ def _endpoints(host: str, hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -73,7 +73,7 @@ def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]]
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -91,7 +91,7 @@ _WILDCARDS = ("0.0.0.0", "*", "::", "[::]")  # noqa: S104 - recognised, not boun
 
 
 def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group: str | None = None) -> list[Any]:
-    """Return `host:port` of each worker on these inventory hosts, or with `details` what it consists of."""
+    """Return `host:port` of each worker on these inventory hosts, or with `details` a dictionary of its parts."""
     if isinstance(hosts, str) or not isinstance(hosts, Iterable):
         raise AnsibleFilterError("rpc_endpoints needs a list of inventory hosts, such as groups['llama_workers']")
     if not isinstance(hostvars, Mapping):
@@ -102,7 +102,7 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group:
     known = {} if group is None else known_groups([name for name in names if name in hostvars], hostvars)
     for name in names:
         if group not in known.get(name, [group]):
-            continue  # the tasks that found the groups have found that no two workers have one endpoint
+            continue  # the tasks that found the groups have checked that no two workers share an endpoint
         if name not in hostvars:
             raise AnsibleFilterError(f"host {name} is not in the inventory: add it or take it off the list of workers")
         host = Host(name, hostvars[name])
@@ -121,7 +121,7 @@ def rpc_endpoints(hosts: object, hostvars: object, details: bool = False, group:
 
 
 def _endpoints(host: Host) -> Iterator[tuple[str, str, str]]:
-    """Give each endpoint of a host, the variable that is to blame for it, and its group."""
+    """Yield each endpoint of a host, the variable that an error about it should name, and its group."""
     address, source = _address(host)
     instances = list(instances_of(host))
     if not instances:
@@ -135,7 +135,7 @@ def _endpoints(host: Host) -> Iterator[tuple[str, str, str]]:
 
 
 def _address(host: Host) -> tuple[object, str]:
-    """Return the address under which other hosts reach the workers of this host, and where it is from."""
+    """Return the address under which other hosts reach the workers of this host, and the source of the address."""
     inside = tunnel_address(host)
     if inside is not None:
         return inside, "rpc_tunnel_address"
@@ -162,5 +162,5 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {"rpc_endpoints": rpc_endpoints}

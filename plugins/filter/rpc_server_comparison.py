@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: the RPC servers that a host is to have, compared with what it has."""
+"""Filter: compares the RPC servers that a host should have with those that it has."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _digest(text: str) -> str:
 
 
 def _has(unit: Mapping[str, Any], text: str) -> bool:
-    """Whether a unit file has a text, and nobody but root may write it."""
+    """Return whether a unit file has a text, and only root may write the file."""
     return unit.get("sha256") == _digest(text) and [unit.get(key) for key in ("mode", "uid", "gid")] == _OF_ROOT
 
 
@@ -112,7 +112,7 @@ def _server(
     digest = _digest(text.strip())[:16]
     file = text.strip().replace("@digest@", digest) + "\n"
     own = [listener for listener in server["listeners"] if listener["unit"] == name]
-    # A process that came up while `current` led elsewhere has the same digest, and is of another release.
+    # A process that started while `current` led elsewhere has the same digest, but runs another release.
     programs = [found for listener in own for found in re.findall("/releases/([^/]+)/bin/", listener["program"] or "")]
     return {
         "name": name,
@@ -137,7 +137,7 @@ def _timed(name: str, text: str, unit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _port(wanted: Mapping[str, Any], server: Mapping[str, Any], host: str, setting: str) -> str:
-    """Return what has taken a port; empty if it is free, or the server itself has it."""
+    """Return a sentence about the program that has taken a port; empty if it is free, or the server itself has it."""
     unit = f"llama-rpc-server@{wanted['port']}.service"
     others = [found for found in server["listeners"] if found["unit"] != unit]
     if wanted["address"] not in _EVERYWHERE:
@@ -153,7 +153,7 @@ def _port(wanted: Mapping[str, Any], server: Mapping[str, Any], host: str, setti
 
 
 def _cores(wanted: Mapping[str, Any], cores: Mapping[str, Any], host: str, setting: str) -> str:
-    """Return why a server does not have the cores for its threads; empty if it has."""
+    """Return a sentence that says why a server lacks the cores for its threads; empty if it has them."""
     if cores["problem"] is not None:
         return f"rpc_server_instances, port {wanted['port']}: {cores['problem']}."
     threads, usable = str(wanted["threads"]), cores["usable_cores"]
@@ -173,7 +173,7 @@ def rpc_server_comparison(
     texts: Sequence[str] = (),
     timed: Mapping[str, str] | None = None,
 ) -> dict[str, list[Any]]:
-    """Return what stands in the way of servers, and the units of those with a text, with what of them is there."""
+    """Return the problems of ports and cores, and the units of servers with a text, compared with those of the host."""
     if isinstance(wanted, str) or not isinstance(found, Mapping) or isinstance(texts, str):
         raise AnsibleFilterError(
             "rpc_server_comparison needs lists of servers and texts, and what rpc_server_info found"
@@ -192,7 +192,7 @@ def rpc_server_comparison(
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

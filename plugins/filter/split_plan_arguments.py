@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what split_plan is asked, from an inventory, the memory of its hosts and llama.cpp's options."""
+"""Filter: the arguments of split_plan, from an inventory, the memory of its hosts and llama.cpp's options."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
 
 
 class _SkippedError(Exception):
-    """Why there is no plan, as the end of a sentence."""
+    """The reason why there is no plan, as the end of a sentence."""
 
 
 def _meminfo(text: str, name: str) -> int:
@@ -122,7 +122,7 @@ def _limit(text: object, total: int) -> int | None:
 
 
 def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the workers of these hosts by their endpoints, each with its limit as the inventory has it."""
+    """Return the workers of these hosts by their endpoints, each with its memory limit in the inventory."""
     found: dict[str, dict[str, Any]] = {}
     for host in hosts:
         variables = hostvars[host]
@@ -134,7 +134,7 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, dict
 
 
 def _left(workers: Sequence[Mapping[str, Any]], groups: set[str], text: str) -> dict[str, int]:
-    """Return what the workers of other groups on a host may take yet, in bytes by group."""
+    """Return the bytes that the workers of other groups on a host may still take, by group."""
     others = [worker for worker in workers if worker["group"] not in groups]
     if not others:
         return {}
@@ -217,7 +217,7 @@ def split_plan_arguments(
     statuses: Sequence[Mapping[str, Any]] = (),
     extra_args: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return options of the module, and why there are none."""
+    """Return options of the module, or the reason why there are none."""
     if isinstance(endpoints, str) or not isinstance(endpoints, Sequence):
         raise AnsibleFilterError("split_plan_arguments needs a list of endpoints, such as inference_endpoints")
     result: dict[str, Any] = {
@@ -231,10 +231,10 @@ def split_plan_arguments(
     }
     texts = meminfo or {}
     if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
-        # Builds of those days have flash attention off unless they are told.
+        # Builds with such an old protocol have flash attention off by default.
         result["flash_attn"] = "off"
     options, unplanned = read_options(extra_args)
-    # All of them, planned or not: a benchmark measures what they make of it.
+    # Return all options, even without a plan, because a benchmark measures the model with them.
     result.update(options)
     try:
         _check(statuses, unplanned)
@@ -247,7 +247,7 @@ def split_plan_arguments(
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

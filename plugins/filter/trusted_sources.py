@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: addresses that a person wrote, as the networks they stand for."""
+"""Filter: the networks of the addresses that a user wrote."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _Network = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
 class _SourceError(ValueError):
-    """One sentence that names the address."""
+    """An error whose message is one sentence that names the address."""
 
 
 def _network(text: object) -> _Network:
@@ -91,7 +91,7 @@ def _network(text: object) -> _Network:
 
 
 def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, list[str]]:
-    """Return the trusted networks as CIDRs, smallest number of them, IPv4 first, and one sentence per problem."""
+    """Return the smallest number of CIDRs for the trusted networks, IPv4 first, and one sentence per problem."""
     if isinstance(addresses, str) or not isinstance(addresses, Iterable):
         problem = f"{addresses!r} is not a list of addresses: write a list, such as [10.0.0.10, 10.0.1.0/24]."
         return {"sources": [], "problems": [problem]}
@@ -107,7 +107,7 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
         *ipaddress.collapse_addresses(one for one in networks if isinstance(one, ipaddress.IPv6Network)),
     ]
     if not allow_any:
-        # Looked at last: two halves of all addresses are all addresses.
+        # Check this after the networks are merged, because two halves of all addresses are all addresses.
         problems += [
             f"{network} covers every address, and a worker obeys anyone who reaches it: name the trusted addresses, "
             "or set rpc_firewall_allow_any_source to true."
@@ -121,5 +121,5 @@ class FilterModule:
     """The filters of this file."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return them by name."""
+        """Return the filters by name."""
         return {"trusted_sources": trusted_sources}

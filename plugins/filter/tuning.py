@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what a sweep over a cluster's options measures next, and what it has found."""
+"""Filter: the next measurement of a sweep over a cluster's options, and the results so far."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ if TYPE_CHECKING:
 
 
 def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str = "") -> dict[str, Any]:
-    """Return what is to be measured next, or what is wrong with what was given."""
+    """Return the next measurement and the results so far, or the problem of the arguments."""
     if not isinstance(given, Mapping):
         raise AnsibleFilterError("tuning needs a dictionary of variables, such as {'tune_goal': 'prompt'}")
     try:
@@ -118,7 +118,7 @@ def tuning(given: object, records: Sequence[Mapping[str, Any]] = (), time: str =
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -53,7 +53,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tunnel's address of each host that has one."""
+    """Return the tunnel address of each host that has one."""
     check_hosts("tunnel_addresses", hosts, hostvars)
     found: dict[str, str] = {}
     networks: dict[str, str] = {}
@@ -82,11 +82,11 @@ def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[
 
 
 def _check_outer(host: Host, network: str) -> None:
-    """Raise AnsibleFilterError if packets of the tunnel cannot be sent to where the host says that it is."""
+    """Raise AnsibleFilterError if the tunnel cannot send packets to the address that the host gives."""
     try:
         endpoint, sources = host.get("rpc_tunnel_endpoint"), host.get("rpc_firewall_source_addresses")
     except AnsibleFilterError:
-        return  # made of facts, which are not there yet
+        return  # the value uses facts that are not there yet
     try:
         if endpoint is not None:
             check_outer("rpc_tunnel_endpoint", endpoint, network)
@@ -97,7 +97,7 @@ def _check_outer(host: Host, network: str) -> None:
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

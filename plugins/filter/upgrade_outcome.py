@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what became of an upgrade, in a sentence for each host."""
+"""Filter: the outcome of an upgrade, in a sentence for each host."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import 
 def upgrade_outcome(
     hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
 ) -> dict[str, Any]:
-    """Return what became of it."""
+    """Return the outcome of the upgrade."""
     if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
         raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
     found = {host: {**known, "now": _asked(known)} for host, known in hosts.items()}
@@ -78,13 +78,13 @@ def upgrade_outcome(
 
 
 def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a host has now; None of one that stopped answering, or that release_journal failed on."""
+    """Return the present journal of a host; None if the host stopped answering or release_journal failed there."""
     now: Mapping[str, Any] | None = known["now"]
     return now if now and "current" in now and not known["lost"] else None
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

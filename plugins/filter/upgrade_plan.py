@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: which llama.cpp release each host of a cluster goes to."""
+"""Filter: the llama.cpp release that each host of a cluster changes to."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def upgrade_plan(
     rollback: bool = False,
     staged: bool = True,
 ) -> dict[str, Any]:
-    """Return what is to be done."""
+    """Return the plan of an upgrade or a rollback."""
     if not isinstance(looks, Mapping) or master not in looks:
         raise AnsibleFilterError("upgrade_plan needs a dictionary of what release_journal returns, the master's too")
     if not rollback and wanted and [host for host in looks if host not in wanted]:
@@ -112,7 +112,7 @@ def upgrade_plan(
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

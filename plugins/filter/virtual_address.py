@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: what an address that moves among gateways needs, and what speaks against it."""
+"""Filter: the settings of an address that moves among gateways, and its problems."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ OWN = "llama_gateway_bind_address"
 def virtual_address(
     value: object, hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what the role needs for an address, and why it cannot be had."""
+    """Return the settings that the role needs for an address, and the problems that prevent it."""
     check_hosts("virtual_address", gateways, hostvars)
     found: dict[str, Any] = {"address": "", "interface": "", "peers": [], "router_id": 0, "problems": []}
     if not value:
@@ -87,14 +87,14 @@ def virtual_address(
         "address": str(wanted.ip),
         "interface": interface,
         "peers": [str(host.get(OWN)) for host in hosts.values() if host.name != gateway],
-        # Unicast leaves it no meaning but that all gateways have the same one.
+        # With unicast, the only requirement is that all gateways have the same ID.
         "router_id": int(wanted.ip) % 256 or 255,
         "problems": problems,
     }
 
 
 def _unfit_gateways(hosts: Mapping[str, Host], wanted: IPv4Interface, gateway: str) -> Iterator[str]:
-    """Say what the gateways lack."""
+    """Yield a sentence for each problem of the gateways."""
     if len(hosts) < 2 or gateway not in hosts:
         yield f"{NAME} is {wanted.ip} for one gateway: put two or more hosts into llama_gateways or leave it out."
     seen: dict[IPv4Address, str] = {}
@@ -116,7 +116,7 @@ def _unfit_gateways(hosts: Mapping[str, Host], wanted: IPv4Interface, gateway: s
 
 
 def _owners(hostvars: Mapping[str, Any], gateways: Mapping[str, Host], address: IPv4Address) -> Iterator[str]:
-    """Say which host has the address already; a gateway may have it by this role."""
+    """Yield a sentence for each host that already has the address; a gateway may have it from this role."""
     for name in hostvars:
         host = Host(name, hostvars[name])
         own = {str(host.get("ansible_host") or ""), str(host.get(OWN) or "") if name in gateways else ""}
@@ -127,7 +127,7 @@ def _owners(hostvars: Mapping[str, Any], gateways: Mapping[str, Host], address: 
 
 
 def _place(variables: Mapping[str, Any], address: str) -> tuple[str, IPv4Network | None]:
-    """Return the interface that has an address, and its network, as the facts say."""
+    """Return the interface that has an address, and its network, from the facts."""
     for facts in (variables.get("ansible_facts") or {}).values():
         if not isinstance(facts, Mapping) or "device" not in facts:
             continue
@@ -145,7 +145,7 @@ def _unfit_network(address: IPv4Address, length: int | None, network: IPv4Networ
 
 
 class FilterModule:
-    """The filter, as Ansible looks for it."""
+    """The filter in the form that Ansible expects."""
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""

@@ -91,7 +91,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
     read_patch,
 )
 
-# What became of names that an inventory may still have.
+# The successors of names that an inventory may still have.
 SUCCESSORS = {
     "rpc-send": "rpc-dispatcher",
     "rpc-copy": "rpc-dispatcher",
@@ -102,7 +102,7 @@ SUCCESSORS = {
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]
-    """The lookup, as Ansible looks for it."""
+    """The lookup in the form that Ansible expects."""
 
     def run(
         self,
@@ -110,7 +110,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         variables: dict[str, Any] | None = None,
         **kwargs: Any,  # noqa: ANN401 (options of any type)
     ) -> list[dict[str, Any]]:
-        """Return one dictionary."""
+        """Return a list of one dictionary with the patches and the problem."""
         self.set_options(var_options=variables, direct=kwargs)
         names = [str(term) for term in terms]
         try:
@@ -140,7 +140,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         return True
 
     def _own_path(self, term: str) -> Path:
-        """Return the one that is made for the source; if there is none, the one for the newest other version."""
+        """Return the patch that is made for the source; if there is none, the one for the newest other version."""
         own = Path(self.get_option("own"))
         paths = sorted(
             own.glob(f"*/{term}.patch"), key=lambda path: [int(part) for part in path.parent.name.split(".")]
@@ -158,7 +158,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         )
 
     def _check_choice(self, given: list[str]) -> None:
-        """Refuse what nobody has built: of the collection's own all are given, all but one, or none."""
+        """Raise PatchError unless all, all but one, or none of the collection's own patches are given."""
         if not given:
             return
         own = Path(self.get_option("own"))

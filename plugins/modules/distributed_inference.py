@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: text from a model that is spread over RPC workers."""
+"""Ansible module: generates text with a model that is spread over RPC workers."""
 
 from __future__ import annotations
 
@@ -241,8 +241,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Failure, check_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 
-# Short runs over loopback lose their last lines once in a hundred times on an idle master, once in two to six on one
-# whose cores have two other programs each to run.
+# Short runs over loopback lose their last lines in 1 of 100 runs on an idle master, and in 1 of 2 to 6 runs on a master
+# whose cores each run two other programs.
 REPETITIONS = 5
 
 
@@ -263,12 +263,12 @@ class Task(WorkerTask):
             "failure": None,
         }
         super().__init__(module, result, progress)
-        # For those who wait: the size of the model, and the addresses of the workers if they were verified.
+        # For the progress lines: the size of the model, and the addresses of the workers if they were verified.
         self.model_bytes = 0
         self.peers: list[str] = []
 
     def options(self) -> inference.Options:
-        """Return what to run, or fail with the first value that cannot be."""
+        """Return the options of the run, or fail with the first invalid value."""
         given = self.module.params
         with self.refusing():
             options = inference.Options(
@@ -284,7 +284,7 @@ class Task(WorkerTask):
         return options
 
     def capabilities(self) -> capabilities_of.Capabilities:
-        """Return what the build in `bin_folder` is and can do."""
+        """Return the identity and the capabilities of the build in `bin_folder`."""
         with self.refusing():
             described = capabilities_of.describe(*self.asked(*capabilities_of.PROGRAMS))
         self.result["build"] = {
@@ -295,7 +295,7 @@ class Task(WorkerTask):
         return described
 
     def prompt_file(self, prompt: str) -> str | None:
-        """Write a prompt that is too long for a command line into a file that goes with the module."""
+        """Return the path of a temporary file with the prompt if it is too long for a command line, else None."""
         data = prompt.encode()
         if len(data) <= inference.MAX_PROMPT_ARGUMENT_BYTES:
             return None
@@ -304,7 +304,7 @@ class Task(WorkerTask):
         return str(path)
 
     def main(self) -> None:
-        """Check, verify, run, judge."""
+        """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         capabilities = self.capabilities()
         with self.refusing():
@@ -327,7 +327,7 @@ class Task(WorkerTask):
             before, failed_before = dict(self.result), failure
             failure = self.attempt(options, capabilities, command, math.ceil(left_s))
             if failure and not failed_before:
-                # A whole text is not given up for figures.
+                # The earlier run gave a complete text: do not discard it for the sake of the figures.
                 self.result, failure = {**before, "attempts": self.result["attempts"]}, None
                 break
         if failure:
@@ -341,7 +341,7 @@ class Task(WorkerTask):
         command: list[str],
         timeout: int,
     ) -> Failure | None:
-        """Run once, put what it gave into the result, and return what was wrong with it."""
+        """Run once, put the output into the result, and return the failure, if any."""
         self.progress.begin(self.result["attempts"] + 1, self.model_bytes, options.n_predict, self.peers)
         still_s = inference.stall_limit(options, self.model_bytes)
         ended, ending = self.ended(command, timeout, options.workers, still_s)

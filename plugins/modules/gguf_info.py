@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Say whether a path is a whole GGUF model, and what there is to know of it before it is loaded."""
+"""Ansible module: checks that a path is a complete GGUF model, and describes the model without loading it."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary
 
 
 def look(path: Path, draft: Path | None) -> dict[str, Any]:
-    """Return the module's result."""
+    """Return the module's result for a model, and for its draft model if there is one."""
     try:
         parts = model_parts(path)
     except GgufError:

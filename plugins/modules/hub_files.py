@@ -131,7 +131,7 @@ class Hub:
         self.limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
 
     def explain(self, error: DownloadError, name: str = "") -> DownloadError:
-        """Say what a refusal means on a hub, which names the reason in a header."""
+        """Return an error that explains a hub's refusal; the hub names the reason in a header."""
         code = error.headers.get("X-Error-Code", "") if error.headers else ""
         if error.status not in (401, 403, 404):
             return error
@@ -157,7 +157,7 @@ class Hub:
         return DownloadError(f"{self.repo} at {self.revision} or its file {name} does not exist at {self.endpoint}.")
 
     def names(self, patterns: list[str], excludes: list[str]) -> list[str]:
-        """Return the names that fit, of files that lie in no folder."""
+        """Return the names of the files outside of folders that fit the patterns."""
         url = f"{self.endpoint}/api/models/{self.repo}/revision/{quote(self.revision, safe='')}"
         try:
             answer = cast("dict[str, Any]", get_json(url, self.limits, self.token))
@@ -174,7 +174,7 @@ class Hub:
         return names
 
     def look(self, name: str) -> dict[str, Any]:
-        """Return what is known of one file; later ones are looked for in the commit of the first."""
+        """Return the URL, digest and size of one file. The commit of the first file applies to all later ones."""
 
         def url() -> str:
             return f"{self.endpoint}/{self.repo}/resolve/{quote(self.revision, safe='')}/{quote(name)}"

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: how fast a model runs over RPC workers."""
+"""Ansible module: measures how fast a model runs over RPC workers."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class Task(WorkerTask):
         super().__init__(module, result, progress)
 
     def options(self) -> bench_of.Options:
-        """Return what to run, or fail with the first value that cannot be."""
+        """Return the options of the run, or fail with the first invalid value."""
         given = self.module.params
         chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(bench_of.Options)}
         for name in ("n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size"):
@@ -325,7 +325,7 @@ class Task(WorkerTask):
         return options
 
     def main(self) -> None:
-        """Check, verify, run, judge."""
+        """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         with self.refusing():
             bench = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
@@ -342,7 +342,7 @@ class Task(WorkerTask):
         self.module.exit_json(**self.result)
 
     def measure(self, options: bench_of.Options, bench: capabilities_of.Bench, timeout: int) -> None:
-        """Run the tests, and put what they gave into the result; fail if it is not to be trusted."""
+        """Run the tests, and put their figures into the result; fail if the figures cannot be trusted."""
         ended, ending = self.ended(self.result["command"], timeout, options.workers)
         failure = bench_of.classify(options, ending, bench.protocol)
         lines: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: which groups a gateway sends requests to."""
+"""Ansible module: reports the groups that a gateway sends requests to."""
 
 from __future__ import annotations
 

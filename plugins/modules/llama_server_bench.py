@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: how fast a llama-server over RPC workers answers several clients."""
+"""Ansible module: measures how fast a llama-server over RPC workers answers several clients."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ class Task(WorkerTask):
         super().__init__(module, {"changed": False, "tests": [], "workers": [], **dict.fromkeys(names)})
 
     def options(self) -> serving_of.Options:
-        """Return what to run, or fail with the first value that cannot be."""
+        """Return the options of the run, or fail with the first invalid value."""
         given = self.module.params
         chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(serving_of.Options)}
         with self.refusing():
@@ -244,7 +244,7 @@ class Task(WorkerTask):
         return options
 
     def main(self) -> None:
-        """Check, verify, run, judge."""
+        """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         with self.refusing():
             program = capabilities_of.describe_server(*self.asked(*capabilities_of.SERVER_PROGRAMS))
@@ -262,9 +262,9 @@ class Task(WorkerTask):
     def measure(
         self, options: serving_of.Options, program: capabilities_of.Measurable, port: int, timeout: int
     ) -> None:
-        """Serve, ask, and put the figures into the result; fail if there are none."""
+        """Run the server and the clients, and put the figures into the result; fail if there are none."""
         key = secrets.token_hex(16)
-        # No argument, which every account of the host could read.
+        # The key is not an argument, because every account of the host could read it.
         os.environ["LLAMA_API_KEY"] = key
         client = serving_of.Client(Server(serving_of.ADDRESS, port, key), options, timeout)
         ended, ending = self.ended(self.result["command"], timeout, options.workers, watch=client)

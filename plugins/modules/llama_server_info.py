@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: how the API services of a master are."""
+"""Ansible module: reports the state of the API services of a master."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.api impor
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
-    """Return what is known of a service."""
+    """Return the state of a service."""
     command = ["systemctl", "show", f"--property={','.join(services.PROPERTIES)}", service.unit]
     _code, text, _error = module.run_command(command)
     properties = services.read_properties(text)

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Put the files of a model under their names, whole and recorded."""
+"""Ansible module: puts the complete files of a model in place and records them."""
 
 from __future__ import annotations
 
@@ -147,21 +147,21 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 
 
 class Model:
-    """One model, and the folder in which it is put together."""
+    """One model, and the staging folder in which it is put together."""
 
     def __init__(self, module: AnsibleModule) -> None:
         params = module.params
         self.path = Path(params["path"])
         self.parts = model_parts(self.path)
         self.staging = self.path.with_name(f".{self.path.name}.staging")
-        self.source = self.path.with_name(f".{self.path.name}.source")  # what a conversion fetches
+        self.source = self.path.with_name(f".{self.path.name}.source")  # the files that a conversion fetches
         self.origin: dict[str, Any] = params["origin"]
         self.sha256: dict[str, str] = {name: text.lower() for name, text in params["sha256"].items()}
         self.params = params
         self.write = not module.check_mode
 
     def stage(self) -> dict[str, Any]:
-        """Say what is needed and make a place for it."""
+        """Return the names of the missing parts, and make the staging folder for them."""
         needed, renewed = [], False
         for part in self.parts:
             wanted, noted = claim(part, self.sha256.get(part.name), self.origin, write=self.write)
@@ -169,7 +169,7 @@ class Model:
             renewed = renewed or noted
         result = {"changed": bool(needed) or renewed, "needed": needed}
         if needed and self.write:
-            # What a killed run left takes room that this one needs.
+            # The files of a killed run take room that this run needs.
             shutil.rmtree(str(self.staging), ignore_errors=True)
         if needed:
             require_space(self.path, self.params["space_bytes"], f"{self.path}")
@@ -181,7 +181,7 @@ class Model:
         return result
 
     def put(self) -> dict[str, Any]:
-        """Verify what is in the folder and give it its names, the first part last."""
+        """Verify the files in the staging folder and move them into place, the first part last."""
         staged = [part for part in self.parts if (self.staging / part.name).exists()]
         if not staged:
             claims = [claim(part, self.sha256.get(part.name), self.origin, write=False)[0] for part in self.parts]
@@ -203,14 +203,14 @@ class Model:
         return result
 
     def place(self, path: Path) -> None:
-        """Give one file its name."""
+        """Move one file from the staging folder into place."""
         brought = self.staging / path.name
         os.chown(str(brought), os.geteuid(), os.getegid())
         brought.chmod(0o644)
         put(brought, path, self.sha256.get(path.name), self.origin, self.params["made_with"])
 
     def remove(self) -> dict[str, Any]:
-        """Remove records, what a killed run has left and, if that is wanted, the files that were put there."""
+        """Remove records, the files of a killed run and, with `remove_files`, the files that were put there."""
         gone = [part.with_name(part.name + ".part") for part in self.parts]
         for path, record in records_in(self.path.parent).items():
             gone += [record_path(path)] + ([path] if self.params["remove_files"] and not record.adopted else [])
@@ -223,13 +223,13 @@ class Model:
         return {"changed": bool(gone), "needed": [], "removed": [str(path) for path in gone]}
 
     def verify(self, path: Path, sha256: str | None) -> None:
-        """Refuse a file with another digest."""
+        """Raise FileError if a file has another digest."""
         found = digest_of_file(path) if sha256 else None
         if found != sha256:
             raise FileError(wrong_digest(path.name, found, sha256))
 
     def drop(self) -> None:
-        """Leave nothing half done."""
+        """Remove the staging folder."""
         if self.write:
             shutil.rmtree(str(self.staging), ignore_errors=True)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: which llama.cpp releases a host has, and what an upgrade has noted there."""
+"""Ansible module: reads a host's llama.cpp releases, and reads and writes the notes of an upgrade there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: whether the programs of a llama.cpp release can run on this host."""
+"""Ansible module: checks whether the programs of a llama.cpp release can run on this host."""
 
 from __future__ import annotations
 
@@ -112,19 +112,19 @@ class Trial:
         }
 
     def fail(self, kind: str, program: str | None, message: str) -> NoReturn:
-        """End with a sentence."""
+        """End the module with a sentence."""
         self.result["failure"] = {"kind": kind, "program": program}
         self.module.fail_json(msg=message, **self.result)
         raise AssertionError  # not reached: fail_json ends the process
 
     def reject(self, problem: trial.Problem | None, program: str | None = None) -> None:
-        """End if there is a problem."""
+        """End the module if there is a problem."""
         if problem is not None:
             whole = "" if program else f"{self.module.params['path']} cannot run on this host: "
             self.fail(problem.kind, program, f"{whole}{problem.message}.")
 
     def main(self) -> None:
-        """Look at all files before any program is run, since what they show is clearer than how a run ends."""
+        """Check all files before any program runs, because a problem in a file is clearer than a failed run."""
         manifest = read_manifest(str(self.bin))
         names = self.module.params["programs"] or trial.programs_of(manifest, self.bin)
         if not names:
@@ -132,7 +132,7 @@ class Trial:
         for name in names:
             self.reject(trial.check_file(self.bin / name, self.result["machine"]), name)
         self.reject(trial.check_features(manifest, self.features()))
-        # A program that ends by an illegal instruction leaves no memory dump.
+        # Prevent the memory dump of a program that ends by an illegal instruction.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         for name in names:
             self.try_program(name)

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: a model's tensors are in a worker's cache before the first load."""
+"""Ansible module: puts a model's tensors into a worker's cache before the first load."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def main() -> None:
 
 
 def _of_model(module: AnsibleModule) -> list[Piece]:
-    """Return what the worker would be sent of a model on this host."""
+    """Return the tensors of a model on this host that the worker would get."""
     params = module.params
     try:
         wanted = pieces(Path(params["model"]), Part(**params["part"]) if params["part"] else None)
@@ -238,7 +238,7 @@ def _of_model(module: AnsibleModule) -> list[Piece]:
 
 
 def _add_brought(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
-    """Add what the controller has brought, and leave nothing of it."""
+    """Add the files that the controller has brought, and delete them."""
     brought = _brought(module.params["offered"], staging)
     result = _add(module, folder, [Piece(str(path), path.name, 0, path.stat().st_size) for path in brought])
     for path in brought:
@@ -276,13 +276,13 @@ def _account() -> str:
 
 
 def _staging(folder: Path, port: int | None) -> Path:
-    """Return where tensors arrive: where the cache's owner cannot write, as whoever brings them is another one."""
+    """Return the folder where tensors arrive. Another account brings them, so the cache's owner cannot write there."""
     beside = port is None and folder.parent.stat().st_uid == os.geteuid()
     return (folder.parent if beside else CACHE_STATE_FOLDER) / "seed"
 
 
 def _fits(module: AnsibleModule, sizes: dict[Any, int]) -> None:
-    """Fail if these are more than the cache is kept to: the next tidying would take away what was brought."""
+    """Fail if the tensors exceed the cache's limit, because the next tidying would remove them again."""
     port, size = module.params["port"], sum(sizes.values())
     most = ((read_cache(port) or {}) if port else {}).get("max_bytes")
     if most and size > most:
@@ -293,7 +293,7 @@ def _fits(module: AnsibleModule, sizes: dict[Any, int]) -> None:
 
 
 def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, Any]:
-    """Let rpc-cache add what is missing."""
+    """Let rpc-cache add the missing tensors, and return what it did."""
     command = [module.params["program"], "add", str(folder), "--min-free", module.params["min_free"]]
     command += ["--check", "yes"] if module.check_mode else []
     code, said, complaint = module.run_command(command, data=lines(wanted), binary_data=True)
@@ -307,19 +307,19 @@ def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, 
 
 
 def _offer(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
-    """Say which of the tensors that the controller has are missing, and make a folder for them."""
+    """Return which of the controller's tensors are missing, and make a folder for them."""
     offered = module.params["offered"]
     _fits(module, {one["digest"]: one["bytes"] for one in offered})
     lacking = missing(offered, folder, touch=not module.check_mode)
     if not module.check_mode and not lacking:
-        # What a run that was broken off has left, if a load brought the rest.
+        # Remove the files of an interrupted run, if a load brought the rest.
         shutil.rmtree(str(staging), ignore_errors=True)
     if not module.check_mode and lacking:
         owner = pwd.getpwnam(module.params["owner"])
         staging.parent.mkdir(mode=0o755, exist_ok=True)
         staging.mkdir(mode=0o700, exist_ok=True)
         os.chown(str(staging), owner.pw_uid, owner.pw_gid)
-    # What a run that was broken off has brought whole is not brought again.
+    # Complete files of an interrupted run are not brought again.
     ready = {path.name for path in _brought(offered, staging)}
     sizes = {one["digest"]: one["bytes"] for one in offered}
     return {
@@ -333,7 +333,7 @@ def _offer(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]
 
 
 def _brought(offered: list[dict[str, Any]], staging: Path) -> list[Path]:
-    """Return the files that are what was offered, to the last byte."""
+    """Return the files in the staging folder that have the size and digest of an offered tensor."""
     paths = [(staging / one["digest"], one) for one in offered]
     return [
         path

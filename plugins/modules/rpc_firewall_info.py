@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""What has to change in firewalld so that only trusted addresses reach the RPC ports."""
+"""Ansible module: plans the firewalld changes that let only trusted addresses reach the RPC ports."""
 
 from __future__ import annotations
 
@@ -136,18 +136,18 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_plan import plan_removal, plan_zone
 
-# What they do is seen by whether their unit is active. ufw's and nftables' are active without doing anything.
+# These manage the firewall if their unit is active. The units of ufw and nftables can be active without any effect.
 _UNITS = ("iptables", "ip6tables", "netfilter-persistent")
 _LISTS = ("zones", "policies")
-# The first one that has a service decides, as for firewalld.
+# The first folder that has a service decides, as in firewalld.
 _SERVICE_FOLDERS = (Path("/etc/firewalld/services"), Path("/usr/lib/firewalld/services"))
-# As firewalld brings it, for a host that does not have it yet.
+# firewalld's own defaults, for a host that does not have firewalld yet.
 _STOCK = View("public", {"public": Zone("public", services=("dhcpv6-client", "ssh"))}, {})
 _STOCK_SERVICES = {"ssh": Service(ports=("22/tcp",)), "dhcpv6-client": Service(ports=("546/udp",))}
 
 
-# firewalld's programs are written in Python, and their start takes longer than what they do: this is one for all
-# questions. Each runs as it would by itself.
+# firewalld's programs are written in Python, and their start takes longer than their work. So this program answers all
+# questions in one process. Each question runs as it would by itself.
 _ALL_AT_ONCE = """
 import contextlib, io, json, runpy, sys
 program, questions, answers = sys.argv[1], json.loads(sys.argv[2]), []
@@ -164,11 +164,11 @@ json.dump(answers, sys.stdout)
 
 
 class Host:
-    """What is asked of the host; everything reads only."""
+    """The queries to the host; all of them only read."""
 
     def __init__(self, module: AnsibleModule) -> None:
         self._module = module
-        # What programs have printed, by their command.
+        # The output of programs, by their command.
         self._known: dict[tuple[str, ...], str] = {}
 
     def _ended(self, *command: str, required: bool = False) -> tuple[int, str, str]:
@@ -177,17 +177,17 @@ class Host:
         path = self._module.get_bin_path(command[0], required=required)
         if path is None:
             return 1, "", ""
-        # firewalld translates what it prints.
+        # firewalld translates its output.
         status, out, err = self._module.run_command([path, *command[1:]], environ_update={"LC_ALL": "C"})
         return status, out, err
 
     def run(self, *command: str) -> str | None:
-        """Return what a program prints, None if it fails or is not there."""
+        """Return the output of a program; None if it fails or is missing."""
         status, out, _err = self._ended(*command)
         return out if status == 0 else None
 
     def ask_at_once(self, program: str, *questions: tuple[str, ...]) -> None:
-        """Have a program of firewalld answer all of these; those that it does not are asked one by one, when needed."""
+        """Ask a program of firewalld all questions at once. Questions without an answer are asked later one by one."""
         path = self._module.get_bin_path(program)
         interpreter = [] if path is None else _interpreter(path)
         if not interpreter:
@@ -215,12 +215,12 @@ class Host:
         return "stopped"
 
     def state(self, firewalld: str) -> State:
-        """Read the configurations and the services that matter in them."""
+        """Return the configurations and the services that they use."""
         if firewalld == "absent":
             return State(_STOCK, None, _STOCK_SERVICES)
         running = firewalld == "running"
         permanently = ("firewall-cmd", "--permanent") if running else ("firewall-offline-cmd",)
-        # The default zone has no permanent and other form.
+        # firewalld has one default zone for both configurations.
         default = self.read("firewall-cmd" if running else "firewall-offline-cmd", "--get-default-zone").strip()
         permanent = self._view(permanently, default)
         runtime = self._view(("firewall-cmd",), default) if running else None
@@ -234,7 +234,7 @@ class Host:
         return State(permanent, runtime, services)
 
     def _service(self, name: str, command: tuple[str, ...]) -> Service:
-        """Read a service from its file, as firewalld does; where that fails by its program, which is slow."""
+        """Return a service from its file, as firewalld reads it; if that fails, from its program, which is slow."""
         for folder in _SERVICE_FOLDERS:
             path = folder / f"{name}.xml"
             if path.exists():
@@ -242,7 +242,7 @@ class Host:
                 if service is not None:
                     return service
                 break
-        # One that is spoken of but not there opens nothing.
+        # A service that is used but does not exist opens nothing.
         return parse_service(self.run(*command, f"--info-service={name}") or "")
 
     def _view(self, command: tuple[str, ...], default: str) -> View:
@@ -252,7 +252,7 @@ class Host:
         return View(default, zones, policies)
 
     def read(self, *command: str) -> str:
-        """Return what a program prints, which must not fail."""
+        """Return the output of a program; fail if the program fails."""
         status, out, err = self._ended(*command, required=True)
         if status != 0:
             problem = " ".join((err or out).split())
@@ -277,7 +277,7 @@ class Host:
         return sorted(found)
 
     def _has_own_rules(self) -> bool:
-        """Say whether there are rules, or chains that drop, in tables that are not firewalld's."""
+        """Return whether there are rules, or chains that drop, in tables that are not firewalld's."""
         for entry in json.loads(self.run("nft", "-j", "list", "ruleset") or "{}").get("nftables", []):
             rule = entry.get("rule") or entry.get("chain") or {}
             counts = "rule" in entry or rule.get("policy") == "drop"
@@ -286,12 +286,15 @@ class Host:
         return False
 
     def unit_state(self) -> str:
-        """Return what systemd says of firewalld's unit, such as enabled; a mask until the reboot is the role's."""
+        """Return systemd's state of firewalld's unit, such as enabled; the role itself sets a mask until the reboot."""
         path = self._module.get_bin_path("systemctl")
         return "" if path is None else str(self._module.run_command([path, "is-enabled", "firewalld"])[1]).strip()
 
     def session(self) -> Session | None:
-        """Return the SSH session that this process descends from; a change of user drops it from the environment."""
+        """Return the SSH session that this process descends from.
+
+        A change of user drops the session from the environment, so this also searches the parent processes.
+        """
         pid = os.getpid()
         while pid > 1:
             connection = _environment(pid).get("SSH_CONNECTION", "").split()
@@ -309,7 +312,7 @@ class Host:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return what runs a program, if that is Python."""
+    """Return the interpreter of a program if it is Python, else an empty list."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as program:
             words = program.readline(200).split()
@@ -362,7 +365,7 @@ def main() -> None:
         plan = plan_removal(params["zone"], state, session)
     problems = plan.problems
     unit_state = host.unit_state()
-    # Somebody has decided that it must not run.
+    # Somebody has decided that firewalld must not run.
     if params["state"] == "present" and unit_state == "masked":
         problems = [*problems, "firewalld.service is masked: unmask it with `systemctl unmask firewalld`."]
     module.exit_json(

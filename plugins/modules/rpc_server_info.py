@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: who listens on the RPC ports of this host, and whom it serves."""
+"""Ansible module: reports the programs that listen on the RPC ports of this host, and their clients."""
 
 from __future__ import annotations
 
@@ -406,9 +406,9 @@ def main() -> None:
 
 
 def _ask(ports: list[Port]) -> dict[int, str]:
-    """Return what servers of units answer that nobody uses: anybody else's connection would wait in the queue."""
+    """Return the states of units' servers without clients; at a used server, the probe would wait in the queue."""
     free = [
-        # Who listens everywhere does so here, too.
+        # A server that listens on all addresses also listens here.
         Endpoint("127.0.0.1" if listener.address == "0.0.0.0" else listener.address, port.port)  # noqa: S104
         for port in ports
         if not port.clients and not port.waiting
@@ -419,7 +419,7 @@ def _ask(ports: list[Port]) -> dict[int, str]:
 
 
 def _said_by_systemd(module: AnsibleModule, units: list[Unit]) -> dict[str, dict[str, str]]:
-    """Return what systemd says of each of these units, by its name; nothing where it does not answer."""
+    """Return systemd's properties of each of these units, by its name; none if systemd does not answer."""
     said: dict[str, dict[str, str]] = {unit.name: {} for unit in units}
     systemctl = module.get_bin_path("systemctl")
     if not units or systemctl is None:
@@ -436,7 +436,7 @@ def _is_enabled(said: dict[str, str]) -> bool:
 
 
 def _is_active(unit: Unit, said: dict[str, str]) -> bool:
-    """Say whether systemd has read a unit as it is now; of a timer also whether it runs and is enabled."""
+    """Return whether systemd has read a unit's present file; for a timer also whether it runs and is enabled."""
     runs = said.get("ActiveState") == "active" and _is_enabled(said)
     return said.get("NeedDaemonReload") == "no" and (runs or not unit.name.endswith(".timer"))
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: what a host has of the tunnel between masters and workers, and how its links are."""
+"""Ansible module: reports the tunnel between masters and workers on a host, and the state of its links."""
 
 from __future__ import annotations
 

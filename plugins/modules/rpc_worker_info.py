@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Ansible module: what state the RPC workers of a cluster are in."""
+"""Ansible module: reports the state of the RPC workers of a cluster."""
 
 from __future__ import annotations
 

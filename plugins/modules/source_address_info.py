@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The address under which other hosts see this one."""
+"""Ansible module: finds the address under which other hosts see this one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
-# The discard port: any will do, for connecting a datagram socket sends nothing.
+# The discard port. Any port works, because connecting a datagram socket sends nothing.
 _PORT = 9
 
 

@@ -119,13 +119,13 @@ class Source:
         self.module = module
         self.path = Path(module.params["path"])
         self.sha256: str | None = module.params["sha256"]
-        # git's archives are pinned by the commit; their digest is noted when they are made, to notice damage.
+        # The commit pins git's archives. Their digest is noted when they are made, to notice damage.
         self.note = self.path.with_name(self.path.name + ".sha256")
-        # Used under the lock only; what a killed call left there is removed by the next.
+        # Used under the lock only. The next call removes the files of a killed call.
         self.part = self.path.with_name(f".{self.path.name}.part")
 
     def cached(self) -> str | None:
-        """Return the digest of what is in the cache, if that is whole."""
+        """Return the digest of the archive in the cache if it is intact, else None."""
         expected = self.sha256
         if self.module.params["git_url"]:
             expected = self.note.read_text(encoding="ascii").strip() if self.note.exists() else None
@@ -133,15 +133,15 @@ class Source:
         return found if found == expected else None
 
     def fail(self, message: str) -> NoReturn:
-        """End the module with one sentence, leaving nothing half fetched."""
+        """End the module with one sentence, and remove the partial download."""
         shutil.rmtree(str(self.part), ignore_errors=True)
-        if os.strerror(errno.ENOSPC) in message:  # whoever noticed it, and however it was said
+        if os.strerror(errno.ENOSPC) in message:  # from any program, and with any words around it
             message = f"the disk that holds {self.path.parent} is full; nothing was kept: make room and run this again."
         self.module.fail_json(msg=message)
         raise AssertionError
 
     def run(self, argv: list[str], what: str, **options: object) -> str:
-        """Run a program, and fail with the last line of its complaint."""
+        """Return the output of a program; if it fails, fail with the last line of its error output."""
         code, out, err = self.module.run_command(argv, **options)
         if code != 0:
             mismatch = re.search(r"Expected sha256 (\w+)\s+Got\s+(\w+)", err)
@@ -158,7 +158,7 @@ class Source:
         return self.fail("no pip was found on the controller: install python3-pip, or give an archive as the source.")
 
     def fetch_requirement(self, folder: Path) -> Path:
-        """Download a source distribution whose digest pip verifies as well."""
+        """Return a downloaded source distribution, whose digest pip also verifies."""
         requirement = self.module.params["requirement"]
         listing = folder / "requirements.txt"
         listing.write_text(f"{requirement} --hash=sha256:{self.sha256}\n", encoding="utf-8")
@@ -170,7 +170,7 @@ class Source:
             environ_update={
                 "PYTHONPATH": self.module.params["build_backend_path"] or "",
                 "PYTHONDONTWRITEBYTECODE": "1",
-                # What it unpacks on the way is large, and goes with the folder.
+                # pip unpacks large files there, which are removed with the folder.
                 "TMPDIR": str(folder),
                 "LC_ALL": "C",
             },
@@ -178,10 +178,10 @@ class Source:
         return next((folder / "out").iterdir())
 
     def fetch_url(self, folder: Path) -> Path:
-        """Download from a URL."""
+        """Return a file downloaded from the URL."""
         url = self.module.params["url"]
         answer, info = fetch_url(self.module, url, timeout=60)
-        if answer is None or not 0 <= (info.get("status") or 0) < 400:  # a file has no status
+        if answer is None or not 0 <= (info.get("status") or 0) < 400:  # a local file has no status
             self.fail(f"{url} could not be fetched: {last_line(str(info.get('msg', '')))}.")
         fetched = folder / "archive"
         try:
@@ -192,7 +192,7 @@ class Source:
         return fetched
 
     def fetch_git(self, folder: Path) -> Path:
-        """Fetch one commit, whose name git verifies by its content, and pack its tree."""
+        """Return an archive of one fetched commit; git verifies the commit's name by its content."""
         url, commit = self.module.params["git_url"], self.module.params["git_commit"]
         repository, fetched = str(folder / "git"), folder / "archive"
         what = f"commit {commit} of {url}"
@@ -204,13 +204,13 @@ class Source:
         if found != commit:
             self.fail(f"{what} was asked for, but {found} came; nothing was kept.")
         self.run(["git", "fsck", "--no-dangling", "--no-progress"], what, **options)
-        # The umask setting of the user would change the bytes.
+        # The user's own setting of tar.umask would change the bytes.
         pack = ["git", "-c", "tar.umask=0022", "archive", "--format=tar", "-o", str(fetched), commit]
         self.run(pack, what, **options)
         return fetched
 
     def fetch(self) -> str:
-        """Fetch, verify and put in place; give the digest."""
+        """Fetch and verify the archive, move it into place, and return its digest."""
         folder, params = self.part, self.module.params
         shutil.rmtree(str(folder), ignore_errors=True)
         folder.mkdir()

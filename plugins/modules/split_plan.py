@@ -404,7 +404,7 @@ WORKER: dict[str, dict[str, Any]] = {
 
 
 def cluster_of(params: dict[str, Any]) -> Cluster:
-    """Return where to load to."""
+    """Return the cluster that the model is to be loaded on."""
     workers = []
     for worker in params["workers"]:
         if worker["memory_available_bytes"] is None:

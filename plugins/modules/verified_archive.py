@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Unpack an archive of known digest, whole or not at all."""
+"""Unpack an archive with a known digest, completely or not at all."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def main() -> None:
 
 
 def _read(given: dict[str, Any]) -> Patch:
-    """Read a patch, which must be the one that is meant."""
+    """Return a patch. Raise PatchError if its digest is not the given one."""
     patch = read_patch(Path(given["path"]))
     if patch.sha256 != given["sha256"].lower():
         raise PatchError(

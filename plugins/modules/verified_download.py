@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Download large files of known digest, and go on where an earlier run broke off."""
+"""Download large files with a known digest, and resume the downloads of an interrupted run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
             check_url(entry["url"])
         except DownloadError as error:
             module.fail_json(msg=str(error))
-        # Not left to the argument spec, which counts what is given as null too.
+        # The argument spec cannot check this, because it counts null as given.
         if not entry["sha256"] and not entry["git_blob"]:
             module.fail_json(msg=f"{entry['dest']} has neither sha256 nor git_blob: give one, to verify it with.")
         for name, digits in (("sha256", 64), ("git_blob", 40)):
@@ -138,7 +138,7 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
 
 
 def check_model(path: Path) -> None:
-    """Refuse what is no model, such as the page that a server answers with instead of one."""
+    """Raise FileError if a file is not a model, such as a web page that a server sent instead."""
     try:
         read_header(path)
     except GgufError as error:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Private: what filters read of the hosts of an inventory: variables, groups, and the address in the tunnel."""
+"""Private: the data that filters read about the hosts of an inventory: variables, groups, and tunnel address."""
 
 from __future__ import annotations
 
@@ -45,20 +45,21 @@ class Host:
 
 
 def own_group(host: Host) -> str:
-    """Return the name of the group that a host is of, empty for the one without a name; raises AnsibleFilterError."""
+    """Return the name of a host's own group, empty for the group without a name; raises AnsibleFilterError."""
     value = host.get("llama_group")
     return "" if value is None else _group(host, "llama_group", value)
 
 
 def groups_of(host: Host) -> list[str]:
-    """Return the names of the groups that the workers of a host serve; without instances, of the one that it is of."""
+    """Return the names of the groups that the workers of a host serve; without instances, its own group."""
     return list(dict.fromkeys(group for _instance, _variable, group in instances_of(host))) or [own_group(host)]
 
 
 def known_groups(hosts: Iterable[str], hostvars: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """Return the groups of hosts that the playbooks' tasks check_inventory have found, which variables of a host hold.
+    """Return the groups of hosts that the playbooks' tasks check_inventory have found and stored in a host's variables.
 
-    To ask each host costs a look at all of its variables: minutes, where each of hundreds asks for all others.
+    Asking each host requires a look at all of its variables, which takes minutes if each of hundreds of hosts asks for
+    all others.
     """
     first = next(iter(hosts), None)
     found: Mapping[str, str] = {} if first is None else hostvars[first].get("__cluster_groups") or {}
@@ -72,7 +73,7 @@ def _group(host: Host, variable: str, value: object) -> str:
 
 
 def tunnel_address(host: Host) -> str | None:
-    """Return the tunnel's address of a host, None if it has no tunnel; raises AnsibleFilterError."""
+    """Return the tunnel address of a host, None if it has no tunnel; raises AnsibleFilterError."""
     try:
         if not boolean(host.get("rpc_tunnel_enabled") or False):
             return None
@@ -85,7 +86,7 @@ def tunnel_address(host: Host) -> str | None:
 
 
 def instances_of(host: Host) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Give each instance of a host, the variable that it is from, and its group."""
+    """Yield each instance of a host, the variable that defines it, and its group."""
     own = own_group(host)
     instances = host.get("rpc_server_instances") or []
     if not isinstance(instances, (list, tuple)):

@@ -11,8 +11,8 @@ from ansible.utils.display import Display
 
 SHOW_EVERY_S = 10
 
-# Callbacks whose output people read as it comes. To any other, of which many write for programs (json, jsonl, minimal,
-# oneline, ...), a line that is no result would be damage.
+# Callbacks whose output people read as it comes. Many others write for programs (json, jsonl, minimal, oneline, ...):
+# a line that is not a result would damage their output.
 _FOR_PEOPLE = {
     "awx_display",
     "counter_enabled",
@@ -32,33 +32,33 @@ _display = Display()
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds."""
+    """Return seconds as text in minutes and seconds, such as `2:05`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
 def wanted() -> bool:
-    """Whether somebody reads lines that come between tasks' results."""
-    # The program `ansible`, which runs a single module, prints nothing but its result.
+    """Return whether somebody reads lines between the results of tasks."""
+    # The program `ansible`, which runs a single module, prints only its result.
     alone = "module_name" in context.CLIARGS
     return not alone and constants.DEFAULT_STDOUT_CALLBACK.rpartition(".")[2] in _FOR_PEOPLE
 
 
 def come_at_once() -> None:
-    """Have each line of this process written when it ends.
+    """Make the output of this process line-buffered.
 
-    Ansible leaves that to Python, which keeps some pages back where the output is a file or a pipe: in a CI job or
-    behind `tee`, people would read where a task is after it has ended.
+    Ansible leaves this to Python, which holds back some pages if the output is a file or a pipe. In a CI job or behind
+    `tee`, people would read the progress of a task only after the task has ended.
     """
-    # Whoever imports this may have put something else there, such as a StringIO, and a closed output is None.
+    # The importing program may have replaced stdout, for example by a StringIO, and a closed stdout is None.
     if wanted() and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(line_buffering=True)
 
 
-# What a task's process shows is written by Ansible's main process. That imports the action before the task begins.
+# Ansible's main process writes the lines that a task's process shows, and it imports the action before the task begins.
 come_at_once()
 
 
 def show(host: str, task: str, seconds: float, what: str) -> None:
-    """Show where a task is on a host after so many seconds, if somebody reads it."""
+    """Show the progress of a task on a host after so many seconds, if somebody reads it."""
     if wanted():
         _display.display(f"[{host}] {task}: {clock(seconds)} {what}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the digest of a file or a stream, and what is said of one that is not the expected one."""
+"""Private: the digest of a file or a stream, and the message about an unexpected digest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _CHUNK = 1 << 20
 
 
 def digest_of(stream: BinaryIO, found: Any = None, size: int | None = None) -> str:  # noqa: ANN401
-    """Return the digest, in hex, of a stream from where it is; of `size` bytes at most.
+    """Return the hex digest of a stream from its current position, of at most `size` bytes.
 
-    It is SHA-256 unless `found` is another one of hashlib, which may have seen something before.
+    The hash is SHA-256 unless `found` is another hashlib object, which may already have hashed other bytes.
     """
     found = hashlib.sha256() if found is None else found
     while True:
@@ -31,7 +31,7 @@ def digest_of_file(path: Path, found: Any = None) -> str:  # noqa: ANN401
 
 
 def wrong_digest(what: str, found: str | None, expected: str | None, kind: str = "SHA-256 digest") -> str:
-    """Say that something else came than was expected."""
+    """Return the message that a digest differs from the expected one."""
     return (
         f"{what} has the {kind} {found}, but {expected} was expected; nothing was kept: "
         "correct the expected digest if you trust what was found, or find out who replaced it."

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: downloads large files of known digest, resuming what was begun. Knows nothing of Ansible."""
+"""Private: downloads large files with a known digest, and resumes interrupted downloads. Knows nothing of Ansible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOCK_POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file: `digest` is a SHA-256, or the name of a git blob (40 digits)."""
+    """One file to download; `digest` is its SHA-256 digest, or its git blob name (40 digits)."""
 
     url: str
     path: Path
@@ -47,28 +47,28 @@ class Wanted:
 
     @property
     def part(self) -> Path:
-        """What has arrived so far."""
+        """The path of the bytes that have arrived so far."""
         return self.path.with_name(self.path.name + ".part")
 
     @property
     def note(self) -> Path:
-        """What is known of the part."""
+        """The path of the note about the part, which a later run needs to resume the download."""
         return self.path.with_name(f".{self.path.name}.part.json")
 
     @property
     def sha256(self) -> str | None:
-        """The digest, if it is one of SHA-256."""
+        """The digest if it is a SHA-256 digest, else None."""
         return self.digest if len(self.digest) == 64 else None
 
 
 def git_blob(path: Path) -> str:
-    """Return the name that git gives the content of a file."""
+    """Return the git blob name of a file's content."""
     return digest_of_file(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size))  # noqa: S324 (it is git's choice)
 
 
 @contextlib.contextmanager
 def _locked(part: Path, limits: Limits) -> Iterator[BinaryIO]:
-    """Open a part for this run alone."""
+    """Open a part and lock it against other runs."""
     while True:
         with open(str(part), "a+b", opener=open_no_link) as stream:
             while True:
@@ -82,13 +82,13 @@ def _locked(part: Path, limits: Limits) -> Iterator[BinaryIO]:
                 mine = os.path.samestat(os.fstat(stream.fileno()), part.stat())
             except FileNotFoundError:
                 mine = False
-            if mine:  # else the other run has finished it meanwhile
+            if mine:  # else another run has finished this download in the meantime
                 yield stream
                 return
 
 
 class _Download:
-    """One file on its way; `stream` is its part."""
+    """The download of one file; `stream` is its part."""
 
     def __init__(self, wanted: Wanted, stream: BinaryIO, limits: Limits, token: str | None) -> None:
         self.wanted = wanted
@@ -103,7 +103,7 @@ class _Download:
         self._take_up()
 
     def _take_up(self) -> None:
-        """Go on from what has arrived in an earlier run, if it is of the same file."""
+        """Resume from the part of an earlier run if it belongs to the same file."""
         try:
             note = json.loads(self.wanted.note.read_text(encoding="utf-8"))
             same = note["digest"] == self.wanted.digest
@@ -122,7 +122,7 @@ class _Download:
         self.resumed = self.have > 0
 
     def restart(self) -> None:
-        """Begin from nothing."""
+        """Discard the part and begin again."""
         self.stream.truncate(0)
         self.have, self.hash, self.validator = 0, hashlib.sha256(), None
 
@@ -132,7 +132,7 @@ class _Download:
             stream.write(json.dumps(note) + "\n")
 
     def attempt(self, progress: Progress) -> None:
-        """Fetch what is missing."""
+        """Request and receive the missing bytes."""
         if self.total is not None and self.have > self.total:
             self.restart()
         if self.have and self.have == self.total:
@@ -154,7 +154,7 @@ class _Download:
             raise TransientError(f"the connection ended after {self.have} of {self.total} bytes")
 
     def _begin(self, response: Response) -> None:
-        """Read the headers; begin anew if the server does; see that there is room before anything is written."""
+        """Read the headers; restart if the server sends the whole file; check for space before anything is written."""
         ranged = re.match(r"bytes (\d+)-\d+/(\d+|\*)$", response.headers.get("Content-Range", ""))
         length = response.headers.get("Content-Length", "")
         if response.status == 206 and ranged and int(ranged[1]) == self.have:
@@ -172,7 +172,7 @@ class _Download:
 
     def _receive(self, response: Response, progress: Progress) -> None:
         try:
-            # read1: what has arrived, rather than a whole chunk, so that the limits are looked at.
+            # read1 returns the bytes that have arrived and does not wait for a whole chunk, so the limits are checked.
             for chunk in iter(lambda: response.read1(CHUNK), b""):
                 self.stream.write(chunk)
                 self.hash.update(chunk)
@@ -187,14 +187,14 @@ class _Download:
             self.stream.flush()
 
     def digest(self) -> str:
-        """Return the digest of what has arrived, of the kind that is wanted."""
+        """Return the digest of the bytes that have arrived, of the same kind as the wanted digest."""
         return self.hash.hexdigest() if self.wanted.sha256 else git_blob(self.wanted.part)
 
     def run(self) -> None:
-        """Fetch and verify. What is not what is wanted is not kept."""
+        """Fetch and verify the file. Raise FileError if its digest is wrong."""
         patiently(self.wanted.url, self.limits, self.attempt)
         if self.digest() != self.wanted.digest and self.resumed:
-            # Its first bytes may be those of another version, or damaged.
+            # The bytes of the earlier run may be damaged, or belong to another version.
             self.resumed = False
             self.restart()
             patiently(self.wanted.url, self.limits, self.attempt)
@@ -212,7 +212,7 @@ def _discard(wanted: Wanted) -> None:
 
 @contextlib.contextmanager
 def _folder(path: Path) -> Iterator[None]:
-    """Make a folder, and leave none that is empty if nothing came into it."""
+    """Create a folder. On an exception remove the new folders that are still empty."""
     absent = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -231,10 +231,10 @@ def fetch(
     token: str | None = None,
     check: Callable[[Path], None] | None = None,
 ) -> bool:
-    """Fetch one file unless it is there; say whether anything was changed.
+    """Fetch one file unless it is there, and return whether anything was changed.
 
-    Raises DownloadError, FileError, and OSError if the disk refuses. What has arrived is handed to `check`, which
-    raises FileError for what is not to be kept, whatever its digest is.
+    Raises DownloadError, FileError, and OSError if the disk refuses. `check` gets the path of the downloaded file, and
+    raises FileError if the file must not be kept, even with the right digest.
     """
     with _folder(wanted.path.parent), _locked(wanted.part, limits) as stream:
         done = False
@@ -253,14 +253,14 @@ def fetch(
             done = True
             raise
         finally:
-            # Of a download that only broke off, what has arrived is kept for the next run.
+            # Keep the part of an interrupted download for the next run.
             if done or wanted.part.stat().st_size == 0:
                 _discard(wanted)
     return True
 
 
 def plan(files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None) -> list[Wanted]:
-    """Return the files that have to be fetched, having seen that there is room for all of them together."""
+    """Return the files that have to be fetched. Raise FileError if there is no room for all of them together."""
     needed = [file for file in files if claim(file.path, file.sha256, origin, write=False)[0]]
     missing = 0
     for file in needed:
@@ -273,5 +273,5 @@ def plan(files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str
 
 
 def sentence(error: Exception, path: Path) -> str:
-    """Return what to tell a person."""
+    """Return the error as a sentence for the user."""
     return reason(error, path) if isinstance(error, OSError) else str(error)

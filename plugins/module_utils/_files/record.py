@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: puts large files under their names, whole and recorded, so that they need not be digested again.
+"""Private: gives complete large files their names and records them, so that they need not be hashed again.
 
-The record of `model.gguf` is `.model.gguf.llama_cpp.json` beside it: it goes where the folder goes, needs no rights
-elsewhere, and who finds the file finds it too. It fits as long as size, time of change and inode are as they were.
-Knows nothing of Ansible.
+The record of `model.gguf` is `.model.gguf.llama_cpp.json` beside it: it moves with the folder, needs no rights
+elsewhere, and is found together with the file. It fits as long as the file's size, modification time and inode stay
+the same. This module knows nothing of Ansible.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ GIB = 1 << 30
 
 
 class FileError(Exception):
-    """One sentence: why a file cannot be put in its place."""
+    """An error whose message is one sentence: why a file cannot be put in its place."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was known of a file when it was put in its place."""
+    """The facts about a file when it was put in its place."""
 
     size_bytes: int
     mtime_ns: int
     inode: int
     sha256: str | None
-    # Where it came from, in the words of who put it there; compared as a whole.
+    # Where the file came from. The caller chooses the keys; `claim` compares the value as a whole.
     origin: dict[str, Any]
-    # It was there already, and found to be what was wanted: it is not ours to remove.
+    # The file was there already and had the wanted content: the collection must not remove it.
     adopted: bool = False
     # What made it, for who reads the record.
     made_with: str | None = None
 
 
 def record_path(path: Path) -> Path:
-    """Return where the record of a file is."""
+    """Return the path of a file's record."""
     return path.with_name(f".{path.name}.llama_cpp.json")
 
 
 def recorded(path: Path) -> Record | None:
-    """Return the record of a file, whether it still fits or not."""
+    """Return the record of a file, even if it no longer fits."""
     try:
         return Record(**json.loads(record_path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -55,7 +55,7 @@ def recorded(path: Path) -> Record | None:
 
 
 def known(path: Path) -> Record | None:
-    """Return the record of a file if that is the file it was written for."""
+    """Return the record of a file if it still fits the file."""
     record = recorded(path)
     try:
         found = path.stat()
@@ -70,14 +70,14 @@ def known(path: Path) -> Record | None:
 
 
 def open_no_link(path: str, flags: int) -> int:
-    """Open a file as `open` does, but none that a link stands for: others may write to the folder of a model."""
+    """Open a file, but refuse a symbolic link, because other users may write to a model's folder."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
 
 
 def _write_record(
     path: Path, of: Path, sha256: str | None, origin: dict[str, Any], adopted: bool, made_with: str | None
 ) -> None:
-    """Write the record of what is at `of` and is, or is about to be, at `path`."""
+    """Write the record for `path` from the file `of`, which is at `path` or will be moved there."""
     found = of.stat()
     record = Record(found.st_size, found.st_mtime_ns, found.st_ino, sha256, origin, adopted, made_with)
     place = record_path(path)
@@ -88,7 +88,7 @@ def _write_record(
 
 
 def sync_folder(folder: Path) -> None:
-    """See to it that the names in a folder outlast a power cut."""
+    """Sync a folder, so that the names in it survive a power cut."""
     number = os.open(str(folder), os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # not every file system can
@@ -98,19 +98,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any], made_with: str | None = None) -> None:
-    """Give a whole and verified file on the same file system its name."""
+    """Record a complete and verified file, and move it to `path` on the same file system."""
     with staged.open("rb") as stream:
         os.fsync(stream.fileno())
-    # The record first: it fits only once the file is there, and a file without one would be taken for somebody else's.
+    # Write the record first: it fits only once the file is there, and a file without a record would count as foreign.
     _write_record(path, staged, sha256, origin, adopted=False, made_with=made_with)
     staged.replace(path)
     sync_folder(path.parent)
 
 
 def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool) -> tuple[bool, bool]:
-    """Say whether a file has to be brought, and whether the record of the one that is there was renewed.
+    """Return whether a file has to be brought, and whether the record of an existing file changes.
 
-    What is there and is no file of ours is taken over if it is what is wanted, and is otherwise refused: FileError.
+    A file that this collection did not put there is adopted if it has the wanted content. Otherwise this raises
+    FileError. Nothing changes without `write`.
     """
     if path.is_dir():
         raise FileError(f"{path} is a folder: name the file in it.")
@@ -138,7 +139,7 @@ def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool
 
 
 def records_in(folder: Path) -> dict[Path, Record]:
-    """Return the files of a folder that have a record, there or not."""
+    """Return the records in a folder by the path of their file, even if that file is missing."""
     found = {}
     for place in sorted(folder.glob(".*.llama_cpp.json")) if folder.is_dir() else []:
         path = folder / place.name[1 : -len(".llama_cpp.json")]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: requests over HTTP that are patient, and say what is wrong.
+"""Private: HTTP requests with retries, and messages that say what is wrong.
 
-Every wait has a limit: a read that brings nothing, a row of failed attempts, and the whole. A token goes to the origin
-(scheme, host and port) of the first URL alone, and no message holds it or the query of a URL, which may be a signature.
+Every wait has a limit: a read that brings nothing, a row of failed attempts, and the whole download. A token goes only
+to the origin (scheme, host and port) of the first URL. No message holds the token or the query of a URL, because the
+query may be a signature.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ T = TypeVar("T")
 Progress = Callable[[], None]
 Response = http.client.HTTPResponse
 LONGEST_PAUSE_S = 30.0
-# Those after which the same request can succeed (RFC 9110).
+# The same request can succeed after one of these (RFC 9110).
 TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 
 class DownloadError(Exception):
-    """One sentence: why something cannot be fetched."""
+    """An error whose message is one sentence: why something cannot be fetched."""
 
     def __init__(self, message: str, status: int | None = None, headers: Message | None = None) -> None:
         super().__init__(message)
@@ -41,7 +42,7 @@ class DownloadError(Exception):
 
 
 class TransientError(Exception):
-    """What may be over in a moment; the message completes "<URL> could not be fetched: "."""
+    """An error that may pass soon; the message completes "<URL> could not be fetched: "."""
 
     def __init__(self, message: str, pause_s: float = 0) -> None:
         super().__init__(message)
@@ -50,14 +51,14 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """How long is waited for what, in seconds; `retries` in a row without a byte."""
+    """The time limits of a download in seconds, and the `retries` in a row that may bring no byte."""
 
     stall_s: float
     retries: int
     deadline: float  # of time.monotonic()
 
     def check(self, what: str) -> None:
-        """Raise DownloadError if the time is over."""
+        """Raise DownloadError if the deadline has passed."""
         if time.monotonic() >= self.deadline:
             raise DownloadError(
                 f"{what} did not finish within the time limit of the download; what has arrived is kept."
@@ -71,13 +72,13 @@ def shown(url: str) -> str:
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:
-    """Return what a token is bound to."""
+    """Return the origin that a token is bound to: scheme, host and port."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def check_url(url: str) -> None:
-    """Refuse what is no URL of a web server, or holds a password. Raises DownloadError."""
+    """Raise DownloadError if this is not an HTTP URL, or if it holds a user name or password."""
     try:
         parts = urlsplit(url)
         whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -94,19 +95,19 @@ def check_url(url: str) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects of every kind with the same request, and hands the token only to the origin it is for."""
+    """A handler that follows every kind of redirect with the same request, and sends the token only to its origin."""
 
     max_redirections = 10
 
     def __init__(self, url: str, *, leave_origin: bool) -> None:
-        self.host = urlsplit(url).hostname or ""  # the one that is asked now
+        self.host = urlsplit(url).hostname or ""  # the host of the current request
         self.leave_origin = leave_origin
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
         del fp, code, msg
-        # urllib has joined it already, but lets ftp pass.
+        # urllib has already joined the URL, but it also accepts ftp.
         target = urljoin(req.full_url, headers.get("location") or newurl)
         check_url(target)
         same = origin_of(target) == origin_of(req.full_url)
@@ -119,12 +120,12 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
             new.add_unredirected_header("Authorization", token)
         return new
 
-    # Pythons before 3.11 do not follow it.
+    # Python before 3.11 does not follow this status.
     http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
 
 
 def explained(error: BaseException, host: str, stall_s: float) -> Exception:
-    """Turn what the libraries raise into something to say: DownloadError, or TransientError if it may pass."""
+    """Return an exception of the libraries as a DownloadError, or as a TransientError if the cause may pass."""
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):
         return DownloadError(
@@ -145,7 +146,7 @@ def explained(error: BaseException, host: str, stall_s: float) -> Exception:
 
 
 def _refusal(url: str, error: urllib.error.HTTPError, token: str | None) -> Exception:
-    """Say what a status means."""
+    """Return the error that explains an HTTP status."""
     status, what = error.code, shown(url)
     if status in TRANSIENT_STATUSES:
         after = error.headers.get("Retry-After", "") if error.headers else ""
@@ -179,7 +180,7 @@ def request(
     redirects = _Redirects(url, leave_origin=leave_origin)
     opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=ssl.create_default_context()), redirects)
     message = urllib.request.Request(url, method=method)  # noqa: S310
-    # A model that is compressed on the way has another length and no ranges.
+    # A compressed transfer has another length than the model, and no ranges.
     for name, value in {"Accept-Encoding": "identity", "User-Agent": "llama_cpp.cluster", **(headers or {})}.items():
         message.add_header(name, value)
     if token:
@@ -190,16 +191,16 @@ def request(
     except urllib.error.HTTPError as error:
         error.close()
         if 300 <= error.code < 400 and not leave_origin:
-            return cast("Response", error)  # it has the headers, which is what is wanted of it
+            return cast("Response", error)  # the caller wants only its headers
         raise _refusal(url, error, token) from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise explained(error, redirects.host, limits.stall_s) from None
 
 
 def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
-    """Call `attempt` until it does not raise TransientError; `retries` times in a row without progress at most.
+    """Return the result of `attempt`. Retry it after TransientError, at most `retries` times in a row without progress.
 
-    It is called with one argument, a function that it calls with each progress.
+    `attempt` gets one argument: a function that it calls after each progress.
     """
     check_url(url)
     failures = 0
@@ -222,7 +223,7 @@ def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
 
 
 def head(url: str, limits: Limits, token: str | None = None, *, leave_origin: bool = False) -> Message:
-    """Return the headers of the answer; by default of the URL's own origin, redirect or not."""
+    """Return the headers of the response; by default that of the URL's own origin, even if it is a redirect."""
 
     def attempt(_progress: Progress) -> Message:
         with contextlib.closing(request(url, limits, token, method="HEAD", leave_origin=leave_origin)) as response:
@@ -232,7 +233,7 @@ def head(url: str, limits: Limits, token: str | None = None, *, leave_origin: bo
 
 
 def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int = 64 << 20) -> object:
-    """Return the answer of a URL that gives JSON."""
+    """Return the parsed JSON response of a URL."""
 
     def attempt(_progress: Progress) -> object:
         with contextlib.closing(request(url, limits, token)) as response:
@@ -247,11 +248,11 @@ def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int
 
 
 def size_of(url: str, limits: Limits, token: str | None = None) -> int | None:
-    """Return the size of what a URL gives, None if the server does not say."""
+    """Return the size of a URL's content in bytes; None if the server does not say."""
     try:
         length = head(url, limits, token, leave_origin=True).get("Content-Length", "")
     except DownloadError as error:
         if error.status in (None, 404, 410):
             raise
-        return None  # some servers answer HEAD otherwise than GET, which then says what is wrong
+        return None  # some servers answer HEAD differently; the later GET reports the problem
     return int(length) if length.isdigit() else None

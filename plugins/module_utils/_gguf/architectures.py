@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# src/llama-arch.cpp (LLM_ARCH_NAMES), but for those below that have a cache of their own kind.
+# The architectures of src/llama-arch.cpp (LLM_ARCH_NAMES), except those below that have another kind of cache.
 PLAIN = frozenset(
     """
     afmoe apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm cohere2
@@ -21,14 +21,14 @@ PLAIN = frozenset(
     starcoder starcoder2 step35 t5 t5encoder talkie xverse
     """.split()
 )
-# llama_model::create_memory: no cache at all.
+# llama_model::create_memory gives these no cache at all.
 CACHELESS = frozenset(
     """
     bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe modern-bert neo-bert nomic-bert
     nomic-bert-moe rnd1 wavtokenizer-dec
     """.split()
 )
-# Models that give embeddings, or take in what is no text.
+# Models that return embeddings, or whose input is not text.
 WITHOUT_OUTPUT = frozenset(
     """
     bert clip eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe
@@ -37,14 +37,14 @@ WITHOUT_OUTPUT = frozenset(
 )
 # llm_arch_is_recurrent
 RECURRENT = frozenset("arwkv7 mamba mamba2 rwkv6 rwkv6qwen2 rwkv7".split())
-# llm_arch_is_hybrid, by how a layer is known to be recurrent: it has no heads for keys and values, it is not the last
-# of so many (full_attention_interval), or all layers are both.
+# llm_arch_is_hybrid, by the rule for recurrent layers: a layer without heads for keys and values (HEADS), a layer that
+# is not the last of its interval (full_attention_interval), or all layers, which are also attention layers (BOTH).
 HYBRID_BY_HEADS = frozenset(
     "granitehybrid jamba kimi-linear lfm2 lfm2moe nemotron_h nemotron_h_moe plamo2".split(),
 )
 HYBRID_BY_INTERVAL = frozenset("qwen35 qwen35moe qwen3next".split())
 HYBRID_BOTH = frozenset(["falcon-h1"])
-# Known to upstream, with caches of kinds that are not followed here (indexers, compression, drafts of other models).
+# Upstream knows these, but this code does not follow their caches (indexers, compression, drafts of other models).
 OF_ITS_OWN = frozenset(
     """
     bailingmoe3 deepseek32 deepseek4 dflash dots3note eagle3 gemma4-assistant glm-dsa glm5-next graniteswitch hy_v4
@@ -55,18 +55,18 @@ FOLLOWED = PLAIN | CACHELESS | RECURRENT | HYBRID_BY_HEADS | HYBRID_BY_INTERVAL 
 
 
 class Window(NamedTuple):
-    """How an architecture's sliding window goes (src/models/*.cpp): all layers of a period have it but one.
+    """The sliding window of an architecture (src/models/*.cpp): in each period, all layers but one have the window.
 
-    A period of None stands for one that the file must give, layer by layer; 0 for all layers.
+    If the period is None, the file must say it layer by layer. If it is 0, all layers have the window.
     """
 
     period: int | None
     dense_first: bool = False
     default: int = 0  # the window's size if the file gives none
-    fixed: int = 0  # its size whatever the file gives, unless that is 0
+    fixed: int = 0  # the size that replaces the file's, unless the file says 0
 
 
-# Others may have the key attention.sliding_window, and upstream takes no notice.
+# Upstream ignores the key attention.sliding_window of other architectures.
 WINDOWS = {
     "afmoe": Window(4),
     "cohere2": Window(4),
@@ -92,13 +92,13 @@ WINDOWS = {
     "spark2_5": Window(None),
     "step35": Window(None),
 }
-# src/llama-arch.cpp (LLM_TENSOR_INFOS): outside of the layers, these go with the input, which stays in the master's
-# memory, and these with layers, to each device; all others go with the output.
+# The places of tensors outside of the layers (src/llama-arch.cpp, LLM_TENSOR_INFOS): INPUT tensors go with the input,
+# which stays in the master's memory. SHARED tensors go with layers, to each device. All others go with the output.
 INPUT = frozenset("token_embd position_embd token_types per_layer_token_embd".split())
 SHARED = frozenset(
     """
     per_layer_model_proj per_layer_proj_norm rope_factors_long rope_factors_short rope_freqs token_embd_norm
     """.split()
 )
-# But the output's norm has that name there.
+# In these architectures, token_embd_norm is the norm of the output.
 NORM_IS_OUTPUT = frozenset(["lfm2", "lfm2moe"])

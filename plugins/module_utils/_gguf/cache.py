@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a model's layers keep of the context.
+"""Private: the memory that a model's layers need for the context.
 
 Sizes are those of src/llama-model.cpp (create_memory), src/llama-hparams.cpp, src/llama-kv-cache*.cpp and
 src/llama-memory-recurrent.cpp.
@@ -32,7 +32,7 @@ def _padded(tokens: int) -> int:
 
 
 def kv_cells(layer: Layer, context: int, window: int | None, ubatch: int = 512) -> int:
-    """Return for how many tokens of one sequence a layer's cache has room (src/llama-kv-cache-iswa.cpp)."""
+    """Return how many tokens of one sequence a layer's cache can hold (src/llama-kv-cache-iswa.cpp)."""
     context = _padded(context)
     if layer.cache in ("full", "both"):
         return context
@@ -42,13 +42,13 @@ def kv_cells(layer: Layer, context: int, window: int | None, ubatch: int = 512) 
 
 
 def row_bytes(elements: int, head: int, cache_type: str) -> int | None:
-    """Return what a token's keys or values take; None if the type's blocks do not divide a head's."""
+    """Return the bytes of one token's keys or values; None if the type's block does not divide the head size."""
     kind = CACHE_TYPES[cache_type]
     return None if head % kind.block else elements // kind.block * kind.block_bytes
 
 
 class Heads(NamedTuple):
-    """Sizes of an attention head: keys and values of ordinary layers and of those with a window."""
+    """The sizes of an attention head: keys and values of ordinary layers and of layers with a window."""
 
     key: int | None
     value: int | None
@@ -80,7 +80,7 @@ def read_heads(reader: Numbers, embedding: int | None, heads: int | None) -> Hea
 
 
 def window_size(reader: Numbers, layers: int) -> int:
-    """Return how many tokens a sliding window has; 0 if there is none."""
+    """Return the size of the sliding window in tokens; 0 if there is none."""
     rule = WINDOWS.get(reader.architecture)
     if rule is None or (reader.architecture == "exaone4" and layers != 64):
         return 0
@@ -89,7 +89,7 @@ def window_size(reader: Numbers, layers: int) -> int:
 
 
 def _windowed(reader: Numbers, layers: int) -> tuple[bool, ...] | None:
-    """Return which layers have the sliding window; None if the file had to say so and does not."""
+    """Return which layers have the sliding window; None if the file must say it and does not."""
     rule = WINDOWS[reader.architecture]
     flags = reader.flags("attention.sliding_window_pattern", layers)
     if flags is not None:
@@ -107,7 +107,7 @@ def _recurrent(
     """Return which layers are recurrent."""
     architecture = reader.architecture
     if architecture in HYBRID_BY_HEADS:
-        # Nemotron-H has layers that are neither: those with a feed-forward network.
+        # In Nemotron-H, layers with a feed-forward network are neither recurrent nor attention layers.
         neither = architecture.startswith("nemotron_h")
         return tuple(heads == 0 and not (neither and ff) for heads, ff in zip(kv_heads, feed_forward))
     if architecture in HYBRID_BY_INTERVAL:
@@ -118,7 +118,7 @@ def _recurrent(
 
 
 def _kept_layers(reader: Numbers, layers: int) -> int:
-    """Return how many layers, from the first, have keys and values of their own; later ones use those of others."""
+    """Return how many of the first layers have their own keys and values; later layers use those of others."""
     if reader.architecture == "gemma3n":
         return 20
     if reader.architecture == "gemma4":
@@ -129,7 +129,7 @@ def _kept_layers(reader: Numbers, layers: int) -> int:
 def cache_kinds(
     reader: Numbers, layers: int, kv_heads: Sequence[int | None], feed_forward: Sequence[int | None]
 ) -> list[str] | None:
-    """Return what each layer keeps; None, with a note, if that is not known."""
+    """Return the kind of cache of each layer; None, with a note, if it is not known."""
     architecture = reader.architecture
     if architecture in CACHELESS:
         return ["none"] * layers
@@ -159,7 +159,7 @@ def cache_kinds(
 
 
 def state_bytes(reader: Numbers, embedding: int | None, heads: int | None) -> int | None:
-    """Return a recurrent layer's state for a sequence: n_embd_r and n_embd_s of src/llama-hparams.cpp, as F32."""
+    """Return the bytes of a recurrent layer's state per sequence: src/llama-hparams.cpp (n_embd_r, n_embd_s), F32."""
 
     def get(name: str, default: int = 0) -> int:
         return reader.number(name, default) or 0
@@ -184,7 +184,7 @@ def state_bytes(reader: Numbers, embedding: int | None, heads: int | None) -> in
 
 
 def widths(kind: str, kv_heads: int | None, heads: Heads) -> tuple[int | None, int | None, int | None, int | None]:
-    """Return a layer's width of keys and of values in the cache, and the sizes of their heads."""
+    """Return the widths of a layer's keys and values in the cache, and their head sizes, in elements."""
     if kind in ("none", "recurrent"):
         return 0, 0, 0, 0
     key, value = (heads.key_window, heads.value_window) if kind == "window" else (heads.key, heads.value)
@@ -204,9 +204,9 @@ def kv_bytes(
 
 
 def followed(reader: Numbers) -> bool:
-    """Return whether what llama.cpp does for this architecture's cache is followed here; if not, note why."""
+    """Return whether this code follows llama.cpp's cache for the architecture; if not, note why."""
     architecture = reader.architecture
-    # Each layer is run, and cached, so many times.
+    # llama.cpp runs and caches each layer num_loops times.
     looped = architecture == "nanbeige" and (reader.number("num_loops", 1) or 1) > 1
     if looped:
         reader.note("llama.cpp runs the layers of this nanbeige model in loops, so the size of its cache is not known.")

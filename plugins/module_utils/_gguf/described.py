@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what there is to know about a model before it is loaded."""
+"""Private: the description of a model that is not loaded yet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Layer:
     """One repeating layer (`blk.N.`).
 
-    `cache` is what it keeps of the context: `full`, `window` (the last tokens only), `recurrent` (a state of fixed
-    size), `both` (full and a state), `none`, or None if that is not known. Widths are elements per token.
+    `cache` says which part of the context it keeps: `full`, `window` (the last tokens only), `recurrent` (a state of
+    fixed size), `both` (full and a state), `none`, or None if that is not known. Widths are elements per token.
     """
 
     index: int
@@ -29,7 +29,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Shape:
-    """The model's numbers, None where the file does not say or where layers differ."""
+    """The numbers of a model; None if the file does not give one or if the layers differ."""
 
     layers: int | None = None
     predict_layers: int = 0
@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class TypeShare:
-    """What a type of numbers has of the weights."""
+    """The share of one tensor type in the weights."""
 
     type: str
     tensors: int
@@ -58,11 +58,11 @@ class TypeShare:
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the bytes of the weights are.
+    """The bytes of the weights by place.
 
-    Those of layers, input, output and shared make up `bytes`; shared ones are small and go to each device that has
-    layers. With `tied_embeddings` the output is made with the embedding, of `embedding_bytes`, of which llama.cpp keeps
-    a second copy where the output is.
+    `bytes` is the sum of layers, input, output and shared. Shared weights are small and go to each device that has
+    layers. With `tied_embeddings` the output uses the embedding (`embedding_bytes`), and llama.cpp keeps a second copy
+    of it where the output is.
     """
 
     bytes: int | None
@@ -77,23 +77,23 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cache:
-    """What the context takes, by cache type, all layers together; None if it is not known.
+    """The memory for the context by cache type, all layers together; None if it is not known.
 
-    A type whose blocks do not fit the heads is None as well: llama.cpp refuses it.
+    A type whose blocks do not fit the heads is also None, because llama.cpp refuses it.
     """
 
     known: bool
     bytes_per_token: dict[str, int | None]
-    # Of the layers with a window: for each of at most this many tokens and those of a batch.
+    # The layers with a window keep at most this many tokens, and those of a batch.
     window_tokens: int | None
     window_bytes_per_token: dict[str, int | None]
-    # Of recurrent layers, for each sequence.
+    # The state of the recurrent layers, for each sequence.
     state_bytes: int | None
 
 
 @dataclass(frozen=True)
 class Model:
-    """What there is to know about a model before it is loaded."""
+    """The description of a model that is not loaded yet."""
 
     architecture: str | None
     name: str | None

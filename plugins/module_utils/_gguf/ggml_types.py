@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the types of numbers that GGUF files hold, by upstream's numbers and names. Tables only."""
+"""Private: the tensor and file types of GGUF files, by upstream's numbers and names. Tables only."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# The release that these tables are of; what it lacks is newer, or was never in a file.
+# The release that these tables follow. A type that is missing here is newer, or was never in a file.
 TABLES_OF = "0.3.36"
 
 
 class TensorType(NamedTuple):
-    """One of ggml's types: so many weights in a block of so many bytes."""
+    """One of ggml's types: a block of `block` weights takes `block_bytes` bytes."""
 
     name: str
     block: int
     block_bytes: int
 
 
-# ggml/include/ggml.h (enum ggml_type); names and sizes of ggml/src/ggml.c (type_traits) and ggml-common.h.
+# ggml/include/ggml.h (enum ggml_type); names and sizes from ggml/src/ggml.c (type_traits) and ggml-common.h.
 TENSOR_TYPES = {
     0: TensorType("f32", 1, 4),
     1: TensorType("f16", 1, 2),
@@ -56,12 +56,12 @@ TENSOR_TYPES = {
     42: TensorType("q2_0", 64, 18),
 }
 
-# Upstream has taken these numbers out of use and refuses a file that has one.
+# Upstream has removed these types and refuses a file that has one.
 REMOVED_TYPES = (4, 5, 31, 32, 33, 36, 37, 38)
-# Between upstream's last and this, a number may be one of a later release. Beyond, the header is damaged.
+# A number between upstream's last type and this one may come from a later release. A larger one is damage.
 LAST_PLAUSIBLE_TYPE = 255
 
-# What --cache-type-k and --cache-type-v take: common/arg.cpp (kv_cache_types).
+# The values of --cache-type-k and --cache-type-v: common/arg.cpp (kv_cache_types).
 CACHE_TYPES = {
     kind.name: kind
     for kind in TENSOR_TYPES.values()
@@ -111,8 +111,8 @@ UNKNOWN_FILE_TYPE = "unknown, may not work"
 GUESSED = 1024  # LLAMA_FTYPE_GUESSED
 GUESSED_PREFIX = "(guessed) "
 
-# What upstream takes a file for that does not say: by the type that most of its tensors have (llama-model-loader.cpp).
-# Of several sizes it is the medium one. A type that is not here counts as F32 there.
+# If a file has no general.file_type, upstream guesses it from the type of most tensors (llama-model-loader.cpp). Of
+# several sizes, upstream takes the medium one. Upstream takes F32 for a type that is not here.
 GUESSED_FILE_TYPES = {
     kind.name: number
     for kind in TENSOR_TYPES.values()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: reads the header of GGUF files and says whether a model is whole. Knows nothing of Ansible.
+"""Private: reads the header of GGUF files and checks that a model is complete. Knows nothing of Ansible.
 
-Only the header is read, never the weights: this takes a fraction of a second for a file of any size, and memory that
-does not grow with it. The format is upstream's docs/gguf.md; what is refused is what ggml/src/gguf.cpp refuses, so that
-a file which passes here is not refused there after minutes of copying.
+It reads only the header, never the weights: this takes a fraction of a second for a file of any size, and the memory
+does not grow with the file. The format is upstream's docs/gguf.md. The checks are those of ggml/src/gguf.cpp, so that
+upstream does not refuse a file that passes here after minutes of copying.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_LAYERS = 512
 MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME = 63
 MAX_COUNT = (1 << 63) - 1
-# Limits of ours, far above any real model (the largest vocabularies make headers of some 50 MiB), so that a file made
-# to do harm takes no more than a few seconds and some 100 MiB.
+# Our own limits are far above any real model (the largest vocabularies make headers of some 50 MiB). With them, a
+# malicious file takes no more than a few seconds and some 100 MiB.
 HEADER_LIMIT = 128 << 20
 MAX_PAIRS = 4096
 MAX_TENSORS = 1 << 16
 MAX_KEY = 1024
 MAX_PARTS = 1000
-# A longer text (a template, a tokenizer in JSON) is kept only so far, and ends in CUT.
+# A longer text (a template, a tokenizer in JSON) is cut to this many characters and ends in CUT.
 MAX_TEXT = 1000
 CUT = "…"
 
@@ -44,7 +44,7 @@ _CHUNK = 256 << 10
 
 Value = Union[int, float, bool, str]
 
-# Metadata types by number: those of plain values.
+# The metadata types of plain values, by number.
 _PLAIN = {
     number: struct.Struct("<" + code)
     for number, code in {
@@ -56,17 +56,17 @@ _UINT32, _STRING, _ARRAY = 4, 8, 9
 
 
 class GgufError(Exception):
-    """One sentence: why a path is no model that can be used."""
+    """An error whose message is one sentence: why a path is not a usable model."""
 
 
 def _shown(name: str | bytes) -> str:
-    """Return a name as a sentence can hold it, whatever is in it."""
+    """Return a name quoted and shortened for a message, whatever it contains."""
     text = repr(name)
     return text if len(text) <= 100 else text[:99] + CUT
 
 
 class Tensor(NamedTuple):
-    """One tensor's entry. `bytes` is None if its type is of a later upstream."""
+    """The entry of one tensor. `bytes` is None if its type comes from a later upstream."""
 
     name: str
     shape: tuple[int, ...]
@@ -84,27 +84,28 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of one file says.
+    """The header of one file.
 
-    `metadata` has plain values and texts (long ones cut). Of arrays, `lengths` has how many elements they have, and
-    `arrays` those that have a number for each layer, at most. `texts` are those of the one array that was asked for.
+    `metadata` has plain values and texts (long texts are cut). `lengths` has the number of elements of each array.
+    `arrays` has the arrays of plain values with at most MAX_LAYERS elements. `texts` has the texts of the one array
+    that the caller asked for.
     """
 
     version: int
     tensor_count: int
-    # The file ends here; None if it has tensors of a type that is not known here.
+    # The position where the content of the file ends; None if a tensor has a type that is not known here.
     end_bytes: int | None
     metadata: dict[str, Value] = field(default_factory=dict)
     arrays: dict[str, tuple[Value, ...]] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     tensors: tuple[Tensor, ...] = ()
-    # From here on in the file, tensors have their offsets.
+    # The offsets of the tensors count from this position in the file.
     start_bytes: int = 0
     texts: tuple[bytes, ...] = ()
 
 
 class _Reader:
-    """Reads forward through the header, keeping a piece of it. It skips without reading what it skips."""
+    """A reader that goes forward through the header and buffers a piece of it. It does not read what it skips."""
 
     def __init__(self, stream: RawIOBase, size: int) -> None:
         self.stream = stream
@@ -119,7 +120,7 @@ class _Reader:
         return self.start + self.at
 
     def check(self, count: int) -> None:
-        """Refuse to go so much farther if the header cannot be that long."""
+        """Raise GgufError if the header cannot have `count` more bytes."""
         if self.position + count <= self.end:
             return
         if self.end < self.size and self.position + count <= self.size:
@@ -127,7 +128,7 @@ class _Reader:
         raise GgufError("its header is damaged or cut off")
 
     def need(self, count: int) -> None:
-        """Have the next bytes in the piece."""
+        """Load the next `count` bytes into the piece."""
         if self.at + count <= len(self.piece):
             return
         self.check(count)
@@ -153,7 +154,7 @@ class _Reader:
         return self.piece[self.at - count : self.at]
 
     def name(self, longest: int, what: str) -> str:
-        """Read a key or a tensor's name: short, and exact."""
+        """Return the next key or tensor's name. Raise GgufError if it is too long or not UTF-8."""
         length = self.plain(_U64)
         self.check(length)
         if length > longest:
@@ -165,7 +166,7 @@ class _Reader:
             raise GgufError(f"it has a {what} that is not UTF-8 text: {_shown(raw)}") from None
 
     def text(self) -> str:
-        """Read a value, of a long one its beginning."""
+        """Return the next text, or the beginning of a long one."""
         length = self.plain(_U64)
         self.check(length)
         # A character has 4 bytes at most.
@@ -175,7 +176,7 @@ class _Reader:
         return text if len(text) <= MAX_TEXT and len(raw) == length else text[:MAX_TEXT] + CUT
 
     def skip_texts(self, count: int) -> None:
-        """Go past the texts of an array. Vocabularies have hundreds of thousands, so this is the loop that counts."""
+        """Skip the texts of an array. Vocabularies have hundreds of thousands, so the speed of this loop matters."""
         self.check(_U64.size * count)
         unpack, left = _U64.unpack_from, count
         while left:
@@ -189,7 +190,7 @@ class _Reader:
 
 
 class _Metadata:
-    """The pairs of key and value; `texts` are those of the array with the key `texts_of`."""
+    """The pairs of key and value; `texts` has the texts of the array with the key `texts_of`."""
 
     def __init__(self, reader: _Reader, count: int, texts_of: str) -> None:
         self.reader = reader
@@ -254,7 +255,7 @@ class _Tensors:
     def __init__(self, reader: _Reader, count: int, alignment: int) -> None:
         self.reader = reader
         self.alignment = alignment
-        self.expected = 0  # the next one's offset, unless the size of the last is not known
+        self.expected = 0  # the next tensor's offset; a minimum if the last one's size is not known
         self.exact = True
         found: dict[str, Tensor] = {}
         for _index in range(count):
@@ -304,7 +305,7 @@ class _Tensors:
         return elements // known.block * known.block_bytes
 
     def place(self, name: str, offset: int, size: int | None) -> None:
-        """Tensors follow each other without a gap but for the alignment."""
+        """Raise GgufError unless the tensor follows the last one without a gap, except for the alignment."""
         if (self.exact and offset != self.expected) or offset < self.expected or offset % self.alignment:
             raise GgufError(f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}")
         self.exact = size is not None
@@ -328,7 +329,7 @@ def _header(reader: _Reader, texts_of: str) -> Header:
     reader.skip(len(MAGIC))
     version = reader.plain(_U32)
     if version not in VERSIONS:
-        # As upstream tells it: version 3 of the other byte order is 0x03000000.
+        # Upstream uses the same test: version 3 in the other byte order is 0x03000000.
         if version and not version & 0xFFFF:
             raise GgufError("it is in the byte order of a big-endian machine: convert the model for this one")
         raise GgufError(f"it has version {version} of the format, and llama.cpp reads {VERSIONS[0]} and {VERSIONS[1]}")
@@ -341,7 +342,7 @@ def _header(reader: _Reader, texts_of: str) -> Header:
     start = -(-reader.position // metadata.alignment) * metadata.alignment
     ends = [None if tensor.bytes is None else start + tensor.offset + tensor.bytes for tensor in tensors]
     end = None if None in ends else max((end for end in ends if end is not None), default=reader.position)
-    # A file of metadata alone (the first part of some splits, a vocabulary) ends where that does.
+    # A file with metadata only (the first part of some splits, a vocabulary) ends where its metadata ends.
     return Header(
         version,
         tensor_count,
@@ -374,9 +375,9 @@ def _examine(path: Path, texts_of: str) -> Header:
 
 
 def read_header(path: Path, texts_of: str = "") -> Header:
-    """Return what a GGUF file says of itself, with the texts of one array if its key is given.
+    """Return the header of a GGUF file, with the texts of one array if `texts_of` gives its key.
 
-    Raises GgufError, with the path in the sentence, if the file is not whole.
+    Raises GgufError, with the path in the sentence, if the file is not complete.
     """
     try:
         return _examine(path, texts_of)
@@ -387,7 +388,7 @@ def read_header(path: Path, texts_of: str = "") -> Header:
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of all files of a model, given the name of one: several if it is a part of a split."""
+    """Return the names of all files of a model from the name of one; several names if it is a part of a split."""
     match = SPLIT_NAME.match(name)
     if match is None:
         return [name]
@@ -415,7 +416,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _check_count(path: Path, first: Header, parts: int) -> None:
-    """Refuse a first part that is of another split than its name says."""
+    """Raise GgufError if the header of the first part says another number of parts than its name."""
     count = first.metadata.get("split.count", 0)
     if not isinstance(count, int):
         raise GgufError(f"{path} has a split.count that is not a number: {_shown(str(count))}.")
@@ -427,7 +428,7 @@ def _check_count(path: Path, first: Header, parts: int) -> None:
 
 
 def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
-    """Refuse a part that is not the one of the split that it should be; `seen` are the tensors of those before it."""
+    """Raise GgufError if a part does not belong at this index; `seen` has the tensor names of the parts before it."""
     if header.metadata.get("split.no") != index:
         raise GgufError(
             f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
@@ -446,9 +447,9 @@ def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
 
 
 def read_model(path: Path) -> list[Header]:
-    """Return the headers of all files of a model; raises GgufError if one is missing or not whole.
+    """Return the headers of all files of a model; raises GgufError if one is missing or not complete.
 
-    src/llama-model-loader.cpp checks of parts what is checked here, but later.
+    src/llama-model-loader.cpp makes the same checks of the parts, but later.
     """
     parts = model_parts(path)
     if path.exists():
@@ -462,7 +463,7 @@ def read_model(path: Path) -> list[Header]:
     seen: set[str] = set()
     for index, part in enumerate(parts):
         header = read_header(part)
-        # Before the next one is read: a thousand files that belong to no split would take minutes, and all memory.
+        # Check each part before reading the next: a thousand files of no split would take minutes and all memory.
         if not index:
             _check_count(path, header, len(parts))
         if len(parts) > 1:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what the headers of a model mean to llama.cpp: shape, weights by layer, and what its cache takes.
+"""Private: describes a model from its headers as llama.cpp sees it: shape, weights by layer, and size of its cache.
 
-`describe` never fails. What a header does not say, or what llama.cpp does in a way of its own that is not followed
-here, is None, and `notes` says so in a sentence.
+`describe` never fails. A value is None if the header does not give it, or if llama.cpp handles it in a way that this
+code does not follow. Then `notes` says so in a sentence.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _layers(reader: Numbers, count: int, shape: Shape, heads: Heads, repeating: 
     if followed(reader):
         main = count - shape.predict_layers
         found = cache_kinds(reader, main, kv_heads, feed_forward)
-        # Layers that predict further tokens are not attended by the others.
+        # The other layers do not attend to the layers that predict further tokens.
         kinds = [*found, *["none"] * shape.predict_layers] if found is not None else kinds
     state = state_bytes(reader, shape.embedding_length, all_heads[0])
     layers = []
@@ -114,7 +114,7 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
 
 
 def describe(headers: Sequence[Header]) -> Model:
-    """Return what the headers of a model's files say."""
+    """Return the description of a model from the headers of its files."""
     first = headers[0]
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = text_of(first.metadata.get("general.architecture"))

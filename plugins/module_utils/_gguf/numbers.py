@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: numbers of a header, each checked as llama.cpp uses it, and what is wrong with them."""
+"""Private: reads the numbers of a header, checks each as llama.cpp uses it, and notes what is wrong."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UINT32_MAX = (1 << 32) - 1
 
 
 class Numbers:
-    """Reads the numbers of one architecture, and collects what is wrong with them."""
+    """A reader of one architecture's numbers that collects notes about wrong ones."""
 
     def __init__(self, header: Header, architecture: str) -> None:
         self.header = header
@@ -29,13 +29,13 @@ class Numbers:
         return key in self.header.metadata or key in self.header.lengths
 
     def note(self, sentence: str) -> None:
-        # The architecture's name, and a value, can be anything.
+        # The file gives the architecture's name and the value, so they can have any length.
         sentence = sentence if len(sentence) <= 400 else f"{sentence[:400]}{CUT}."
         if sentence not in self.notes:
             self.notes.append(sentence)
 
     def number(self, name: str, default: int | None = None) -> int | None:
-        """Return a number that cannot be negative."""
+        """Return a number that is not negative; `default` if it is missing; None, with a note, if it is unusable."""
         key = f"{self.architecture}.{name}"
         value = self.header.metadata.get(key)
         if key in self.header.lengths:
@@ -49,7 +49,7 @@ class Numbers:
         return found
 
     def each(self, name: str, layers: int | None, default: int | None = None) -> tuple[int | None, ...]:
-        """Return a number for each layer; it is given once for all of them or in an array."""
+        """Return a number for each layer; the file gives one number for all layers, or an array."""
         key = f"{self.architecture}.{name}"
         if key not in self.header.lengths:
             return (self.number(name, default),) * (layers or 1)
@@ -62,13 +62,13 @@ class Numbers:
         return (None,) * layers
 
     def flags(self, name: str, layers: int) -> tuple[bool, ...] | None:
-        """Return whether each layer is meant, if the file says so layer by layer; those it does not name are not."""
+        """Return a flag for each layer if the file has an array of flags; layers beyond the array are False."""
         values = self.header.arrays.get(f"{self.architecture}.{name}")
         return None if values is None else tuple(map(bool, (*values, *(0,) * layers)[:layers]))
 
 
 def natural(value: Value) -> int | None:
-    """Return a number that upstream can hold in 32 bits."""
+    """Return the value if it is a number that upstream can hold in 32 bits, else None."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= UINT32_MAX:
         return None
     return value

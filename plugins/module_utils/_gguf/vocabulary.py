@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: whether one model may draft tokens for another, as llama.cpp decides by their vocabularies.
+"""Private: checks the vocabularies, as llama.cpp does, to see whether one model may draft tokens for another.
 
-common/speculative.cpp (common_speculative_are_compatible) compares what src/llama-vocab.cpp reads. llama-server goes on
-without the draft model where they differ, and says why at a level of its log that is not shown.
+common/speculative.cpp (common_speculative_are_compatible) compares what src/llama-vocab.cpp reads. If the vocabularies
+differ, llama-server continues without the draft model and logs the reason at a level that is not shown.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_SIZE_DIFFERENCE = 128
 FIRST_COMPARED = 5
 
 _TOKENS = "tokenizer.ggml.tokens"
-# Tokenizers that are of one kind, and what each kind takes for the first and the last token if the file does not say.
+# The kinds of tokenizers that have another name, and each kind's first and last token if the file does not say.
 _KINDS = {"none": "no_vocab", "hybriddna": "gpt2", "whitespace": "gpt2", "gemma4": "gpt2"}
 _BEGINS = {"llama": 1, "bert": 101, "gpt2": 11, "plamo2": 1}
 _ENDS = {"llama": 2, "gpt2": 11, "t5": 1, "plamo2": 2}
-# Whether these tokens are added if the file does not say.
+# The kinds and pre-tokenizers that add these tokens, or have none, if the file does not say.
 _ADDS_BEGIN = ("llama", "bert")
 PRE_ADDS_BEGIN = frozenset(
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano tekken chameleon gemma4".split()
@@ -42,7 +42,7 @@ class _Vocabulary(NamedTuple):
 
 
 def _added(header: Header, name: str, default: int | None, size: int, *, adds: bool) -> int | None:
-    """Return the token that is added, with what the file says before the default."""
+    """Return the token that is added, or None. The file's value takes precedence over the default."""
     said = header.metadata.get(f"tokenizer.ggml.{name}_token_id", default)
     token = said if isinstance(said, int) and said < size else default if (default or 0) < size else None
     return token if header.metadata.get(f"tokenizer.ggml.add_{name}_token", adds) else None
@@ -59,7 +59,7 @@ def _read(path: Path) -> _Vocabulary:
         begins = None
     if pre == "gemma4":
         ends = None
-        header.metadata.pop("tokenizer.ggml.add_bos_token", None)  # upstream takes no notice of it
+        header.metadata.pop("tokenizer.ggml.add_bos_token", None)  # upstream ignores it
     adds_begin = kind in _ADDS_BEGIN or (kind == "gpt2" and pre in PRE_ADDS_BEGIN)
     size = len(header.texts)
     return _Vocabulary(
@@ -75,7 +75,7 @@ def _token(number: int | None) -> str:
 
 
 def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
-    """Return what differs, of the model first and then of the draft; empty if nothing does."""
+    """Return the first difference between the model and the draft model as text; empty if there is none."""
     if one.kind != other.kind:
         return f"the tokenizer of the model is {one.kind}, and that of the draft model {other.kind}"
     for what, mine, theirs in (("begins", one.begins, other.begins), ("ends", one.ends, other.ends)):
@@ -95,7 +95,7 @@ def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
 
 
 def draft_problem(model: Path, draft: Path) -> str:
-    """Return in a sentence why `draft` cannot draft tokens for `model`; empty if it can.
+    """Return a sentence that says why `draft` cannot draft tokens for `model`; empty if it can.
 
     Raises GgufError if one of them is not a complete GGUF file.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: where the bytes of the weights are."""
+"""Private: the bytes of the weights by place and type, and the file type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-# The layer of a tensor; models that first encode have two of each number, which go to the same place.
+# The layer of a tensor. Models with an encoder have two layers of each number, which go to the same place.
 _LAYER = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,3})\.")
 
 
@@ -40,7 +40,7 @@ def repeating_of(tensors: Iterable[Tensor]) -> dict[int, Repeating]:
 
 
 def place(name: str, architecture: str) -> str:
-    """Return what a tensor goes with."""
+    """Return the place of a tensor: layers, input, shared or output."""
     if _LAYER.match(name):
         return "layers"
     kind = name.partition(".")[0]
@@ -77,7 +77,7 @@ def weights_of(tensors: Sequence[Tensor], architecture: str) -> Weights:
 
 
 def _upstream_order(tensor: Tensor) -> tuple[int, bytes]:
-    """Order as src/llama-model-loader.h (weight_name_comparer) does."""
+    """Return a sort key for the order of src/llama-model-loader.h (weight_name_comparer)."""
     match = re.match(r"blk\.(\d{1,9})\.", tensor.name)
     return int(match.group(1)) if match else -1, tensor.name.encode()
 
@@ -88,7 +88,7 @@ def file_type_of(header: Header, tensors: Sequence[Tensor]) -> str:
     if number is not None:
         prefix = GUESSED_PREFIX if number & GUESSED else ""
         return prefix + FILE_TYPES.get(number & ~GUESSED, UNKNOWN_FILE_TYPE)
-    # Upstream goes through the tensors by layer and name, and takes the type that first has the most.
+    # Upstream counts the types of the tensors by layer and name, and takes the type that first has the highest count.
     counts: Counter[str] = Counter()
     most, highest = "f32", 0
     for tensor in sorted(tensors, key=_upstream_order):

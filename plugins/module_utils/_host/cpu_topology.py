@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which cores a service of this host may really use. Private to this collection; may change at any time."""
+"""The cores that a service of this host may really use. Private to this collection; may change at any time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-# The kernel's figure is of integer work; slow cores have narrower vector units besides. With this exponent it fits the
-# speed that llama.cpp was measured to have with all cores, against that with the fast ones: RK3588, capacity 397 of
-# 1024, 0.4 to 0.55 (ggml-org/llama.cpp#7176); M1, 459 of 1024, 0.5 (#34).
+# The kernel's capacity describes integer work, but slow cores also have narrower vector units. With this exponent it
+# fits the measured speed of llama.cpp with all cores, relative to the fast cores alone: RK3588, capacity 397 of 1024,
+# 0.4 to 0.55 (ggml-org/llama.cpp#7176); M1, 459 of 1024, 0.5 (#34).
 _SLOWER_THAN_CAPACITY = 1.5
 
 
 class CpuSetError(ValueError):
-    """A CPU list, or a part of the host, that does not exist; the message is one sentence."""
+    """An error about a CPU list or a part of the host that does not exist; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """What the kernel says of the CPUs that a service of this host may run on."""
+    """The kernel's data about the CPUs that a service of this host may run on."""
 
     cpus: frozenset[int]
     """CPUs that are online and in the CPU set of services."""
@@ -60,7 +60,7 @@ class Topology:
     def count_cores(self, cpus: Iterable[int], listed: bool = False) -> int:
         """Return how many threads these CPUs can run at full speed: physical cores, at most the quota, at least 1.
 
-        Cores that would hold up the others are left out, unless a person `listed` the CPUs.
+        Cores that would slow down the others do not count, unless the user `listed` the CPUs.
         """
         wanted = frozenset(cpus)
         if not listed:
@@ -69,17 +69,17 @@ class Topology:
         return max(1, cores if self.quota is None else min(cores, int(self.quota)))
 
     def slow(self, cpus: Iterable[int]) -> frozenset[int]:
-        """Return those of these CPUs that are better not used beside the others, as the little cores of a board.
+        """Return which of these CPUs would slow down the others, such as the little cores of a board.
 
-        Each step of llama.cpp is split evenly and waits for the slowest: what counts is the number of cores times the
-        speed of the slowest of them.
+        llama.cpp splits each step evenly and waits for the slowest core, so the total speed is the number of cores
+        times the speed of the slowest.
         """
         wanted = frozenset(cpus)
         if not wanted or not wanted <= self.capacities.keys():
             return frozenset()
         cores = [max(self.capacities[cpu] for cpu in core & wanted) for core in self.cores if core & wanted]
         least = max(
-            sorted(set(cores), reverse=True),  # of equals the first: fewer cores that are faster
+            sorted(set(cores), reverse=True),  # max takes the first of equals: fewer cores that are faster
             key=lambda slowest: sum(1 for speed in cores if speed >= slowest) * slowest**_SLOWER_THAN_CAPACITY,
         )
         return frozenset(cpu for cpu in wanted if self.capacities[cpu] < least)
@@ -93,7 +93,7 @@ def read_topology(root: Path = Path("/")) -> Topology:
     nodes = {}
     for path in sorted((root / "sys/devices/system/node").glob("node[0-9]*")):
         usable = parse_cpu_list(_read(path / "cpulist")) & cpus
-        if usable:  # a node may be memory alone
+        if usable:  # a node may have memory only
             nodes[int(path.name[4:])] = usable
     quotas = list(_quotas(groups))
     return Topology(
@@ -106,7 +106,7 @@ def read_topology(root: Path = Path("/")) -> Topology:
 
 
 def describe_set(topology: Topology, numa_node: int | None = None, cpu_affinity: str | None = None) -> dict[str, Any]:
-    """Return what modules say of a part of the host; one that does not exist is told of as its problem."""
+    """Return what the modules report about a part of the host; if it does not exist, `problem` says so."""
     try:
         cpus = topology.select(numa_node, cpu_affinity)
     except CpuSetError as error:
@@ -120,7 +120,7 @@ def describe_set(topology: Topology, numa_node: int | None = None, cpu_affinity:
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Return the CPUs of a list such as `0-3,8`; blanks separate as commas do, as in systemd's CPUAffinity."""
+    """Return the CPUs of a list such as `0-3,8`; blanks also separate, as in systemd's CPUAffinity."""
     cpus: set[int] = set()
     for part in re.split(r"[,\s]+", text.strip()):
         if not part:
@@ -144,7 +144,7 @@ def format_cpu_list(cpus: Iterable[int]) -> str:
 
 
 def _read(path: Path) -> str:
-    """Return the text of a file of the kernel, empty if there is none."""
+    """Return the text of a kernel file; empty if there is none."""
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
@@ -152,9 +152,9 @@ def _read(path: Path) -> str:
 
 
 def _siblings(root: Path, cpu: int) -> frozenset[int]:
-    """Return the CPUs of the physical core of this one."""
+    """Return the CPUs of the physical core that this CPU belongs to."""
     folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-    # The second is the name up to Linux 5.2. Without either the CPU counts as a core: some Arm and virtual machines.
+    # Linux up to 5.2 has the second name. Some Arm and virtual machines have neither: each CPU counts as a core.
     listed = parse_cpu_list(_read(folder / "core_cpus_list") or _read(folder / "thread_siblings_list"))
     return listed | {cpu}
 
@@ -166,10 +166,10 @@ def _capacities(root: Path, cpus: Iterable[int]) -> dict[int, int]:
 
 
 def _control_groups(root: Path) -> dict[str, list[Path]]:
-    """Return the folders of the control groups that services of systemd are in, by controller ("" is the unified tree).
+    """Return the folders of the control groups of systemd's services, by controller ("" is the unified tree).
 
-    Services live beside the first process' own group (init.scope), below system.slice. What is above is looked at too:
-    in a container, that is where the limit of the whole container stands.
+    Services are below system.slice, beside the group of the first process (init.scope). The parent groups are included,
+    because in a container they hold the limit of the whole container.
     """
     mount = root / "sys/fs/cgroup"
     found = {}
@@ -201,7 +201,7 @@ def _allowed(root: Path, groups: dict[str, list[Path]]) -> frozenset[int]:
     sets.append(parse_cpu_list(_read(root / "sys/devices/system/cpu/online")))
     for controller, name in (("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus")):
         sets.extend(parse_cpu_list(_read(folder / name)) for folder in groups.get(controller, []))
-    known = [cpus for cpus in sets if cpus]  # an empty one is a file that is not there
+    known = [cpus for cpus in sets if cpus]  # a set is empty if its file is missing
     if not known:
         raise CpuSetError("the kernel does not say which CPUs this host has; is /proc mounted?")
     cpus = frozenset.intersection(*known)
@@ -211,7 +211,7 @@ def _allowed(root: Path, groups: dict[str, list[Path]]) -> frozenset[int]:
 
 
 def _quotas(groups: dict[str, list[Path]]) -> Iterator[float]:
-    """Give each limit of CPU time on the way to the services, in CPUs."""
+    """Yield each limit of CPU time that applies to the services, in CPUs."""
     for folder in groups.get("", []):
         limit, __, period = _read(folder / "cpu.max").partition(" ")
         if limit.isdigit() and period.isdigit() and int(period):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what is known of a host's firewalld, and what is to change there. Knows neither Ansible nor the host.
+"""Private: the state of a host's firewalld, and the changes to make there. Knows neither Ansible nor the host.
 
-firewalld has two configurations, the permanent one and the one in force (runtime); a host whose daemon does not run has
-the first alone.
+firewalld has two configurations, the permanent one and the one in force (runtime). If the daemon does not run, the host
+has only the permanent one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Zone:
     masquerade: bool = False
     icmp_blocks: tuple[str, ...] = ()
     icmp_block_inversion: bool = False
-    # Of a policy alone.
+    # Only a policy has these.
     egress_zones: tuple[str, ...] = ()
 
 
@@ -67,14 +67,14 @@ class View:
 
 @dataclass(frozen=True)
 class State:
-    """All that is known of a host's firewalld."""
+    """The state of a host's firewalld."""
 
     permanent: View
     runtime: View | None
     services: Mapping[str, Service]
 
     def views(self) -> list[View]:
-        """Return the configurations that there are."""
+        """Return the permanent configuration, and the runtime one if the daemon runs."""
         return [self.permanent] if self.runtime is None else [self.permanent, self.runtime]
 
 
@@ -93,17 +93,17 @@ class Change(NamedTuple):
     zone: str
     kind: str  # zone, source, port, rich_rule
     value: str
-    state: str  # enabled or disabled; of a zone present or absent
+    state: str  # enabled or disabled; for a zone present or absent
 
     def text(self) -> str:
-        """Return what to show to a person."""
+        """Return the change as text for the user."""
         if self.kind == "zone":
             return f"zone {self.zone} {'made' if self.state == 'present' else 'removed'}"
         verb = "added to" if self.state == "enabled" else "removed from"
         return f"{self.kind.replace('_', ' ')} {self.value} {verb} zone {self.zone}"
 
     def options(self) -> list[str]:
-        """Return what to give to firewalld's programs. What is the case already, they take with a warning."""
+        """Return the options for firewalld's programs. If nothing is left to change, the programs only warn."""
         if self.kind == "zone":
             return [f"--{'new' if self.state == 'present' else 'delete'}-zone={self.zone}"]
         verb = "add" if self.state == "enabled" else "remove"
@@ -111,20 +111,20 @@ class Change(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What has to change, in an order in which the session is open at every moment."""
+    """The changes to make, in an order that keeps the session open at every moment."""
 
     changes: list[Change]
-    # The changes are made to the permanent configuration alone, and a reload then puts them into force all at once.
+    # If true, only the permanent configuration is changed, and a reload then puts all changes into force at once.
     reload: bool
-    # Why nothing may be changed; one sentence each.
+    # The reasons why nothing may be changed; one sentence each.
     problems: list[str]
 
     def texts(self) -> list[str]:
-        """Return what to show to a person."""
+        """Return the changes as texts for the user."""
         return [change.text() for change in self.changes] + (["firewalld reloaded"] if self.reload else [])
 
     def commands(self, running: bool) -> list[tuple[str, list[str]]]:
-        """Return the commands that do it, each with what it does."""
+        """Return the commands that make the changes, each with a description."""
         if not running:
             return [(change.text(), ["firewall-offline-cmd", *change.options()]) for change in self.changes]
         found = []

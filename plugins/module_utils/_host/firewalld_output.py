@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what firewalld's programs print, and its files."""
+"""Private: parsers for the output of firewalld's programs, and for its files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parse_zones(text: str) -> dict[str, Zone]:
         if not line.strip():
             continue
         if not line[0].isspace():
-            # `public (default, active)`: what is in parentheses differs among releases, and can be told otherwise.
+            # `public (default, active)`: the words in parentheses differ among releases, and other lines tell the same.
             fields = found.setdefault(line.split(" ", 1)[0], {})
             key = ""
         elif line.startswith("\t"):
@@ -72,7 +72,7 @@ def parse_service(text: str) -> Service:
 
 
 def read_service(path: Path) -> Service | None:
-    """Read a service from its file; none if that is not to be understood."""
+    """Return a service from its file; None if the file cannot be read or parsed."""
     try:
         root = ET.parse(path).getroot()  # noqa: S314 - a file of this host's administrator
     except (OSError, ET.ParseError):
@@ -109,7 +109,7 @@ def parse_rule(rule: str) -> Elements:
 
 
 def used_services(zones: Iterable[Zone]) -> set[str]:
-    """Return the services that zones or policies speak of."""
+    """Return the names of the services that zones or policies use."""
     found: set[str] = set()
     for zone in zones:
         found.update(zone.services)

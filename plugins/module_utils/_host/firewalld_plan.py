@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what has to change in firewalld so that only trusted addresses reach some ports, or why nothing may."""
+"""Private: plans firewalld changes so that only trusted addresses reach some ports, or says why none may be made."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def plan_zone(
     port_sources: Mapping[int, Sequence[str]] | None = None,
     tunnel_port: int = 0,
 ) -> Plan:
-    """Return what has to change so that these sources alone reach these ports; `sources` are normalised.
+    """Return the changes that let only these sources reach these ports; `sources` are normalised.
 
-    A port in `port_sources` is for those of the sources that are given there. All of them reach `tunnel_port` (UDP).
+    If `port_sources` has a port, only the sources given there reach it. All sources reach `tunnel_port` (UDP).
     """
     own = state.permanent.zones.get(name)
     anew = own is None or not _is_ours(own)
@@ -58,8 +58,8 @@ def _wanted(
     session: Session | None,
     port_sources: Mapping[int, Sequence[str]],
 ) -> Zone:
-    """Return our zone as it is to be."""
-    # Those of other controllers stay while these are trusted: what is right must not depend on who looks.
+    """Return our zone in its wanted state."""
+    # Keep the SSH rules of other trusted controllers: the wanted state must not depend on the controller in use.
     rules = [rule for rule in (own.rich_rules if own else ()) if _is_ssh_rule(rule, sources)]
     if session is not None and holds(sources, session.client) and _ssh_rule(session) not in rules:
         rules.append(_ssh_rule(session))
@@ -69,19 +69,19 @@ def _wanted(
 
 
 def _must_reload(name: str, state: State, closing: Sequence[Sequence[Change]], *, anew: bool) -> bool:
-    """Say whether the changes have to come into force all at once."""
+    """Return whether the changes have to come into force all at once."""
     in_force = state.runtime.zones.get(name) if state.runtime else None
     return state.runtime is not None and (
         anew
         or in_force is None
         or not _is_ours(in_force)
-        # What is left of a range is opened anew: for a moment all of it is closed, the session's port perhaps too.
+        # The rest of a range is opened again: for a moment the whole range is closed, perhaps with the session's port.
         or any("-" in change.value for changes in closing for change in changes)
     )
 
 
 def plan_removal(name: str, state: State, session: Session | None) -> Plan:
-    """Return what has to change so that the zone is gone."""
+    """Return the changes that remove the zone."""
     known = name in state.permanent.zones
     reload = state.runtime is not None and (known or name in state.runtime.zones)
     if not known and not reload:
@@ -93,7 +93,7 @@ def plan_removal(name: str, state: State, session: Session | None) -> Plan:
 
 
 def _is_ours(zone: Zone) -> bool:
-    """Say whether a zone has nothing but what this role puts into one."""
+    """Return whether a zone has only the kinds of settings that this role makes."""
     return zone == Zone(zone.name, sources=zone.sources, ports=zone.ports, rich_rules=zone.rich_rules)
 
 
@@ -110,7 +110,7 @@ def _differences(kind: str, wanted: Zone, before: Sequence[Zone], state: str) ->
 
 
 def _closings(own: str, ports: Sequence[int], view: View) -> Iterator[Change]:
-    """Give the changes that close plain ports in all other zones, in use or not."""
+    """Yield the changes that close plain ports in all other zones, in use or not."""
     for zone in view.zones.values():
         for entry in zone.ports if zone.name != own else ():
             if any(covers(entry, port) for port in ports):
@@ -127,13 +127,14 @@ def _ssh_rule(session: Session) -> str:
 
 
 def _rpc_rule(source: str, port: int) -> str:
-    # A source is a network, be it of one address: no rule as of `_ssh_rule`, which stays while its address is trusted.
+    # The source is a network, even for one address. So this is never a rule of `_ssh_rule`, which stays while its
+    # address is trusted.
     family = ipaddress.ip_network(source).version
     return f'rule family="ipv{family}" source address="{source}" port port="{port}" protocol="tcp" accept'
 
 
 def _is_ssh_rule(rule: str, sources: Sequence[str]) -> bool:
-    """Say whether a rule is as `_ssh_rule` makes it, for an address that these sources hold."""
+    """Return whether a rule is one that `_ssh_rule` makes for an address within these sources."""
     elements = parse_rule(rule)
     try:
         client = ipaddress.ip_address(elements.get("source", {}).get("address", ""))
@@ -144,12 +145,12 @@ def _is_ssh_rule(rule: str, sources: Sequence[str]) -> bool:
 
 
 def _session_opened(own: str, state: State, views: Sequence[View], session: Session) -> list[Change]:
-    """Return what keeps a session open that comes through another zone than ours."""
+    """Return the changes that keep a session open if it comes through another zone than ours."""
     zones = [_zone_of_session(own, state, view, session) for view in views]
     return [
         Change(zone.name, "port", f"{session.port}/tcp", "enabled")
         for zone in zones
-        # A zone of this role lets the session in by its rule, such as that of a gateway on a worker's host.
+        # Another zone of this role, such as a gateway's on a worker's host, admits the session by its SSH rule.
         if _ssh_rule(session) not in zone.rich_rules and not surely_open(zone, state.services, session.port)
     ]
 
@@ -160,7 +161,7 @@ def _zone_of_session(own: str, state: State, view: View, session: Session) -> Zo
     for zone in others:
         if holds(zone.sources, session.client):
             return zone
-    # Who binds an interface while the daemon runs, as NetworkManager does, does so again after a reload.
+    # A program that binds an interface while the daemon runs, such as NetworkManager, binds it again after a reload.
     for known in reversed(state.views()):
         for zone in known.zones.values():
             if zone.name != own and session.interface in zone.interfaces:
@@ -180,7 +181,7 @@ def problems_of(
             if zone.name == own:
                 continue
             found += _overlaps(zone, networks)
-            # Through the loopback interface every packet passes, whatever its zone says.
+            # Every packet on the loopback interface passes, whatever its zone says.
             if zone.interfaces != ("lo",) or zone.sources:
                 found += _opens(f"Zone {zone.name}", f"--zone={zone.name}", zone, state, ports)
         for policy in view.into_host():
@@ -222,7 +223,7 @@ def _opens(who: str, option: str, zone: Zone, state: State, ports: Sequence[int]
 
 
 def _opening(who: str, what: str, port: int, option: str, remedy: str) -> str:
-    # Docker and libvirt have zones that accept all, and need them so.
+    # Docker and libvirt need their zones, which accept everything.
     otherwise = (
         "set rpc_firewall_enabled to false and close the ports yourself if other software needs that zone"
         if remedy.startswith("--set-target")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what lets others reach a port through a zone of firewalld."""
+"""Private: finds the settings of a firewalld zone that let others reach a port."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .firewalld_output import parse_rule
 
 
 def port_range(text: str) -> tuple[int, int, str]:
-    """Read `22/tcp` or `1025-65535/tcp`; no port at all if it is neither."""
+    """Return first port, last port and protocol of `22/tcp` or `1025-65535/tcp`; an empty range if it is neither."""
     numbers, _slash, protocol = text.partition("/")
     first, _dash, last = numbers.partition("-")
     try:
@@ -22,13 +22,13 @@ def port_range(text: str) -> tuple[int, int, str]:
 
 
 def covers(entry: str, port: int) -> bool:
-    """Say whether `22/tcp` or `1-1024/tcp` holds this TCP port."""
+    """Return whether `22/tcp` or `1-1024/tcp` includes this TCP port."""
     first, last, protocol = port_range(entry)
     return protocol == "tcp" and first <= port <= last
 
 
 def split_range(entry: str, ports: Iterable[int]) -> list[str]:
-    """Return what is left of a range of ports without these ones."""
+    """Return the rest of a range of ports without these ports."""
     first, last, protocol = port_range(entry)
     left = []
     for port in [*sorted(port for port in set(ports) if first <= port <= last), last + 1]:
@@ -51,7 +51,7 @@ def _service_opens(services: Mapping[str, Service], name: str, port: int, seen: 
 
 
 def _forward_opens(entry: str, port: int) -> bool:
-    """Say whether `port=80:proto=tcp:toport=8080:toaddr=` leads to this port of this host."""
+    """Return whether `port=80:proto=tcp:toport=8080:toaddr=` leads to this port of this host."""
     fields = dict(part.partition("=")[::2] for part in entry.split(":", 3))
     return not fields.get("toaddr") and covers(
         f"{fields.get('toport') or fields.get('port')}/{fields.get('proto')}", port
@@ -74,12 +74,12 @@ def _rule_opens(services: Mapping[str, Service], rule: str, port: int) -> bool:
         return elements["protocol"].get("value") == "tcp"
     if "source-port" in elements:
         return elements["source-port"].get("protocol") == "tcp"
-    # With no element a rule is about all packets.
+    # A rule without these elements applies to all packets.
     return not {"icmp-type", "icmp-block", "masquerade", "tcp-mss-clamp"} & set(elements)
 
 
 def openings(zone: Zone, services: Mapping[str, Service], port: int) -> Iterator[tuple[str, str]]:
-    """Give what lets others reach a port through a zone, but for plain ports, and the option that takes it away."""
+    """Yield each setting except plain ports that opens a port in a zone, and the option that removes the setting."""
     if zone.target == "ACCEPT":
         yield "the target ACCEPT", "--set-target=default"
     for name in zone.services:
@@ -99,7 +99,7 @@ def openings(zone: Zone, services: Mapping[str, Service], port: int) -> Iterator
 
 
 def surely_open(zone: Zone, services: Mapping[str, Service], port: int) -> bool:
-    """Say whether everyone in a zone reaches a port, not just who comes from some address, or by another port."""
+    """Return whether every client in a zone reaches a port, not only from some address or by another port."""
     narrow = {"source", "forward-port", "source-port"}
     rules = tuple(rule for rule in zone.rich_rules if not narrow & set(parse_rule(rule)))
     whole = replace(zone, rich_rules=rules, forward_ports=(), source_ports=())
@@ -107,7 +107,7 @@ def surely_open(zone: Zone, services: Mapping[str, Service], port: int) -> bool:
 
 
 def network_of(source: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """Return the network of a zone's source; none for a MAC address or an ipset."""
+    """Return the network of a zone's source; None for a MAC address or an ipset."""
     try:
         return ipaddress.ip_network(source, strict=False)
     except ValueError:
@@ -115,5 +115,5 @@ def network_of(source: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | N
 
 
 def holds(sources: Iterable[str], address: Address) -> bool:
-    """Say whether one of these networks holds the address."""
+    """Return whether one of these networks includes the address."""
     return any(address in network for network in map(network_of, sources) if network is not None)

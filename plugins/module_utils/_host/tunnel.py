@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the WireGuard network between masters and workers: addresses, what a host has of it, and how its links are.
+"""Private: the WireGuard network between masters and workers: its addresses, its state on a host, and its links.
 
-Which address a host has follows from its name alone. So every play knows it, also one with --limit, in check mode, or
-of a host that does not answer, and it stays when hosts come and go.
+The address of a host follows from its name alone. So every play knows it, even with --limit, in check mode, or if the
+host does not answer. The address also stays the same when hosts come and go.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 
 INTERFACE = "llama-tunnel"
 FOLDER = Path("/etc/wireguard")
-# Large, so that two of the few hosts of a group hardly ever get the same address.
+# The network is large, so that two of the few hosts of a group hardly ever get the same address.
 NETWORK = "10.213.0.0/16"
-# RFC 1918 and RFC 6598. Python also calls networks private that no interface can have, such as those of loopback.
+# RFC 1918 and RFC 6598. Python's `is_private` includes networks that no interface can have, such as loopback.
 _PRIVATE = [ipaddress.IPv4Network(name) for name in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")]
 _SMALLEST, _PING, _PONG = 30, 8, 0
-# As `wg` shows that a link has no preshared key, and as a configuration says it.
+# How `wg` shows a link without a preshared key, and how a configuration writes it.
 _NO_KEYS = ("(none)", "A" * 43 + "=")
 _OUTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z")
 
-# What a program prints, given its words and what it reads; None if it fails or is not there.
+# Runs a program with arguments and input, and returns its output; None if the program fails or is missing.
 Run = Callable[..., "str | None"]
 
 
 class TunnelError(ValueError):
-    """One sentence that names the variable, and what to write."""
+    """An error whose message is one sentence that names the variable and says what to write."""
 
 
 def network_of(text: object) -> ipaddress.IPv4Network:
-    """Return rpc_tunnel_network; raises TunnelError."""
+    """Return rpc_tunnel_network as a network; raises TunnelError if it is not usable."""
     try:
         network = ipaddress.IPv4Network(str(text))
     except ValueError:
@@ -52,7 +52,7 @@ def network_of(text: object) -> ipaddress.IPv4Network:
 
 
 def address_of(host: str, network: object = None, address: object = None) -> str:
-    """Return the tunnel's address of a host; raises TunnelError. `address` is rpc_tunnel_address, if it is set."""
+    """Return the tunnel address of a host; raises TunnelError. `address` is rpc_tunnel_address, if it is set."""
     within = network_of(network or NETWORK)
     if not address:
         number = int.from_bytes(hashlib.sha256(host.encode()).digest()[:8], "big")
@@ -67,7 +67,7 @@ def address_of(host: str, network: object = None, address: object = None) -> str
 
 
 def check_outer(variable: str, value: object, network: object = None) -> None:
-    """Raise TunnelError if packets of the tunnel cannot be sent to what a variable names: a name or an IPv4 address."""
+    """Raise TunnelError unless the value of a variable is a name, or an IPv4 address outside of the tunnel."""
     text, within = str(value), network_of(network or NETWORK)
     if not _OUTER.match(text):
         raise TunnelError(f"{variable} {text} is neither an IPv4 address nor a name: write one, without a port.")
@@ -83,10 +83,10 @@ def check_outer(variable: str, value: object, network: object = None) -> None:
 
 
 def overlapping(network: str, routes: str, connections: str = "") -> list[str]:
-    """Return the ways that a host has into this network otherwise, and with whom it talks there now.
+    """Return a host's other routes into this network, and its present connections with addresses in it.
 
-    `routes` are as `ip -4 -o route show table all` prints them, `connections` as `ss -Htn state established` does. So
-    the address of an administrator is found to whom only the default route leads.
+    `routes` is the output of `ip -4 -o route show table all`, `connections` that of `ss -Htn state established`. The
+    connections reveal the address of an administrator that only the default route reaches.
     """
     within = network_of(network)
     found = []
@@ -99,14 +99,14 @@ def overlapping(network: str, routes: str, connections: str = "") -> list[str]:
             found.append(" ".join(words[:3]))
     for words in map(str.split, connections.splitlines()):
         own, peer = (_end(word) for word in words[2:4]) if len(words) > 3 else (None, None)
-        # What goes through the tunnel has an address of it at both ends.
+        # A connection through the tunnel has tunnel addresses at both ends.
         if own and peer and peer in within and own not in within:
             found.append(f"a connection with {peer}")
     return list(dict.fromkeys(found))
 
 
 def _end(text: str) -> ipaddress.IPv4Address | None:
-    """Return the address of one end of a connection, as ss prints it; None if it is of IPv6 alone."""
+    """Return the IPv4 address of one end of a connection, as ss prints it; None if the end has only IPv6."""
     try:
         return ipaddress.IPv4Address(text.rpartition(":")[0].strip("[]").replace("::ffff:", "").partition("%")[0])
     except ValueError:
@@ -114,7 +114,7 @@ def _end(text: str) -> ipaddress.IPv4Address | None:
 
 
 def has_kernel(modules: Path = Path("/lib/modules"), loaded: Path = Path("/sys/module/wireguard")) -> bool:
-    """Say whether the kernel has WireGuard."""
+    """Return whether the kernel has WireGuard."""
     folder = modules / os.uname().release
     lists = [folder / name for name in ("modules.dep", "modules.builtin") if (folder / name).exists()]
     return loaded.exists() or any("/wireguard.ko" in path.read_text(errors="replace") for path in lists)
@@ -136,10 +136,10 @@ def parse_config(text: str) -> dict[str, Any]:
 
 
 def parse_dump(text: str) -> dict[str, Any]:
-    """Return what `wg show NAME dump` says of the interface, and of each peer by its public key."""
+    """Return the data of `wg show NAME dump` about the interface, and about each peer by its public key."""
     own, *rows = [line.split("\t") for line in text.splitlines()] or [[]]
     return {
-        # Before it is the private key, which is thrown away.
+        # The field before the public key is the private key, which is not kept.
         "public_key": own[1] if len(own) > 2 else "",
         "port": int(own[2]) if len(own) > 2 else 0,
         "peers": {
@@ -161,7 +161,7 @@ def _key(text: str) -> str:
 
 
 def is_current(config: Mapping[str, Any], public_key: str, running: Mapping[str, Any]) -> bool:
-    """Say whether what runs is what key and configuration say: a run that was killed may have written these alone."""
+    """Return whether the running interface matches key and configuration; a killed run may have written only these."""
     wanted = {(peer["public_key"], peer["preshared_key"], peer["address"]) for peer in config["peers"]}
     found = {(key, peer["preshared_key"], peer["address"]) for key, peer in running["peers"].items()}
     return (public_key, config["port"], wanted) == (running["public_key"], running["port"], found)
@@ -170,7 +170,7 @@ def is_current(config: Mapping[str, Any], public_key: str, running: Mapping[str,
 def look(
     run: Run, network: str, port: int = 0, preshared_key: str = "", links: bool = False, wait: float = 0
 ) -> dict[str, Any]:
-    """Return what a host has of the tunnel, whether this port is free for it, and with `links` how those are."""
+    """Return the tunnel's state on a host, whether this port is free for it, and with `links` the state of links."""
     try:
         config = parse_config((FOLDER / f"{INTERFACE}.conf").read_text(encoding="utf-8"))
     except OSError:
@@ -188,7 +188,7 @@ def look(
         state = "current" if is_current(config, public_key, running) else "outdated"
     for peer in config["peers"]:
         used = running["peers"].get(peer["public_key"], peer)["preshared_key"]
-        # No secret is in what is returned.
+        # The result must not contain a secret.
         peer["same_preshared_key"] = peer.pop("preshared_key") == used == preshared_key
     return {
         "kernel": has_kernel(),
@@ -232,7 +232,7 @@ def _links(run: Run, peers: Sequence[Mapping[str, str]], wait: float) -> list[di
 
 
 def message(link: Mapping[str, Any]) -> str:
-    """Say what is wrong with a link; empty if it is well."""
+    """Return a message that says what is wrong with a link; empty if it works."""
     if not link["through_tunnel"]:
         return (
             f"The route to {link['address']} of {link['host']} does not go through the tunnel: see `systemctl status "
@@ -265,11 +265,11 @@ def ask(addresses: Iterable[str], wait: float) -> dict[str, float]:
                 try:
                     sock.sendto(_ping(number), (address, 0))
                 except OSError:
-                    continue  # no way there now
+                    continue  # there is no route at present
             until = min(end, began + 1)
             while waiting and select.select([sock], [], [], max(0, until - time.monotonic()))[0]:
                 packet, (address, _port) = sock.recvfrom(2048)
-                # After an IP header of 20 bytes, as nobody adds options to it here.
+                # The reply follows an IP header of 20 bytes, because nothing adds IP options here.
                 kind, _code, _sum, identity, of = struct.unpack("!BBHHH", packet[20:28])
                 if address in waiting and (kind, identity, of) == (_PONG, _identity(), number):
                     took[address] = round((time.monotonic() - began) * 1000, 2)
