@@ -149,14 +149,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if time.monotonic() - shown >= SHOW_EVERY_S:
                 shown = time.monotonic()
                 show(host, self._task.name, shown - started, last_step(output))
-        return LOCK_HELD
+        return NO_RESULT
 
     def _reason(self, args: dict[str, Any], code: int) -> str:
         log, limit = args["log"], args["timeout"]
         if code == LOCK_HELD:
             return f"the command was not started: an earlier one in its folder had not ended after {limit} s."
         if code == NO_RESULT:
-            return f"the command left no result: it was killed, or its disk is full or its folder missing; see {log}."
+            return f"the command left no result: it hangs or was killed, its disk is full, or its folder is missing; see {log}."
         lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))
         if code in TIMED_OUT:
             head = f"the command was ended after {limit} s, its time limit; all output is in {log}."
