@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`make test-ansible`: unit tests and `ansible-test sanity`, with each ansible-core on each Python that it runs on.
+"""`make test-ansible`: unit tests and `ansible-test sanity`, with each ansible-core on each Python that it supports.
 
-A session's name says which: `make test-ansible SESSIONS="unit(2.20-3.13) sanity(2.20-3.13)"`. A Python that is not
-here is skipped, unless CI is set. All that is not Ansible is of the version in requirements/dev.txt.
+A session's name has both versions: `make test-ansible SESSIONS="unit(2.20-3.13) sanity(2.20-3.13)"`. nox skips a Python
+that is not installed; with CI set, it fails instead. All other packages have the versions in requirements/dev.txt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import nox
 
 ROOT = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
-# The Pythons that each ansible-core runs on. The newest release may be one that is not in the table yet.
+# The Pythons that each ansible-core supports. "newest" may be a release that is not in the table yet.
 PYTHONS = {
     "2.19": ["3.11", "3.12", "3.13"],
     "2.20": ["3.12", "3.13", "3.14"],
@@ -28,15 +28,15 @@ MATRIX = [nox.param(core, python, id=f"{core}-{python}") for core, pythons in PY
 nox.options.envdir = str(CACHE / "nox")
 nox.options.error_on_missing_interpreters = bool(os.environ.get("CI"))
 nox.options.reuse_existing_virtualenvs = True
-# Pythons of pyenv count, too.
+# Find the Pythons of pyenv, too.
 PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
 os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(PYENV.glob("versions/*/bin")))])
 
 
 def install(session: nox.Session, core: str, *tools: str) -> None:
-    """Install an ansible-core and, in the versions that the checks have, tools."""
+    """Install an ansible-core, and tools in their pinned versions."""
     pinned = (ROOT / "requirements/dev.txt").read_text() + (ROOT / "requirements/run.txt").read_text()
-    # Each line but those of Ansible, without its digests: pip wants either all or none.
+    # All pins except Ansible's, without digests: pip accepts digests only for all packages or for none.
     lines = re.findall(r"^(?!ansible\b)(?!ansible-core\b)[\w.\[\]-]+==[^\\\n]*", pinned, re.MULTILINE)
     constraints = Path(session.create_tmp()) / "constraints.txt"
     constraints.write_text("\n".join(lines) + "\n")
@@ -48,7 +48,7 @@ def install(session: nox.Session, core: str, *tools: str) -> None:
 @nox.session(venv_backend="venv")
 @nox.parametrize(["core", "python"], MATRIX)
 def unit(session: nox.Session, core: str) -> None:
-    """Run the unit tests, and look at what ansible-doc shows."""
+    """Run the unit tests, and check what ansible-doc shows."""
     install(session, core, *TOOLS)
     folders = [str(ROOT / "tests"), str(ROOT / "playbooks/files")]
     session.run(

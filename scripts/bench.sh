@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make bench`: every benchmark in turn, or those that the arguments name, as in `scripts/bench.sh rollout`. One that misses
-# a target does not stop those after it. Exit status 1: one did, or failed; 77: one could not run here, and said why.
+# `make bench`: runs every benchmark in turn, or those that the arguments name, as in `scripts/bench.sh rollout`. If one misses
+# a target, the next ones still run. Exit status 1: a benchmark missed a target or failed. 77: a benchmark could not run here,
+# and its message says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,7 +10,7 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 [ "$#" != 0 ] || set -- module_overhead throughput upstream tensor_trace serving speculation balancing conversations bad_clients many_groups verification hashing load tunnel distance api_back rollout site_again
 
-# What the benchmarks on loopback run; with it there, this takes a second.
+# Builds the releases that the benchmarks on loopback run. If they are built already, this takes a second.
 case "$*" in api_back | rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac
 outcome=0
 for name; do

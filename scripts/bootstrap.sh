@@ -43,7 +43,7 @@ make_venv() {
         "$python" -m venv --clear "$venv"
         return
     fi
-    # Debian and Ubuntu keep this part of Python in a package of its own.
+    # Debian and Ubuntu have ensurepip in a separate package.
     package=$("$python" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')
     if command -v apt-get >/dev/null 2>&1 && { [ "$(id -u)" = 0 ] || command -v sudo >/dev/null 2>&1; }; then
         say "Installing $package (this Python has no ensurepip)"
@@ -66,7 +66,7 @@ print(hashlib.sha256(sys.version.encode() + open(sys.argv[1], "rb").read()).hexd
 PY
 }
 
-# One that came here with a copied or moved checkout belongs to another folder.
+# A .venv that was copied or moved with the checkout belongs to another folder.
 "$venv/bin/pip" --version 2>/dev/null | grep -qF " $venv/" || { say "Making .venv"; make_venv; }
 
 for part in run dev; do
@@ -75,8 +75,8 @@ for part in run dev; do
         say "Installing requirements/$part.txt into .venv (pinned, with digests; about a minute)"
         "$venv/bin/python" -m pip install --quiet --no-compile --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
             die "the requirements could not be installed: see the lines above; this needs a Python package index, and 1 GB of disk."
-        # All processors at once, and not the collections, of which few are used: with both, pip takes thrice as long. (Some
-        # packages have templates that are no Python.)
+        # Compile on all processors, and without the collections, of which few are used. pip would compile everything on one
+        # processor and take three times as long. (Some packages have templates that are not Python.)
         "$venv/bin/python" -m compileall -q -j 0 -x /ansible_collections/ "$venv/lib" >/dev/null || :
         rm -f "$venv/.requirements-$part-"*
         : >"$stamp"
@@ -84,12 +84,12 @@ for part in run dev; do
     [ "$part" = "$kind" ] && break
 done
 
-# Ansible finds a collection by its place: .../ansible_collections/<namespace>/<name>.
+# Ansible finds a collection by its path: .../ansible_collections/<namespace>/<name>.
 place=$venv/collections/ansible_collections/llama_cpp
 mkdir -p "$place"
 [ "$(readlink "$place/cluster" 2>/dev/null || true)" = "$top" ] || ln -sfn "$top" "$place/cluster"
 
-# Tests, and programs beside them, import what they share (tests/support) and the program that writes models.
+# Tests and other programs import shared code (tests/support) and the program that writes models.
 if [ "$kind" = dev ]; then
     for packages in "$venv"/lib/python3.*/site-packages; do
         printf '%s\n' "$top/tests" "$top/playbooks/files" >"$packages/llama_cpp_cluster.pth"

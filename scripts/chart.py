@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write the Helm chart from role kubernetes, so that its manifests have one source.
 
-The role renders its manifests with values that occur nowhere else. Wherever one of them has gone, the chart gets the
-expression of Helm that puts a user's value there. Values of the chart have the names of the role's variables.
-It is written by `.venv/bin/python scripts/chart.py`; with --check nothing is, and the exit status is 1 if the chart
-would change.
+The role renders its manifests with marker values that occur nowhere else. Where a marker appears in a manifest, the
+chart gets the Helm expression that puts a user's value there. Values of the chart have the names of the role's
+variables. `.venv/bin/python scripts/chart.py` writes the chart. With --check it writes nothing, and exits with 1 if the
+chart would change.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EXTRA, ORIGIN = "--marker-extra", "https://marker.example.org"
 REPLICAS, SURGE, SLOTS, CONTEXT = 17, 19, 251, 7021
 LAST_GROUP, LAST_OF_GATEWAY = REPLICAS + SURGE - 1, REPLICAS - 1
 
-# What the role is given. Numbers are no others of the manifests, nor sums of them.
+# The role's variables. The numbers differ from all other numbers in the manifests, and from sums of them.
 MARKERS: dict[str, Any] = {
     "kubernetes_image": PODS,
     "kubernetes_replicas": REPLICAS,
@@ -93,16 +93,16 @@ NUMBERS = {name: it for name, it in MARKERS.items() if isinstance(it, int) and n
 
 
 def value(name: str) -> str:
-    """Return how a template says a value; $ is the same also within a loop."""
+    """Return the Helm expression of a value; $ is the same inside a loop."""
     return f"$.Values.{name}"
 
 
 def number(name: str) -> str:
-    """Return how a template says a number: in a file of values it may be a float."""
+    """Return the Helm expression of an integer, which may be a float in a file of values."""
     return f"int64 {value(name)}"
 
 
-# The conditions of Helm that change lines of manifests, and the role's variables with which each is true or false.
+# The Helm conditions that change lines of manifests, and the role's variables for which each is true or false.
 # The gateway comes first, because without it there is no configuration.
 NO_TEXT, NO_SECRET = (
     {"llama_gateway_tls_certificate": "", "llama_gateway_tls_key": ""},
@@ -120,14 +120,14 @@ SWITCHES: dict[str, dict[bool, dict[str, Any]]] = {
 
 
 JSON = "| toRawJson"
-# Helm adds what a user gives to a dictionary of values.yaml, where it is to be in its place.
+# Not in values.yaml: Helm would merge a user's dictionary into this default, but it must replace the default.
 CACHE = '(dict "emptyDir" dict)'
 PORT, CONTEXT_OF_ALL = (
     number("llama_server_port"),
     f"mul ({number('llama_server_parallel')}) ({number('llama_server_ctx_size')})",
 )
 KEYS = 'include "llama.api_keys" $'
-# What is put in the place of a whole scalar, list or dictionary, as JSON.
+# Markers that are a whole scalar, list or dictionary, each with the expression that replaces it as JSON.
 WHOLE: list[tuple[Any, str]] = [
     (998, 'include "llama.outputs" $'),
     *(
@@ -180,7 +180,7 @@ WHOLE: list[tuple[Any, str]] = [
     (f"{KEY}\n", f'printf "%s\\n" ({KEYS}) {JSON}'),
     (KEY, f'first (splitList "\\n" ({KEYS})) {JSON}'),
 ]
-# Options of llama-server that are there only with a value.
+# Options of llama-server that the chart has only if their value is set.
 OPTIONAL = {
     "--tensor-split": "llama_server_tensor_split",
     "--threads": "llama_server_threads",
@@ -189,16 +189,16 @@ OPTIONAL = {
     "--chat-template-file": "llama_server_chat_template_file",
     "--lora": "llama_server_lora",
 }
-# The options of a draft, before which those of embeddings may be, and what a user adds.
+# The options of a draft and a user's additional options. The option of embeddings may come before them.
 DRAFT = re.compile(rf', "--spec-type".+?"none", "{EXTRA}"')
-# Manifests that are there only with a value, and those of each group.
+# Manifests that the chart has only if a value is set. OF_GROUP matches the names of those of each group.
 CONDITIONAL = {
     f"Secret {NAME}-keys": KEYS,
     f"NetworkPolicy {NAME}-door": value("kubernetes_trusted_peers"),
 }
 OF_GROUP = re.compile(rf"({NAME}-[a-z]+-)(\d+)")
 GROUPS = f"add ({number('kubernetes_replicas')}) ({number('kubernetes_max_surge')})"
-# Texts that are files of the chart, and sums of them.
+# Texts that are files of the chart, and checksums of them.
 TEXTS = {
     "pod.json": f'include "llama.pod" $ {JSON}',
     "haproxy.cfg": f'include "llama.haproxy" $ {JSON}',
@@ -248,7 +248,7 @@ PARTS: list[tuple[str, str]] = [
     (ORIGIN, f'{{{{ join " " {value("llama_gateway_allowed_origins")} }}}}'),
 ]
 _LEFT = re.compile(r"[Mm]arker|\b70[0-3]\d\b|ZZ")
-# What the schema says beyond the specifications of the roles' arguments, which have their ranges in rules.
+# What the schema has in addition to the roles' argument specifications. The roles check these ranges in rules.
 _KEY = "^[A-Za-z0-9._~+/=-]{16,}$"
 _QUANTITY, _IMAGE = "^[1-9][0-9]*[MGT]i$", "^[a-z0-9]+[A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}$"
 REQUIRED = (
@@ -258,7 +258,7 @@ REQUIRED = (
     "kubernetes_model_volume",
     "llama_server_model_path",
 )
-# Values that the file leaves out, because an empty list means something else.
+# Values that values.yaml leaves out, because an empty list means something else.
 DERIVED = {"llama_server_api_keys": "by default the key of the gateway, llama_gateway_group_key"}
 RANGES: dict[str, dict[str, Any]] = {
     "kubernetes_image": {"pattern": _IMAGE},
@@ -313,7 +313,7 @@ def implied(condition: dict[str, Any], consequence: dict[str, Any]) -> dict[str,
     return {"if": {"properties": condition}, "then": {"properties": consequence}}
 
 
-# Rules for several values: a change must be possible; drafts, and that embeddings have none; the gateway; and TLS.
+# Rules for several values: a rollout must be possible; what drafts need; embeddings have no drafts; the gateway; TLS.
 TOGETHER: list[dict[str, Any]] = [
     {
         "anyOf": [
@@ -346,7 +346,7 @@ Key = tuple[bool, ...]
 
 
 def rendered() -> dict[Key, list[dict[str, Any]]]:
-    """Return what the role writes, by whether each switch is on."""
+    """Return the manifests that the role writes, by the state of all switches."""
     variables = {}
     for key in itertools.product((False, True), repeat=len(SWITCHES)):
         changes = [by_side[on] for by_side, on in zip(SWITCHES.values(), key)]
@@ -388,18 +388,18 @@ def rendered() -> dict[Key, list[dict[str, Any]]]:
 
 
 class Template:
-    """Data in which words stand for the expressions of Helm, until it is text."""
+    """Data in which placeholders stand for Helm expressions until the data is text."""
 
     def __init__(self) -> None:
         self.expressions: list[str] = []
 
     def word(self, expression: str) -> str:
-        """Return a word for an expression."""
+        """Return a new placeholder for an expression."""
         self.expressions.append(expression)
         return f"ZZ{len(self.expressions) - 1}ZZ"
 
     def marked(self, data: object) -> object:
-        """Return the data with words in the place of markers."""
+        """Return the data with placeholders instead of markers."""
         for marker, expression in WHOLE:
             if type(data) is type(marker) and data == marker:
                 return self.word(expression)
@@ -414,12 +414,12 @@ class Template:
         return data
 
     def filled(self, text: str) -> str:
-        """Return the text with the expressions; what is JSON needs no quotes around it."""
+        """Return the text with expressions, which give JSON, instead of placeholders and the quotes around them."""
         return re.sub(r'"ZZ(\d+)ZZ"|ZZ(\d+)ZZ', lambda it: f"{{{{ {self.expressions[int(it[1] or it[2])]} }}}}", text)
 
 
 def as_template(manifest: dict[str, Any]) -> str:
-    """Return a manifest as YAML with expressions."""
+    """Return a manifest as YAML with Helm expressions."""
     template = Template()
     return template.filled(yaml.safe_dump(template.marked(manifest), sort_keys=False, width=4096))
 
@@ -474,7 +474,7 @@ def manifests() -> tuple[dict[str, str], str, str]:
 
 
 def settings_file(settings: str) -> str:
-    """Return what pods are told, as a template."""
+    """Return the settings of the pods as a template."""
     template = Template()
     text = template.filled(json.dumps(template.marked(json.loads(settings))))
     for option, name in OPTIONAL.items():
@@ -485,7 +485,7 @@ def settings_file(settings: str) -> str:
 
 
 def configuration_lines(configuration: str) -> list[str]:
-    """Return what HAProxy reads, as lines of a template; those of a loop are one item."""
+    """Return HAProxy's configuration as lines of a template; a line with a loop around it is one item."""
     if "{{" in configuration:
         raise SystemExit("HAProxy's configuration has {{, which Helm would take for its own.")
     lines = []
@@ -503,7 +503,7 @@ def configuration_lines(configuration: str) -> list[str]:
 
 
 def known_options() -> str:
-    """Return what role llama_server knows of options of llama-server: those of drafts, and those that it refuses."""
+    """Return, as JSON, the kinds of drafts that role llama_server knows, and the llama-server options it refuses."""
     found = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text(encoding="utf-8"))
     refused = [found[f"__llama_server_{kind}_options"] for kind in ("own", "closed")]
     known = {
@@ -514,7 +514,7 @@ def known_options() -> str:
 
 
 def specifications() -> dict[str, dict[str, Any]]:
-    """Return the arguments of the roles that are values of the chart."""
+    """Return the specifications of the role arguments that are values of the chart."""
     found: dict[str, dict[str, Any]] = {}
     for role in ("kubernetes", "llama_server", "llama_gateway"):
         text = (ROOT / f"roles/{role}/meta/argument_specs.yml").read_text(encoding="utf-8")
@@ -523,13 +523,13 @@ def specifications() -> dict[str, dict[str, Any]]:
 
 
 def default(argument: dict[str, Any]) -> object:
-    """Return what a value is that nobody gives; what depends on an inventory is empty."""
+    """Return the default of a value, which is empty if the role's default depends on an inventory."""
     found = {} if argument["type"] == "dict" else argument["default"]
     return {"str": "", "int": 0, "list": []}[argument["type"]] if "{{" in str(found) else found
 
 
 def description(argument: dict[str, Any]) -> str:
-    """Return what is said first about an argument, without the marks of Ansible's documentation."""
+    """Return the first paragraph of an argument's description, without Ansible's markup."""
     text = argument["description"]
     plain = re.sub(r"\b[A-Z]\(([^)#]+)[^)]*\)", r"\1", text if isinstance(text, str) else text[0])
     by_default = argument["default"] if argument["type"] == "dict" and argument.get("default") else None
@@ -553,7 +553,7 @@ def schema_of(name: str, argument: dict[str, Any]) -> dict[str, Any]:
 
 
 def values() -> dict[str, str]:
-    """Return the file of values and its schema."""
+    """Return values.yaml and its schema, by file name."""
     arguments = specifications()
     lines = [f"# {LICENCE}", f"# {MADE}", "# Values have the names of the role's variables.", "---"]
     for name, argument in arguments.items():
@@ -567,7 +567,7 @@ def values() -> dict[str, str]:
         "type": "object",
         "additionalProperties": False,
         "required": list(REQUIRED),
-        # Helm has it for charts that this one is a part of.
+        # Helm has it for charts that contain this one.
         "properties": {"global": {}, **{name: schema_of(name, it) for name, it in arguments.items()}},
         "allOf": TOGETHER,
     }
@@ -575,7 +575,7 @@ def values() -> dict[str, str]:
 
 
 def chart() -> dict[str, str]:
-    """Return the files of the chart that are made here."""
+    """Return the files of the chart that this script writes, by path."""
     files, settings, configuration = manifests()
     files |= values()
     files |= {"files/pod.json": settings_file(settings), "files/haproxy.cfg": configuration}
@@ -588,7 +588,7 @@ def chart() -> dict[str, str]:
 
 
 def main() -> int:
-    """Write the chart, or say whether it is what it should be."""
+    """Write the chart, or check whether it is up to date; return the exit status."""
     parser = argparse.ArgumentParser(description="Write the Helm chart from role kubernetes.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something were written")
     check = parser.parse_args().check

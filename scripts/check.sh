@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: GPL-3.0-or-later
-# The quick checks, side by side. A check's output is shown only if it failed. The slow linter is left out while all that it
-# reads is as it was when it passed, and then this says so; with CI set it always runs.
+# Runs the quick checks in parallel, and shows the output of a check only if it fails. The slow linter is skipped, with a
+# note, if its input is unchanged since it passed; with CI set it always runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,25 +10,25 @@ mkdir -p "$cache"
 export PATH="$PWD/.venv/bin:$PATH" ANSIBLE_HOME="$cache/ansible" HYPOTHESIS_STORAGE_DIRECTORY="$cache/hypothesis" \
     MYPY_CACHE_DIR="$cache/mypy" MYPYPATH=.venv/collections NO_COLOR=1 RUFF_CACHE_DIR="$cache/ruff" \
     PYTHONPYCACHEPREFIX="$cache/bytecode"
-# What has been compiled once is kept, whatever the shell says: each of the tests' processes would do it all again.
+# Keep compiled bytecode, whatever the shell sets: otherwise each test process would compile everything again.
 unset PYTHONDONTWRITEBYTECODE
 logs=$(mktemp -d)
 pids=()
-# A check that still runs when this is interrupted ends with it; by itself it would not, being in the background.
+# End running checks when this script is interrupted: as background processes they would continue.
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$logs"' EXIT
 
-# What the checks have read and passed, by its digest; a month long.
+# The digests of the inputs with which checks have passed, kept for a month.
 passed=$cache/passed
 mkdir -p "$passed"
 find "$passed" -type f -mtime +30 -delete
 
-# digest_of PATHSPEC...: of these files and of the programs that read them; nothing where it cannot be known.
+# digest_of PATHSPEC...: prints a digest of these files and of the programs that read them, or nothing without git.
 digest_of() {
     git ls-files -coz --exclude-standard -- "$@" >"$logs/read" 2>/dev/null || return 0
     { ls .venv/.requirements-*; xargs -0 sha256sum <"$logs/read"; } 2>&1 | sha256sum | cut -c 1-40
 }
 
-# start NAME COMMAND...; with a digest as `reads`, not where it has passed with that.
+# start NAME COMMAND...: starts a check, unless it has passed with the digest in `reads`.
 start() {
     local name=$1 stamp=${reads:+$passed/$1-$reads}
     shift
@@ -53,12 +53,12 @@ start() {
     pids+=("$!")
 }
 
-# Half of what a unit test takes it waits for something.
+# Unit tests wait for half of their time, so there are more processes than processors.
 processes=$(($(nproc) * 3 / 2))
 processes=$((processes < 2 ? 2 : processes > 8 ? 8 : processes))
-# The longest first.
+# The longest check first.
 start unit-tests pytest -q --no-header -n "$processes" -m "not llama" tests/unit tests/tooling
-# Of modules it reads the options; the code behind them, the scripts and the pages have checks of their own.
+# ansible-lint reads only the options of modules. The code behind them, the scripts and the pages have other checks.
 reads=$(digest_of . ':!scripts' ':!*.md' ':!tests/*.py' ':!plugins/module_utils') \
     start ansible-lint ansible-lint -q
 start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins

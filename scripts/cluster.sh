@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-cluster`: the molecule scenario "cluster" on hosts that it makes, tests and removes. Arguments go to molecule,
-# as in `scripts/cluster.sh converge`; without any it is the whole test. Exit status 77: could not run here, and says why.
+# `make test-cluster`: runs the molecule scenario "cluster" on hosts that it makes, tests and removes. Arguments go to
+# molecule, as in `scripts/cluster.sh converge`; without arguments the whole test runs. Exit status 77: the test cannot run
+# here; a message says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -10,23 +11,23 @@ if [ "$(id -u)" != 0 ]; then
     exit 77
 fi
 
-# A lab of its own, beside that of `make lab`.
+# A separate lab from that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-100}"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 export LLAMA_CPP_CLUSTER_CACHE="$cache" MOLECULE_PROJECT_DIRECTORY="$PWD"
 PATH=$PWD/.venv/bin:$PATH
 export PATH PYTHONUNBUFFERED=1 MOLECULE_EPHEMERAL_DIRECTORY="$cache/molecule/$LAB_NUMBER"
 
-# Two at a time would take each other's hosts away.
+# Two runs at the same time would remove each other's hosts.
 mkdir -p "$cache/molecule"
 exec 9>"$cache/molecule/$LAB_NUMBER.lock"
 flock -n 9 || { echo "error: the scenario already runs on lab $LAB_NUMBER; wait for it, or set LAB_NUMBER." >&2; exit 1; }
 
 action=${1:-test}
 [ "$#" = 0 ] || shift
-# What a killed run believed to be there.
+# Remove the state of a killed run, which molecule would believe.
 if [ "$action" = test ] || ! scripts/lab.sh status >/dev/null; then
     rm -rf "$MOLECULE_EPHEMERAL_DIRECTORY"
 fi
-# Plain lines, however wide, for a log as for a terminal.
+# Plain lines of any width, for logs and terminals.
 NO_COLOR=1 ANSIBLE_NOCOLOR=1 exec python scripts/steps.py molecule "$action" --scenario-name cluster --no-command-borders "$@"

@@ -1,8 +1,8 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Read by test.sh and aarch64.sh, whose $cache is the cache folder. Much is compiled in several builds, which ccache finds:
-# it keeps that in the cache. Some tests compile for the other architecture. Both are installed where that can be done;
-# without ccache things only take longer, and without a cross compiler the tests that need one are skipped.
+# Other scripts source this file, and set $cache to the cache folder. Several builds compile the same files, so ccache keeps
+# the results in the cache. Some tests compile for the other architecture. If possible, this installs ccache and the cross
+# compiler. Without ccache builds only take longer. Without a cross compiler the tests that need one are skipped.
 export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache/build" CCACHE_NOHASHDIR=1
 missing=
 command -v ccache >/dev/null || missing=ccache

@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make demo`: finds out whether and how it can work here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
+# `make demo`: checks whether and how it can run here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
 # PROMPT from the environment. Arguments go to ansible-playbook as they are.
-# `make serve` sets SERVE: the playbook makes programs and model ready, and an API serves the model until Ctrl-C. With GROUPS=2 there are two,
+# `make serve` sets SERVE: the playbook prepares programs and model, and an API serves the model until Ctrl-C. With GROUPS=2 there are two APIs,
 # each over WORKERS workers, behind one HAProxy.
 set -eu
 
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# What can be known in a second is said before anything is downloaded.
+# Report errors that take a second to find before downloading anything.
 case ${WORKERS:-2} in
     [1-9] | 1[0-5]) ;;
     *) die "WORKERS is $WORKERS; give a number from 1 to 15 (llama.cpp takes at most 15 RPC devices)." ;;
@@ -20,14 +20,14 @@ case ${GROUPS_WANTED:-1} in
     *) die "GROUPS is $GROUPS_WANTED; give a number from 1 to 8." ;;
 esac
 if [ -n "${MODEL:-}" ]; then
-    # A shell leaves ~ alone after MODEL=.
+    # A shell may not expand ~ after MODEL=.
     case $MODEL in \~/*) MODEL=$HOME/${MODEL#??} ;; /*) ;; *) MODEL=$PWD/$MODEL ;; esac
     [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is not a file that you can read; give the path of a GGUF file."
     head -c 4 "$MODEL" | grep -q GGUF || die "MODEL is $MODEL, which is not a GGUF file (it does not begin with GGUF); give the path of one."
     export MODEL
 fi
 
-# cmake and ninja come with .venv; only a compiler has to come from the machine.
+# .venv has cmake and ninja; only the compiler must come from the machine.
 if command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1; then
     set -- "$@" -e demo_manage_packages=false
 elif [ "$(id -u)" = 0 ]; then
@@ -44,7 +44,7 @@ fi
 
 scripts/bootstrap.sh run
 
-# !unsafe: whatever characters are in them, they are no templates. JSON strings are YAML strings.
+# !unsafe: the values are not templates, whatever characters they have. JSON strings are YAML strings.
 variables=$(.venv/bin/python - <<'PY'
 import json, os, sys
 names = {"MODEL": "demo_model", "WORKERS": "demo_workers", "PROMPT": "inference_prompt"}
@@ -59,9 +59,9 @@ PY
 )
 
 PATH=$PWD/.venv/bin:$PATH
-# Unbuffered: steps of a long build are shown as they happen, in a pipe too.
+# Unbuffered, so that steps of a long build appear as they happen, also in a pipe.
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
-# The steps as they begin; `ANSIBLE_STDOUT_CALLBACK=default make demo` shows every task and its result.
+# demo_steps prints steps as they begin. `ANSIBLE_STDOUT_CALLBACK=default make demo` shows every task and its result.
 export ANSIBLE_CALLBACK_PLUGINS="$PWD/playbooks/callback_plugins" ANSIBLE_STDOUT_CALLBACK="${ANSIBLE_STDOUT_CALLBACK:-demo_steps}"
 if [ -z "${SERVE:-}" ]; then
     exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml

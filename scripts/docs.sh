@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make docs`: the site, from the pages and from the specs of roles and plugins, in build/docs/html; it needs no network then.
-# `scripts/docs.sh test` builds it and looks at it in a browser, too. Further arguments go to pytest.
+# `make docs`: builds the site in build/docs/html, from the pages and from the specs of roles and plugins. The site needs no
+# network. `scripts/docs.sh test` also checks it in a browser. Further arguments go to pytest.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -20,7 +20,7 @@ fi
 
 work=$PWD/build/docs
 mkdir -p "$work"
-# What a page no longer has must not stay in the site.
+# Pages that no longer exist must not stay in the site.
 rm -rf "$work/pages" "$work/html"
 specs=$work/pages/reference/collection
 mkdir -p "$specs"

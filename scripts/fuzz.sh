@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-fuzz`: the long form of tests/cluster/test_malformed.py, on test hosts that it makes and removes. FUZZ_SESSIONS says how
-# many sessions each of the two workers gets, FUZZ_FIRST the number of the first: a session is the same for the same number.
+# `make test-fuzz`: runs the long form of tests/cluster/test_malformed.py, on test hosts that it makes and removes. FUZZ_SESSIONS is the
+# number of sessions for each of the two workers, and FUZZ_FIRST the number of the first session: the same number gives the same session.
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-integration`: real llama.cpp processes and real Ansible runs on this machine, with the long tests that `make
-# test` leaves out. Arguments go to pytest, as in `scripts/integration.sh -k firewall`.
+# `make test-integration`: tests with real llama.cpp processes and real Ansible runs on this machine, including the long tests
+# that `make test` leaves out. Arguments go to pytest, as in `scripts/integration.sh -k firewall`.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 
 . scripts/compilers.sh
 ansible-playbook tests/support/releases.yml
-# They wait a lot, so even one processor has two.
+# The tests wait a lot, so even one processor gets two processes.
 processes=$(nproc)
 [ "$processes" -gt 1 ] || processes=2
 [ "$processes" -lt 8 ] || processes=8

@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-kubernetes`: the image, and a group of its pods, on test hosts that this makes and removes. There is no Kubernetes: a stand-in
-# starts the pods as the manifests say. Arguments go to pytest, as in `scripts/kubernetes.sh -k killed`. Exit status 77: could not run here,
-# and says why.
+# `make test-kubernetes`: tests the image, and a group of its pods, on test hosts that this script makes and removes. There is no Kubernetes:
+# a stand-in starts the pods as the manifests say. Arguments go to pytest, as in `scripts/kubernetes.sh -k killed`. Exit status 77: the test
+# cannot run here; a message says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -14,16 +14,16 @@ if [ "$(uname -m)" != x86_64 ]; then
     echo "Not run: pods on test hosts; the image is for aarch64 as well, which is compiled on x86-64 alone here." >&2
     exit 77
 fi
-# A lab of its own, beside that of `make lab`.
+# A separate lab from that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-120}"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 export LLAMA_CPP_CLUSTER_CACHE="$cache"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 
-# The programs of the other architecture are compiled here, and emulated one by one.
+# The programs of the other architecture are compiled here, and run in an emulator one by one.
 . scripts/compilers.sh
-# What unpacks an image (the lab installs mmdebstrap, which makes one).
+# The tools that unpack an image (the lab installs mmdebstrap, which makes one).
 missing=
 for tool in skopeo umoci qemu-aarch64-static; do
     command -v "$tool" >/dev/null || missing="$missing $tool"
@@ -35,7 +35,7 @@ if [ -n "$missing" ]; then
         exit 77
     }
 fi
-# The checker of policies, which wants other versions of what the tests have.
+# The policy checker has its own environment, because it needs other versions of the tests' packages.
 policy=$cache/policy-$(sha256sum requirements/policy.txt | cut -c 1-12)
 export CHECKOV="$policy/bin/checkov"
 if [ ! -x "$CHECKOV" ]; then
@@ -45,10 +45,10 @@ fi
 
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
-# All hosts see this folder: it has the unpacked image and the model.
+# All hosts share this folder. It has the unpacked image and the model.
 python tests/lab/lab.py up master worker1 worker3 worker4 worker5 worker6 outsider --share "$cache/lab/kubernetes"
 mkdir -p "$cache/lab/kubernetes/models"
-# Of weights that x86-64 repacks, and some of them large enough for the workers' caches.
+# x86-64 repacks the weights of this model, and some of them are large enough for the workers' caches.
 model=$cache/lab/kubernetes/models/random-q4_0.gguf
 [ -e "$model" ] || python - "$model" <<'EOF'
 import sys

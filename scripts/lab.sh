@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make lab` and `make lab-down`: the test hosts, and the model that inventories/lab gives them (of random weights).
-# Arguments go to tests/lab/lab.py: up [host …] | down | status | tools, which installs what hosts need here.
+# `make lab` and `make lab-down`: make and remove the test hosts. `make lab` also makes the model of random weights that
+# inventories/lab uses. Arguments go to tests/lab/lab.py: up [host …] | down | status | tools. tools installs what this
+# machine needs to make hosts.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -10,14 +11,14 @@ action=${1:-up}
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 export LLAMA_CPP_CLUSTER_CACHE="$cache"
 python=.venv/bin/python
-# Without .venv (`make clean`), a lab can be removed all the same.
+# Without .venv (after `make clean`), a lab can still be removed.
 [ -x "$python" ] || { python=python3; export PYTHONPATH=tests; }
 
 [ "$action" = up ] || exec "$python" tests/lab/lab.py "$action" "$@"
 
-# What the hosts have compiled is kept for their successors: builds for the CPU that they run on, so one folder for each.
+# Keep what the hosts compile for later hosts. Builds are for the CPU on which they run, so each CPU has its own folder.
 cpu=$(grep -m 2 -E '^(model name|flags|Features)' /proc/cpuinfo | sha256sum | cut -c 1-12)
 "$python" tests/lab/lab.py up "$@" --share "$cache/lab/ccache-$cpu"
-# Its largest tensors are over 10 MiB, so that workers cache them.
+# The model's largest tensors are over 10 MiB, so that workers cache them.
 model=$cache/lab/random-weights.gguf
 [ -e "$model" ] || "$python" playbooks/files/random_model.py --layers 4 --width 2048 "$model"

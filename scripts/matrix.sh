@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-matrix`: masters and workers of every generation of the RPC protocol meet each other, and it is as the page
-# docs/reference/compatibility.md says. Builds three releases more than the other tests, into the cache. `scripts/matrix.sh write`
-# writes that page anew.
+# `make test-matrix`: runs masters with workers of every generation of the RPC protocol, and compares the results with the page
+# docs/reference/compatibility.md. It builds three releases more than the other tests, into the cache. `scripts/matrix.sh write`
+# writes that page again.
 set -eu
 
 cd "$(dirname "$0")/.."

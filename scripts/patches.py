@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patches of llama.cpp as a git tree with a commit for each, back again, and on another source: scripts/patches.sh.
+"""Convert the patches of llama.cpp to a git tree and back, and try them on another source; see scripts/patches.sh.
 
-A patch is the message of its commit, and the commit's diff below it. The message begins with the patch's name.
+Each commit is a patch: its message, and its diff below the message. The message begins with the patch's name.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache"
 ARCHIVES = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
 DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
 PATCHES = ROLE / "files/patches"
-# One line around a change is enough where the source is known by its digest, and lets any of the patches be left out.
+# One line of context is enough, because the source is known by its digest. It allows leaving out any of the patches.
 DIFF = ("diff", "--no-color", "--no-ext-diff", "--no-renames", "--full-index", "--diff-algorithm=myers", "-U1")
-# Nothing of the machine or its user is in a tree, so that two are the same to the byte.
+# A tree has nothing of the machine or its user, so that two trees have the same bytes.
 NOBODY = {"NAME": "llama_cpp.cluster", "EMAIL": "", "DATE": "2000-01-01T00:00:00Z"}
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
@@ -46,11 +46,11 @@ USAGE = "say `fetch`, `tree FOLDER [VERSION]`, `export FOLDER [TO]` or `rebase T
 
 
 class PatchesError(Exception):
-    """One sentence: what is wrong, and what to do."""
+    """An error as one sentence: what is wrong, and what to do."""
 
 
 def git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
-    """Run git without any setting of the machine, and return what it says."""
+    """Run git without the machine's settings, and return its output."""
     done = subprocess.run(
         ["git", "-c", "core.autocrlf=false", "-c", "gc.auto=0", *arguments],
         cwd=folder, env=ENVIRONMENT, input=given, capture_output=True, check=False,
@@ -61,7 +61,7 @@ def git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
 
 
 def source_of(version: str) -> Path:
-    """Return the archive of a version, fetched as the role fetches it if it is not in the cache."""
+    """Return the path of a version's source archive, fetched as the role fetches it if it is not in the cache."""
     if version not in ARCHIVES:
         raise PatchesError(f"There is no version {version} in the role's table: {', '.join(ARCHIVES)}.")
     arguments = {
@@ -88,14 +88,14 @@ def unpack(version: str, folder: Path) -> None:
 
 
 def commit(folder: Path, message: str) -> None:
-    """Commit all that is in a tree."""
+    """Commit everything in a tree."""
     git(folder, "add", "--all", "--force", ".")
     git(folder, "commit", "--quiet", "--cleanup=verbatim", "--file=-", given=message.encode())
 
 
 def begin(folder: Path, version: str) -> None:
-    """Make a repository of the source in a folder; its first commit says which version it is."""
-    # That of the archive names a repository that is not there.
+    """Make a repository of the source in a folder; the message of its first commit is the version."""
+    # The archive's .git names a repository that does not exist here.
     (folder / ".git").unlink(missing_ok=True)
     git(folder, "init", "--quiet", "--initial-branch=patches")
     commit(folder, f"{version}\n")
@@ -107,12 +107,12 @@ def paths_of(version: str) -> list[Path]:
 
 
 def message_of(patch: Path) -> str:
-    """Return what a patch says of itself: all above its diff."""
+    """Return the message of a patch: everything above its diff."""
     return patch.read_text().partition("\ndiff --git ")[0]
 
 
 def check_empty(folder: Path) -> None:
-    """Refuse a folder that has something in it."""
+    """Raise PatchesError if the folder exists and is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise PatchesError(f"{folder} is not empty: name a folder that is, or that is not there yet.")
 
@@ -128,7 +128,7 @@ def make_tree(folder: Path, version: str) -> None:
 
 
 def exported(folder: Path) -> tuple[str, dict[str, bytes]]:
-    """Return the version of a tree, and the patches that its commits are."""
+    """Return the version of a tree, and the patches from its commits by their names."""
     version = git(folder, "log", "--max-parents=0", "--format=%s", "HEAD").decode().strip()
     if version not in ARCHIVES:
         raise PatchesError(f"The first commit of {folder} is {version!r}, which is not a version of the role's table.")
@@ -146,7 +146,7 @@ def exported(folder: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def export(folder: Path, place: Path | None) -> None:
-    """Write the patches of a tree to where the role has them, or elsewhere."""
+    """Write the patches of a tree to the role's folder, or to `place`."""
     version, patches = exported(folder)
     place = place or PATCHES / version
     place.mkdir(parents=True, exist_ok=True)
@@ -160,7 +160,7 @@ def export(folder: Path, place: Path | None) -> None:
 
 @dataclass
 class Outcome:
-    """What became of a hunk."""
+    """The result of trying a hunk on another source."""
 
     path: str
     number: int
@@ -169,7 +169,7 @@ class Outcome:
 
 
 def merged(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """Return what a merge of three comes to, None if it takes a person."""
+    """Return the result of a three-way merge, or None if it has conflicts."""
     with tempfile.TemporaryDirectory() as folder:
         names = [Path(folder) / name for name in ("ours", "base", "theirs")]
         for name, content in zip(names, (ours, base, theirs)):
@@ -179,7 +179,7 @@ def merged(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
 
 
 def try_change(change: Change, base: bytes | None, tree: Path) -> list[Outcome]:
-    """Make a change of one file in another source, as far as that can be done."""
+    """Apply a change of one file to another source as far as possible, and return the outcome of each hunk."""
     target = tree / change.path
     if change.creates:
         fits = not target.exists()
@@ -201,7 +201,7 @@ def try_change(change: Change, base: bytes | None, tree: Path) -> list[Outcome]:
 
 
 def rebase(to: str, folder: Path | None) -> bool:
-    """Try the default version's patches on another source, say what fits, and return whether all of it does."""
+    """Try the default version's patches on another source, print what fits, and return whether all hunks fit."""
     with tempfile.TemporaryDirectory() as scratch:
         tree = folder or Path(scratch) / "tree"
         check_empty(tree)
@@ -220,7 +220,7 @@ def rebase(to: str, folder: Path | None) -> bool:
 
 
 def rebase_one(path: Path, base: Path, tree: Path, to: str) -> list[Outcome]:
-    """Try one patch, and bring the source that it was made for up to it."""
+    """Try one patch on another source, and apply it to the source that it was made for."""
     patch = read_patch(path)
     contents = {change.path: (base / change.path).read_bytes() for change in patch.changes if not change.creates}
     outcomes = [one for change in patch.changes for one in try_change(change, contents.get(change.path), tree)]
@@ -241,7 +241,7 @@ def rebase_one(path: Path, base: Path, tree: Path, to: str) -> list[Outcome]:
 
 
 def run(command: str, first: str = "", second: str = "") -> int:
-    """Do what a command line says; return the exit status."""
+    """Run a command, and return the exit status."""
     if command == "tree" and first:
         make_tree(Path(first), second or DEFAULT)
     elif command == "export" and first:

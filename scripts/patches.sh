@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# The patches of llama.cpp as a git tree, and back; what it takes is told in docs/development.md.
-#   scripts/patches.sh tree FOLDER [VERSION]    the source of a version (the default one) with a commit for each of its patches
-#   scripts/patches.sh export FOLDER [TO]       the commits of such a tree become the patches of its version (or files in folder TO)
-#   scripts/patches.sh rebase TO [FOLDER]       what of the default version's patches fits version TO, or the source in folder TO,
-#                                               hunk by hunk; with FOLDER, also a tree there with what fits
-#   scripts/patches.sh fetch                    the sources of all versions that have patches are in the cache
+# Converts the patches of llama.cpp to a git tree and back. docs/development.md describes how.
+#   scripts/patches.sh tree FOLDER [VERSION]    make a tree of the source of a version (the default one), with a commit for each patch
+#   scripts/patches.sh export FOLDER [TO]       write the commits of such a tree as the patches of its version (or to folder TO)
+#   scripts/patches.sh rebase TO [FOLDER]       try the default version's patches on version TO, or on the source in folder TO,
+#                                               hunk by hunk; with FOLDER, also make a tree there with what fits
+#   scripts/patches.sh fetch                    fetch the sources of all versions that have patches into the cache
 set -eu
 
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes a picture for a page from a screenshot or a report: `scripts/picture.py FILE.png|FILE.html TO.webp [HEIGHT]`.
+"""Make a picture for a page from a screenshot or a report: `scripts/picture.py FILE.png|FILE.html TO.webp [HEIGHT]`.
 
-Chromium shows and compresses it. With a height, in pixels, only the top is in the picture.
+Chromium renders and compresses it. With a height in pixels, the picture has only the top.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reads the pages with proselint and with scripts/vocabulary.yml; says file, line, and what to write instead.
+"""Check the pages with proselint and scripts/vocabulary.yml, and print file, line, and what to write instead.
 
-Arguments are the pages; without them it reads README.md, docs and the READMEs of the roles. Code is left out.
+Arguments are the pages. By default it checks the pages at the top, docs and the READMEs of the roles. It skips code.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from proselint.registry.checks.engine import Fast, Padding, RegexOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "roles/*/README.md")
-# Of proselint's, those that find mistakes in technical pages. The others judge typography and matters of taste.
+# The checks of proselint that find mistakes in technical pages. Its other checks judge typography and taste.
 CHECKS = (
     "archaism", "cliches", "hedging", "industrial_language", "malapropisms", "mixed_metaphors", "mondegreens",
     "needless_variants", "nonwords", "oxymorons", "redundancy", "social_awareness", "uncomparables",
 )  # fmt: skip
-# What is no prose: code, targets of links, HTML, front matter, tables' rules.
+# Parts of a page that are not prose: code, targets of links, HTML, front matter, and the rules of tables.
 NO_PROSE = re.compile(
     r"^---\n.*?^---$|^[ ]*(`{3,})[^\n]*\n.*?^[ ]*\1`*$|^(?: {4}|\t)[^\n]*$|"
     r"`[^`]+`|(?<=\])\([^)\s]+\)|<[^>\n]+>|^\|[-| :]+\|$",
@@ -48,20 +48,20 @@ def own_checks() -> list[Check]:
 
 
 def prose(text: str) -> str:
-    """Return the text with blanks for what is no prose, so that all that is left stays where it is."""
+    """Return the text with blanks instead of what is not prose, so that the rest keeps its position."""
 
     def blank(found: re.Match[str]) -> str:
-        # Code within a sentence is a word of it.
+        # Code within a sentence counts as a word.
         return re.sub(r"[^\n]", "x" if found[0].startswith("`") and not found[0].startswith("```") else " ", found[0])
 
     text = NO_PROSE.sub(blank, text)
-    # A sentence goes on in the next line.
+    # A sentence continues in the next line.
     return re.sub(r"(?<=[^\n])\n(?=[^\n\s|#*-])", " ", text)
 
 
 def findings(text: str, checks: list[Check]) -> list[tuple[int, str]]:
-    """Return the lines, and what is wrong there."""
-    # Checks look for something before and after a word.
+    """Return the problems, each with its line number."""
+    # Checks need a character before and after each word.
     read = f"\n{prose(text)}\n"
     found = set()
     for check in checks:
@@ -77,7 +77,7 @@ def findings(text: str, checks: list[Check]) -> list[tuple[int, str]]:
 
 
 def main() -> int:
-    """Read the pages."""
+    """Check the pages, and return 1 if one has a problem."""
     pages = [Path(name) for name in sys.argv[1:]] or sorted({page for name in PAGES for page in ROOT.glob(name)})
     checks = [check for check in its_checks if check.path.split(".")[0] in CHECKS] + own_checks()
     failed = False

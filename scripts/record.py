@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Records a command as an SVG in which its lines appear as they did: `scripts/record.py FILE.svg -- make demo`.
+"""Record a command as an SVG in which its lines appear as they did: `scripts/record.py FILE.svg -- make demo`.
 
-Lines scroll as in a terminal, standard error among them. Waits of more than half a second are shortened to it; the
+Lines of standard output and standard error scroll as in a terminal. Longer waits are shortened to half a second; the
 picture says how long the run took. If a reader asks for reduced motion, the last lines are there at once. A command
 that fails is not recorded.
 """
@@ -25,7 +25,7 @@ CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f]")
 
 
 def run(command: list[str]) -> tuple[list[tuple[float, str]], float]:
-    """Return the lines with the seconds at which they came, and how long it took."""
+    """Run the command, and return its lines, each with its time in seconds, and its duration in seconds."""
     begin = time.monotonic()
     lines = []
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": str(COLUMNS), "PYTHONUNBUFFERED": "1"}
@@ -41,14 +41,14 @@ def run(command: list[str]) -> tuple[list[tuple[float, str]], float]:
 
 
 def neutral(line: str) -> str:
-    """Return the line as any reader's terminal would have it: without the folders of this machine and its colours."""
+    """Return the line without this machine's folders and without colours."""
     for folder, name in ((str(Path.cwd()), "."), (str(ROOT), "."), (str(Path.home()), "~")):
         line = line.replace(folder, name)
     return CONTROL.sub("", line.rstrip("\n").expandtabs())
 
 
 def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Return lines that fit the width, with their waits shortened."""
+    """Return the lines, wrapped to the width and with shortened waits."""
     shown = []
     now = before = 0.0
     for at, line in lines:
@@ -59,7 +59,7 @@ def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def scrolling(shown: list[tuple[float, str]]) -> str:
-    """Return the CSS that moves the lines up, one when each comes for which there is no row left."""
+    """Return the CSS that moves the lines up by one row for each new line that does not fit."""
     end = max(shown[-1][0], 0.01)
     moves = {at: LINE_PX * max(0, number + 1 - ROWS) for number, (at, _line) in enumerate(shown)}
     steps = "".join(f"{at / end:.4%} {{ transform: translateY(-{up}px) }}\n" for at, up in moves.items())
@@ -68,7 +68,7 @@ def scrolling(shown: list[tuple[float, str]]) -> str:
 
 
 def picture(title: str, lines: list[tuple[float, str]], took_s: float) -> str:
-    """Return the SVG."""
+    """Return the SVG of a recording."""
     shown = [(0.0, f"$ {title}"), *wrapped(lines)]
     width = round(COLUMNS * CHARACTER_PX + 2 * MARGIN_PX)
     inner = min(len(shown), ROWS) * LINE_PX
@@ -104,7 +104,7 @@ text {{ animation: come 0.01s both }}
 
 
 def main() -> int:
-    """Record."""
+    """Record the command in the arguments, and write the SVG."""
     if len(sys.argv) < 4 or sys.argv[2] != "--":
         sys.exit("usage: python scripts/record.py FILE.svg -- COMMAND...")
     lines, took_s = run(sys.argv[3:])

@@ -16,8 +16,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reference/results-and-failures.md"
-# For each heading: the module, and the way through its results to a value whose description lists its choices. Without
-# a way, the rows are the results themselves.
+# For each heading: the module, and the path in its results to a value whose description lists its choices. If the path
+# is empty, the rows are the results themselves.
 TABLES: dict[str, tuple[str, list[str]]] = {
     "Results of a run": ("distributed_inference", []),
     "Failures of a run": ("distributed_inference", ["failure", "kind"]),
@@ -30,7 +30,7 @@ TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 
 
 def results(module: str) -> dict[str, Any]:
-    """Return what a module documents of its results."""
+    """Return the documented results of a module."""
     text = (ROOT / f"plugins/modules/{module}.py").read_text(encoding="utf-8")
     return dict(yaml.safe_load(text.partition('RETURN = r"""')[2].partition('"""')[0]))
 
@@ -38,13 +38,13 @@ def results(module: str) -> dict[str, Any]:
 def plain(description: str | list[str]) -> str:
     """Return a description as Markdown."""
     text = description if isinstance(description, str) else " ".join(description)
-    # A plugin is named by the last part of its name, and all else by what the mark encloses.
+    # Keep the last part of a plugin's name. Of all other markup keep the enclosed text.
     text = re.sub(r"\b[PM]\((?:\w+\.)*(\w+)(?:#\w+)?\)", r"`\1`", text)
     return re.sub(r"\b(?:RV|[VOC])\(([^)]+)\)", r"`\1`", text)
 
 
 def rows(module: str, way: list[str]) -> list[tuple[str, str]]:
-    """Return the names and their descriptions."""
+    """Return the rows of a table: names and their descriptions."""
     found = results(module)
     if not way:
         return [(name, plain(it["description"])) for name, it in found.items()]
@@ -56,7 +56,7 @@ def rows(module: str, way: list[str]) -> list[tuple[str, str]]:
 
 
 def page() -> str:
-    """Return the page with its tables as the modules have them."""
+    """Return the page with its tables as the modules document them."""
     text = PAGE.read_text(encoding="utf-8")
     for heading, (module, way) in TABLES.items():
         before, found, after = text.partition(f"\n## {heading}\n")
@@ -72,7 +72,7 @@ def page() -> str:
 
 
 def main() -> int:
-    """Write the page, or say whether it is what it should be."""
+    """Write the page, or check whether it is up to date; return the exit status."""
     parser = argparse.ArgumentParser(description="Write the tables of a page from the modules' documentation.")
     parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if the page would change")
     check = parser.parse_args().check

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of `make release`: an archive that is the same bytes each time, and its bill of materials.
+"""Parts of `make release`: an archive that has the same bytes each time, and its bill of materials.
 
-    release.py archive BUILT.tar.gz FOLDER    write the archive anew, and its MANIFEST.json beside it
+    release.py archive BUILT.tar.gz FOLDER    write the archive again, and its MANIFEST.json, to FOLDER
     release.py sbom ARCHIVE.tar.gz            write ARCHIVE.cdx.json (CycloneDX 1.6)
 
-SOURCE_DATE_EPOCH is the time that both carry.
+Both contain the time SOURCE_DATE_EPOCH.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MANIFEST, FILES = "MANIFEST.json", "FILES.json"
 
 
 def members_of(path: Path) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
-    """Return the members of an archive, folders with nothing in them."""
+    """Return the members of an archive with their contents by name; folders have empty contents."""
     with tarfile.open(path) as archive:
         found = {}
         for member in archive.getmembers():
@@ -39,9 +39,9 @@ def members_of(path: Path) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
 
 
 def rewrite(built: Path, folder: Path, epoch: int) -> Path:
-    """Write an archive anew, its files in the order of their names and with one time.
+    """Write an archive again, with its files in the order of their names and with one time, and return its path.
 
-    ansible-galaxy takes the order of the file system and the time at which it runs.
+    ansible-galaxy uses the order of the file system and the time at which it runs.
     """
     members = members_of(built)
     manifest = json.loads(members[MANIFEST][1])
@@ -65,7 +65,7 @@ def rewrite(built: Path, folder: Path, epoch: int) -> Path:
 
 
 def requirements(path: Path) -> list[str]:
-    """Return the requirements of a file of pip's."""
+    """Return the requirements in a requirements file of pip."""
     return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
 
 
@@ -115,7 +115,7 @@ def llama_cpp_components() -> list[dict[str, Any]]:
 
 
 def bill_of_materials(archive: Path, epoch: int) -> dict[str, Any]:
-    """Return the bill of materials of an archive: its files, and what it needs or has hosts build."""
+    """Return the bill of materials of an archive: its files, its requirements, and the sources that hosts build."""
     members = members_of(archive)
     info = json.loads(members[MANIFEST][1])["collection_info"]
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -164,7 +164,7 @@ def bill_of_materials(archive: Path, epoch: int) -> dict[str, Any]:
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
-        # The same for the same archive.
+        # The same archive always has the same serial number.
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_OID, digest)}",
         "version": 1,
         "metadata": {
@@ -185,7 +185,7 @@ def bill_of_materials(archive: Path, epoch: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Do what the first argument says."""
+    """Run the command that the first argument names."""
     epoch = int(os.environ["SOURCE_DATE_EPOCH"])
     path = Path(sys.argv[2])
     if sys.argv[1] == "archive":

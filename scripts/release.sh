@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make release`: builds the archive of the commit that is checked out, has galaxy-importer judge it, writes its bill of materials and, with KEY,
+# `make release`: builds the archive of the commit that is checked out, checks it with galaxy-importer, writes its bill of materials and, with KEY,
 # a signature that `ansible-galaxy collection verify --signature` checks. All of it goes to $OUT (dist by default). It uploads nothing.
-# `scripts/release.sh test-ansible`: the sessions of noxfile.py, or those in $SESSIONS.
+# `scripts/release.sh test-ansible`: runs the sessions of noxfile.py, or those in $SESSIONS.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# These programs are in an environment of their own: galaxy-importer wants other versions than the tests.
+# These programs have their own environment, because galaxy-importer needs other versions than the tests.
 tools=$cache/release-$(sha256sum requirements/release.txt | cut -c 1-12)
 if [ ! -e "$tools/complete" ]; then
     python -m venv --clear "$tools"
@@ -26,7 +26,7 @@ if [ "${1:-}" = test-ansible ]; then
 fi
 
 [ -z "$(git status --porcelain)" ] || die "there are changes that are not committed, and the archive is made of the commit: commit or remove them."
-# Two builds of a commit have the same bytes.
+# With this time, two builds of a commit have the same bytes.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH
 
@@ -80,7 +80,7 @@ for need in jmespath openssh-client; do
     grep -q "$need" "$work/needs" || die "ansible-builder does not find that the collection needs $need: see meta/execution-environment.yml."
 done
 
-# A signature is one of MANIFEST.json, which has the digest of the list of all files.
+# The signature covers MANIFEST.json, which has the digest of the list of all files.
 signature=${archive%.tar.gz}.asc
 rm -f "$signature"
 if [ -n "${KEY:-}" ]; then

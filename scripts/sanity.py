@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run `ansible-test sanity` on this checkout, with no ignore entries, and say what was not run and why.
+"""Run `ansible-test sanity` on this checkout, with no ignore entries, and print what was not run and why.
 
-ansible-test wants a real folder `ansible_collections/llama_cpp/cluster`, keeps its virtual environments below HOME,
-hands pip nothing from the environment, and gets pip's installer from a host of its own. So: the files that git has or
-would take are copied into the cache, HOME is a folder in the cache, pip's settings are written to its file there, and
-the installer is replaced by one that asks the Python it is for. Further arguments go to ansible-test.
+ansible-test needs a real folder `ansible_collections/llama_cpp/cluster`, keeps its virtual environments below HOME,
+passes no environment to pip, and gets pip's installer from a separate host. So this script copies the files that git
+has or would add into the cache, sets HOME to a folder in the cache, writes pip's settings to pip's file there, and
+replaces the installer by one that uses an installed pip or ensurepip. Further arguments go to ansible-test.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
-# The virtual environments in it are of one interpreter and one ansible-core; those of another start afresh.
+# Each interpreter and ansible-core has its own HOME, because the virtual environments in it depend on both.
 HOME = CACHE / "sanity" / hashlib.sha256(f"{sys.version} {sys.base_prefix} {core_version}".encode()).hexdigest()[:8]
 PLACE = HOME / "collections" / "ansible_collections" / "llama_cpp" / "cluster"
 
-# Run in place of get-pip, with get-pip's arguments. This pip serves other interpreters, unless they are too old.
+# Runs instead of get-pip, with get-pip's arguments. This Python's pip can install for other interpreters that are not
+# too old.
 GET_PIP = f"""\
 import subprocess, sys
 packages = [argument for argument in sys.argv[1:] if not argument.startswith("--no-")]
@@ -48,7 +49,7 @@ sys.exit(status)
 
 
 def copy_checkout() -> None:
-    """Put the files that git has, or would take, where ansible-test accepts them."""
+    """Copy the files that git has or would add to where ansible-test accepts them."""
     listing = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -61,7 +62,7 @@ def copy_checkout() -> None:
 
 
 def write_pip_settings() -> None:
-    """Keep this machine's index, certificates and proxy: pip gets no environment from ansible-test."""
+    """Write this machine's index, certificates and proxy to pip.conf: ansible-test passes pip no environment."""
     listing = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -84,13 +85,13 @@ def write_pip_settings() -> None:
     settings["global"].update({"cache-dir": str(CACHE / "pip"), "disable-pip-version-check": "1", "quiet": "2"})
     path = HOME / ".config" / "pip" / "pip.conf"
     path.parent.mkdir(parents=True, exist_ok=True)
-    # An index address can hold a password.
+    # The address of an index can have a password.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
         settings.write(stream)
 
 
 def write_get_pip() -> None:
-    """Put our installer of pip where ansible-test keeps the downloaded one."""
+    """Write our installer of pip to where ansible-test keeps the downloaded one."""
     wanted = get_venv_packages(SimpleNamespace(version=f"{sys.version_info[0]}.{sys.version_info[1]}"))["pip"]
     path = HOME / ".ansible" / "test" / "cache" / f"get_pip_{wanted.replace('.', '_')}.py"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ def write_get_pip() -> None:
 
 
 def search_path() -> str:
-    """Return PATH with the tools of .venv first, then the interpreters of pyenv, whose shims may stand for none."""
+    """Return PATH with .venv's tools first, then pyenv's interpreters: a shim of pyenv may have no interpreter."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     parts = [Path(sys.executable).parent, *sorted(pyenv.glob("versions/*/bin"))]
     return os.pathsep.join([*map(str, parts), os.environ.get("PATH", os.defpath)])
@@ -123,14 +124,14 @@ def run_sanity(arguments: Sequence[str]) -> int:
             elif not line.startswith(("WARNING: Using locale", "WARNING: Reviewing previous", "Using cached pip")):
                 print(line, end="", flush=True)
     print(f"ansible-test sanity of ansible-core {core_version}: {time.monotonic() - started:.0f} s. Not run:")
-    # ansible-test says its warnings twice.
+    # ansible-test prints its warnings twice.
     for reason in dict.fromkeys(not_run):
         print(f"  {reason}")
     return process.returncode
 
 
 def main() -> int:
-    """Prepare what ansible-test needs and run it; a second run of this waits for the first."""
+    """Prepare what ansible-test needs and run it; a second run of this script waits for the first."""
     HOME.mkdir(parents=True, exist_ok=True)
     with (HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-serve`: an API over workers on test hosts that this makes and removes. Arguments go to pytest, as in
-# `scripts/serve.sh -k killed`. Exit status 77: could not run here, and says why.
+# `make test-serve`: tests an API over workers on test hosts that this script makes and removes. Arguments go to pytest, as in
+# `scripts/serve.sh -k killed`. Exit status 77: the test cannot run here; a message says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "Not run: the API on test hosts; it makes containers, which needs root: sudo make test-serve" >&2
     exit 77
 fi
-# A lab of its own, beside that of `make lab`.
+# A separate lab from that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-107}"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
@@ -24,7 +24,7 @@ on_hosts extensions/molecule/cluster/prepare.yml
 on_hosts playbooks/site.yml --check --diff
 python tests/lab/listing.py compare
 pytest -v --durations 10 "$@" tests/serve
-# With the chat page on, which reset has to remove as well.
+# Turn on the chat page, which reset must remove as well.
 on_hosts playbooks/serve.yml -e llama_server_ui=true
 on_hosts playbooks/reset.yml -e gguf_model_remove_files=true -e rpc_server_remove_cache=true
 python tests/lab/listing.py compare

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run molecule, show what it says as it is said, and in the end what each step took; exit as it did."""
+"""Run molecule, pass on its output, print how long each step took, and exit with molecule's exit status."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ COLOUR = re.compile(r"\x1b\[\d*m")
 
 
 def end_all(number: int, _frame: object) -> None:
-    """Tell all of this program's group to end: molecule by itself would leave what it has started behind."""
+    """Send the signal to this program's process group: molecule alone would leave its child processes running."""
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
 
 
 def main() -> int:
-    """Pass on the exit status of the program that the arguments name."""
-    # Unless it is somebody else's group.
+    """Run the program in the arguments, and return its exit status."""
+    # Not if the process group belongs to another program.
     if os.getpgrp() == os.getpid():
         signal.signal(signal.SIGTERM, end_all)
     took: list[tuple[float, str, str]] = []
@@ -38,7 +38,7 @@ def main() -> int:
                 elif found:
                     took.append((time.monotonic() - began, f"{found[1]} {found[2]}", found[4]))
         except KeyboardInterrupt:
-            # Molecule had it too, and ends.
+            # Molecule has received it too, and ends.
             process.wait()
     print("\nWhat each step took:")
     for seconds, name, outcome in took:

@@ -1,32 +1,33 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test`: every tier in turn, the quick ones first. Stops at the first that fails and says what each took. A tier that
-# cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
+# `make test`: runs every tier in turn, the quick ones first. It stops at the first tier that fails, and says how long each
+# took. A tier that cannot run here (exit status 77) is named at the end; with CI set, as .ci/run does, it is a failure.
 #
-# Some begin before their turn, beside others: ansible-test keeps one processor busy, and the clusters often wait. What they
-# say is kept for their turns, and that one failed is its own failure.
+# Some tiers begin before their turn, in parallel with others: ansible-test keeps only one processor busy, and the clusters
+# often wait. Their output and their failures appear in their turn.
 set -eu
 
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
-# What has been compiled once is kept, whatever the shell says: each of a thousand processes would do it all again.
+# Keep compiled bytecode, whatever the shell sets: otherwise each of a thousand processes would compile everything again.
 export PYTHONPYCACHEPREFIX="$cache/bytecode"
 unset PYTHONDONTWRITEBYTECODE
-# The short forms of what has a target of its own.
+# Use the short forms of tests that have their own make target.
 export AARCH64_INVENTORY=lab_aarch64/hosts.yml PYTEST_ADDOPTS="${PYTEST_ADDOPTS:-} -m 'not long'"
-# A folder for each checkout, as several may be tested at a time.
+# A folder for each checkout, because several may be tested at the same time.
 logs=$cache/test/$(echo "$PWD" | tr / _)
 rm -rf "$logs"
 mkdir -p "$logs"
 summary=
 not_run=
-hosts=   # the scripts that may have hosts up
-state=$(mktemp -d)   # of each tier, by its key
+hosts=   # the scripts that may have made hosts
+state=$(mktemp -d)   # files with the state of each tier, named by its key
 
-# start KEY COMMAND...: in a session of its own, to be ended as a whole, as by Ctrl-C, on which tests clean up. A shell stands
-# between, which passes that on, should this be killed as well, and writes what it took: then its number may be another's.
+# start KEY COMMAND...: starts a tier in its own session, which can be ended as a whole with SIGINT, so that tests clean up as
+# on Ctrl-C. A shell in between sends this signal, also if this script is killed, and writes how long the tier took. Once that
+# is written, the tier's process id may belong to another process.
 start() {
     : >"$state/$1.failed"
     case "$*" in *scripts/cluster.sh | *scripts/aarch64.sh) hosts="$hosts $2" ;; esac
@@ -45,7 +46,7 @@ start() {
     echo $! >"$state/$1.process"
 }
 
-# begin KEY COMMAND...: before its turn.
+# begin KEY COMMAND...: starts a tier before its turn.
 begin() {
     printf 'Begun before its turn: %s, which writes to %s\n' "$1" "$logs/$1.log"
     echo 0 >"$state/$1.shown"
@@ -60,7 +61,7 @@ show() {
     echo $(($(cat "$state/$1.shown") + $(wc -c <"$state/more"))) >"$state/$1.shown"
 }
 
-# tier KEY NAME [COMMAND...]: wait for it; the command is for one that has not begun.
+# tier KEY NAME [COMMAND...]: waits for a tier, after starting it with the command if it has not begun.
 tier() {
     key=$1 name=$2
     shift 2
@@ -68,7 +69,7 @@ tier() {
     beside=
     if [ -e "$state/$key.shown" ]; then
         beside=" (beside others)"
-        # The number is looked at in case it was killed, and wrote nothing.
+        # Check the process id as well, in case the shell was killed and has written nothing.
         while [ ! -e "$state/$key.ended" ] && kill -0 "$(cat "$state/$key.process")" 2>/dev/null; do
             show "$key"
             sleep 1
@@ -110,7 +111,7 @@ end_all() {
             "$script" destroy >/dev/null 2>&1 || :
         done
     fi
-    # In the end, to be seen.
+    # Print the failure last, so that it is seen.
     [ ! -e "$state/failure" ] || cat "$state/failure" >&2
     rm -rf "$state"
 }
@@ -126,14 +127,14 @@ processes=$(nproc)
 begin sanity python scripts/sanity.py
 tier check "Lint and unit tests" scripts/check.sh
 tier collection "Documentation, examples, argument specs and the built collection" pytest -q -n "$processes" tests/collection
-# Hosts can be made by root. What they need is installed now: the tiers beside them install packages, too, and these do not
-# wait for each other. Where that fails, the clusters say so in their turns.
+# Only root can make hosts. Install what they need now: tiers that run in parallel also install packages, and installations
+# do not wait for each other. If this fails, the cluster tiers say so in their turn.
 if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
     begin cluster scripts/cluster.sh
 fi
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 tier sanity "ansible-test sanity"
-# After what else compiles; and not where both clusters are told to be of one lab.
+# Begin after the other tiers that compile, and not if LAB_NUMBER puts both clusters into one lab.
 if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
     begin aarch64 scripts/aarch64.sh
 fi

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-tunnel`: a cluster whose traffic goes through a tunnel, on test hosts that this makes and removes. Arguments go to pytest, as in
-# `scripts/tunnel.sh -k capture`. Exit status 77: could not run here, and says why.
+# `make test-tunnel`: tests a cluster whose traffic goes through a tunnel, on test hosts that this script makes and removes. Arguments go to
+# pytest, as in `scripts/tunnel.sh -k capture`. Exit status 77: the test cannot run here; a message says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "Not run: the tunnel on test hosts; it makes containers, which needs root: sudo make test-tunnel" >&2
     exit 77
 fi
-# A lab of its own, beside that of `make lab`.
+# A separate lab from that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-119}"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make test-upgrade`: what becomes of a cluster when something breaks while it changes, on test hosts that this makes and
-# removes. Arguments go to pytest, as in `scripts/upgrade.sh -k killed`. Exit status 77: could not run here, and says why.
+# `make test-upgrade`: tests a cluster in which something breaks during an upgrade, on test hosts that this script makes and
+# removes. Arguments go to pytest, as in `scripts/upgrade.sh -k killed`. Exit status 77: the test cannot run here; a message
+# says why.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -9,7 +10,7 @@ if [ "$(id -u)" != 0 ]; then
     echo "Not run: upgrades of test hosts; it makes containers, which needs root: sudo make test-upgrade" >&2
     exit 77
 fi
-# A lab of its own, beside that of `make lab`.
+# A separate lab from that of `make lab`.
 export LAB_NUMBER="${LAB_NUMBER:-105}"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make demo` prints: each step as it begins, messages as they are, and a failure as its sentence."""
+"""The output of `make demo`: each step when it begins, each message as it is, and each failure as a sentence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ansible.executor.task_result import CallbackTaskResult
     from ansible.playbook.task import Task
 
-# These only look, decide or print; the others do something that may take a while.
+# These actions only read, decide or print. The others may take a while.
 SILENT = {
     "assert", "debug", "find", "include_role", "include_tasks", "meta", "set_fact", "setup", "slurp", "stat",
     "validate_argument_spec",
@@ -30,7 +30,7 @@ SILENT = {
 
 
 def complaint(result: dict[str, Any]) -> str:
-    """Return why a task failed: its items' sentences if it has some, with what a program said about it."""
+    """Return why a task failed: its message and a program's output, or those of each failed item."""
     items = [item for item in result.get("results") or [] if item.get("failed")]
     if items:
         return "\n".join(complaint(item) for item in items)
@@ -41,7 +41,7 @@ def complaint(result: dict[str, Any]) -> str:
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
-    """Writes for somebody who looks on."""
+    """The output for a person who watches the run."""
 
     CALLBACK_VERSION = 2.0
     CALLBACK_TYPE = "stdout"
@@ -52,13 +52,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._began = time.monotonic()
 
     def v2_playbook_on_task_start(self, task: Task, is_conditional: bool) -> None:  # noqa: ARG002
-        """Name the step before it is done."""
+        """Print the elapsed time and the name of a step before it runs."""
         if task.action.rpartition(".")[2] not in SILENT:
             passed = int(time.monotonic() - self._began)
             self._display.display(f"{passed // 60:2}:{passed % 60:02} {task.name}")
 
     def v2_runner_on_ok(self, result: CallbackTaskResult) -> None:
-        """Print what is there to be read."""
+        """Print the message of a debug task."""
         self._handle_warnings(result.result)
         if result.task.action.rpartition(".")[2] == "debug":
             message = result.result.get("msg", "")
@@ -66,15 +66,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._display.display(f"\n{text.strip()}\n")
 
     def v2_runner_on_skipped(self, result: CallbackTaskResult) -> None:
-        """Take back what was announced."""
+        """Print that an announced step was not needed."""
         if result.task.action.rpartition(".")[2] not in SILENT:
             self._display.display("      (not needed here)")
 
     def v2_runner_on_failed(self, result: CallbackTaskResult, ignore_errors: bool = False) -> None:
-        """Print why, unless it does not matter."""
+        """Print why a task failed, unless its errors are ignored."""
         if not ignore_errors:
             self._display.display(f"\nerror: {complaint(result.result)}\n", color="red", stderr=True)
 
     def v2_runner_on_unreachable(self, result: CallbackTaskResult) -> None:
-        """Print why."""
+        """Print why a host cannot be reached."""
         self.v2_runner_on_failed(result)

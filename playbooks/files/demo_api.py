@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Serve a model on this machine: workers on loopback and the API over them, until Ctrl-C ends all of it.
+"""Serve a model on this machine, with workers on loopback and an API over them, until Ctrl-C ends them.
 
-The API is started as role llama_server starts it, by the same program. With --groups there are several, each over
-workers of its own, behind an HAProxy as role llama_gateway configures it. Linux only; standard library only.
+The program that runs the API is that of role llama_server. With --groups there are several APIs, each over its own
+workers, behind an HAProxy that role llama_gateway configures. Linux only; standard library only.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ STALL_LIMIT_S = 600
 
 
 def has_page(args: argparse.Namespace) -> bool:
-    """Whether the chat page could be made."""
+    """Return whether the chat page was built."""
     return (args.page / "index.html").exists()
 
 
 def model_name(args: argparse.Namespace) -> str:
-    """Return what clients call the model, by the name of its file; roles take no other characters."""
+    """Return the model's name for clients: its file name with only the characters that the roles accept."""
     return re.sub(r"[^A-Za-z0-9._:+-]", "-", args.model.stem)
 
 
 def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
-    """Return its address, or why there is none, as playbooks/demo.yml has written it down."""
+    """Return the URL of the chat page, or why there is none, as playbooks/demo.yml has written it."""
     if has_page(args):
         return f"http://127.0.0.1:{api_port}/"
     reason = args.page.with_name(f"{args.page.name}.none")
@@ -52,7 +52,7 @@ def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
 
 @dataclass
 class Group:
-    """An API over workers of its own. The only one has no name, and ends the program when it ends."""
+    """An API over its own workers. If there is only one group, it has no name."""
 
     name: str
     folder: Path
@@ -64,7 +64,7 @@ class Group:
     serves: threading.Event = field(default_factory=threading.Event)
 
     def settings(self, args: argparse.Namespace) -> dict[str, object]:
-        """Return what the service is told, as role llama_server writes it."""
+        """Return the settings of the service, as role llama_server writes them."""
         keys = str(args.state / "api.keys")
         arguments = ["--model", str(args.model), "--alias", model_name(args)]
         arguments += ["--host", "127.0.0.1", "--port", str(self.api_port), "--api-key-file", keys]
@@ -87,7 +87,7 @@ class Group:
         }
 
     def start(self, args: argparse.Namespace) -> None:
-        """Start its workers, and the service that waits for them; those that run already go on."""
+        """Start the workers and the service that waits for them, except those that run already."""
         threads = max(1, len(os.sched_getaffinity(0)) // (args.count * args.groups))
         for index, port in enumerate(self.ports):
             worker = self.workers[index] if index < len(self.workers) else None
@@ -110,7 +110,7 @@ class Group:
         threading.Thread(target=self.follow, args=(self.service,), daemon=True).start()
 
     def follow(self, service: subprocess.Popen[str]) -> None:
-        """Show where the service is; what llama-server says goes to a file."""
+        """Print the progress of the service, and write all of its output to a file."""
         if service.stdout is None:
             return
         with (self.folder / "api.log").open("a", encoding="utf-8") as said:
@@ -122,7 +122,7 @@ class Group:
                     print(f"Group {self.name}: {shown}" if self.name else shown, flush=True)
                 elif line.startswith("Serving"):
                     if self.name:
-                        # Each time, as a worker that is started again has another number.
+                        # Print this each time, because a restarted worker has another process id.
                         loss = f"`kill -9 {self.workers[0].pid}` ends a worker of this group; other groups continue."
                         print(f"Group {self.name}: {line.rstrip()}\nGroup {self.name}: {loss}", flush=True)
                     elif self.serves.is_set():
@@ -138,7 +138,7 @@ class Group:
 
 
 def start_gateway(args: argparse.Namespace, groups: list[Group], port: int, key: str) -> subprocess.Popen[bytes]:
-    """Start an HAProxy before the groups; raises RuntimeError with a sentence."""
+    """Start an HAProxy in front of the groups and return its process; raise RuntimeError with a sentence."""
     folder = args.state / "gateway"
     folder.mkdir(exist_ok=True)
     variables = {
@@ -191,7 +191,7 @@ def start_gateway(args: argparse.Namespace, groups: list[Group], port: int, key:
 
 
 def wait_for_gateway(gateway: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return once it answers; raises RuntimeError with a sentence."""
+    """Wait until the gateway answers; raise RuntimeError with a sentence if it does not."""
     deadline = time.monotonic() + START_LIMIT_S
     while gateway.poll() is None and time.monotonic() < deadline:
         try:
@@ -203,7 +203,7 @@ def wait_for_gateway(gateway: subprocess.Popen[bytes], port: int, log: Path) -> 
 
 
 def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) -> int:
-    """Start all, say where it is, and start again what ends, as systemd does it; return if the gateway ends."""
+    """Start everything, print the addresses, and restart what ends, as systemd does; return 1 if the gateway ends."""
     for group in groups:
         group.start(args)
     for group in groups:
@@ -226,13 +226,13 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
 
 
 def tell(args: argparse.Namespace, port: int, key: str) -> None:
-    """Say where the API is."""
+    """Print the addresses of the API and of the chat page, and the key."""
     page = where_the_page_is(args, port)
     print(f"API http://127.0.0.1:{port}/v1\nKey {key}\nPage {page}\nCtrl-C ends it.", flush=True)
 
 
 def main() -> int:
-    """Start all, and end all."""
+    """Parse the arguments, serve, end all processes, and return the exit status."""
     parser = argparse.ArgumentParser(description="Serve a model on this machine until Ctrl-C.")
     parser.add_argument("--bin", type=Path, required=True, help="folder of the llama.cpp programs")
     parser.add_argument("--model", type=Path, required=True, help="GGUF file")
@@ -255,7 +255,7 @@ def main() -> int:
     keys.touch(mode=0o600)
     key = secrets.token_hex(24)
     keys.write_text(f"{key}\n" if args.groups == 1 else f"{secrets.token_hex(24)}\n", encoding="utf-8")
-    # Ctrl-C reaches all of them at once; this one ends them in their order, the API before its workers.
+    # On SIGTERM, as on Ctrl-C, this process ends the others in order: each API before its workers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         return serve(args, groups, free_ports(1)[0] if args.groups > 1 else groups[0].api_port, key)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Start RPC workers on loopback for a demonstration, and end them.
 
-`start` leaves a supervisor behind, prints {"endpoints": [...], "supervisor": pid} and returns once every worker
-listens. The supervisor ends the workers on `stop`, when the Ansible run that started it is gone (finished,
-interrupted or killed), or after a time limit; if the supervisor is killed, the kernel ends them. As long as it runs it
-has a lock on the state folder. Linux only; standard library only.
+`start` starts a supervisor in the background, prints {"endpoints": [...], "supervisor": pid} and returns once every
+worker listens. The supervisor ends the workers on `stop`, when the Ansible run that started it is gone (finished,
+interrupted or killed), or after a time limit. If the supervisor is killed, the kernel ends the workers. The supervisor
+holds a lock on the state folder as long as it runs. Linux only; standard library only.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def free_ports(count: int) -> list[int]:
 
 
 def listening_ports() -> set[int]:
-    """Return the IPv4 ports that somebody listens on, from the kernel: a connection would disturb a worker."""
+    """Return the IPv4 ports that have a listener, as the kernel lists them: a connection would disturb a worker."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return {int(row[1].rsplit(":", 1)[1], 16) for row in rows if row[3] == TCP_LISTEN}
 
 
 def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subprocess.Popen[bytes]:
-    """Start a worker that ends with this process; what it says goes to a file."""
+    """Start a worker that ends with this process, and write its output to a file."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Lines must reach the log at once: upstream's banner is block-buffered.
     listen = ["-H", "127.0.0.1", "-p", str(port)]
@@ -76,7 +76,7 @@ def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subp
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End workers by their process ids."""
+    """Kill the processes, and wait until they have ended."""
     for process in processes:
         process.kill()
     for process in processes:
@@ -84,7 +84,7 @@ def end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def lock(state: Path) -> int | None:
-    """Lock the state folder, or return None as long as a demo has done so; closed by all who have it, it is free."""
+    """Lock the state folder and return its descriptor, or None if a demo has the lock. Closing all copies unlocks."""
     descriptor = os.open(state, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -155,7 +155,7 @@ def start(args: argparse.Namespace) -> int:
 
 
 def stop(args: argparse.Namespace) -> int:
-    """End what `start` with the same state folder left running."""
+    """End the supervisor that `start` with the same state folder has started."""
     if not args.state.is_dir() or lock(args.state) is not None:
         return 0
     pid = json.loads((args.state / "workers.json").read_text())["supervisor"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write a small GGUF model of random weights, for demonstrations and tests.
 
-Its text is noise (words in no order); the time it takes to compute is that of a real model of its shape.
-Needs the packages `gguf` and `numpy`. The same arguments give the same bytes.
+The generated text is noise (words in no order), but it takes as long to compute as with a real model of this shape.
+The script needs the packages `gguf` and `numpy`. The same arguments give the same bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-# A word a token, so that the noise can be read. The sentencepiece mark (U+2581) is the space before the word.
+# Each word is a token, so that the noise can be read. The sentencepiece mark (U+2581) is the space before the word.
 WORDS = """
 the of and to in is you that it he was for on are as with his they at be this have from or one had by word but not what
 all were we when your can said there use an each which she do how their if will up other about out many then them these
@@ -38,7 +38,7 @@ def vocabulary() -> tuple[list[bytes], list[float], list[int]]:
     types += [kind.BYTE] * 256
     space = "\u2581"
     pieces = [space, *(chr(i) for i in range(33, 127))]
-    # The tokenizer joins pairs of known pieces, so each beginning of a word must be a piece as well.
+    # The tokenizer joins pairs of known pieces, so each prefix of a word must be a piece as well.
     for word in WORDS:
         pieces += [(space + word)[: n + 1] for n in range(1, len(word) + 1)]
     unique = list(dict.fromkeys(pieces))
@@ -58,7 +58,7 @@ def random_q8_0(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokens: list[bytes], scores: list[float], types: list[int]) -> None:
-    """Add a tokenizer of the vocabulary that `vocabulary` gives."""
+    """Add a tokenizer with the tokens, scores and types that `vocabulary` returns."""
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
@@ -79,7 +79,7 @@ def add_shape(
     heads_kv: int,
     n_vocab: int,
 ) -> None:
-    """Add the hyperparameters of a llama-architecture model whose heads are of 64."""
+    """Add the hyperparameters of a llama-architecture model with heads of size 64."""
     writer.add_context_length(context)
     writer.add_embedding_length(width)
     writer.add_block_count(layers)
@@ -93,7 +93,7 @@ def add_shape(
 
 
 def write_model(path: Path, layers: int, width: int, context: int, seed: int, as_floats: bool = False) -> None:
-    """Write a llama-architecture model to `path`, which appears only when it is whole."""
+    """Write a llama-architecture model to `path`, which appears only when it is complete."""
     rng = np.random.default_rng(seed)
     heads = width // 64
     heads_kv = max(1, heads // 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How Sphinx builds the site; scripts/docs.sh starts it."""
+"""The configuration with which Sphinx builds the site; scripts/docs.sh starts it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ project = f"{galaxy['namespace']}.{galaxy['name']}"
 version = release = str(galaxy["version"])
 copyright = "the authors; GPL-3.0-or-later"  # noqa: A001
 extensions = ["myst_parser", "sphinx_antsibull_ext"]
-# As GitHub names them.
+# Headings have the same anchors as on GitHub.
 myst_heading_anchors = 6
-# Output with a gap in it is no JSON, and is coloured all the same as far as it is.
+# Shortened output is not valid JSON. Sphinx still highlights the parts that are.
 suppress_warnings = ["misc.highlighting_failure"]
 
-# In site.css.
+# site.css has the colours.
 antsibull_ext_color_scheme = "none"
 
 html_theme = "furo"
@@ -33,11 +33,11 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
-# Of a page that is opened as a file no other file can be read: results have titles and no excerpts.
+# A page that is opened as a file cannot read other files, so search results have titles but no excerpts.
 html_show_search_summary = False
 html_use_index = False
 
-# Pages of Ansible that specs point to: nothing is fetched to find them.
+# Pages of Ansible that specs link to. The build fetches nothing to find them.
 ANSIBLE = "https://docs.ansible.com/ansible/latest"
 ANSIBLE_PAGES = {
     "action_plugins": "plugins/action.html",
@@ -59,7 +59,7 @@ def elsewhere(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: n
     return nodes.reference("", "", content, internal=False, refuri=f"{ANSIBLE}/{page}") if page else None
 
 
-# What is scrolled must have the focus of a keyboard, and there is no attribute `aria-role`.
+# An element that scrolls must be able to get the keyboard focus, and there is no attribute `aria-role`.
 REPAIRS = {
     "<pre>": '<pre tabindex="0">',
     '<div class="table-wrapper': '<div tabindex="0" class="table-wrapper',
@@ -68,7 +68,7 @@ REPAIRS = {
 
 
 def repair(app: Sphinx, error: Exception | None) -> None:
-    """Mend what Sphinx, the theme and antsibull-docs write that a screen reader or a keyboard stumbles over."""
+    """Repair output of Sphinx, the theme and antsibull-docs that screen readers or keyboards cannot use."""
     for page in Path(app.outdir).rglob("*.html") if error is None else ():
         text = page.read_text(encoding="utf-8")
         for wrong, right in REPAIRS.items():
@@ -77,6 +77,6 @@ def repair(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Tell Sphinx."""
+    """Register the functions above with Sphinx."""
     app.connect("missing-reference", elsewhere)
     app.connect("build-finished", repair)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Looks at the built site: links and anchors lead somewhere, images have a text, nothing comes from elsewhere."""
+"""Check the built site: links and anchors have a target, images have a text, and no file comes from another site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a browser fetches by itself.
+# The attributes whose address a browser fetches by itself.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "object": "data", "link": "href"}
 
 
@@ -24,7 +24,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what is of interest in a tag."""
+        """Record the ids, links, files and unlabelled images of a tag."""
         found = dict(attrs)
         self.ids |= {found[name] or "" for name in ("id", "name") if name in found}
         if tag == "a" and found.get("href"):
@@ -36,7 +36,7 @@ class Page(HTMLParser):
 
 
 def problems(site: Path) -> list[str]:
-    """Return what is wrong, a line each."""
+    """Return the problems of the site, one line each."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():
@@ -57,7 +57,7 @@ def problems(site: Path) -> list[str]:
 
 
 def main() -> int:
-    """Print what is wrong."""
+    """Print the problems, and return 1 if there are any."""
     found = problems(Path(sys.argv[1]).resolve())
     print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
     return 1 if found else 0

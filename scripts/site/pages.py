@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the site is built from, put in a folder: `pages.py collection FOLDER` and then `pages.py pages FOLDER`.
+"""Write the sources of the site to a folder: `pages.py collection FOLDER` and then `pages.py pages FOLDER`.
 
 `collection` makes a copy of the collection that antsibull-docs can read. `pages` copies docs/ and the READMEs of roles.
-It lets links to anything else in the tree lead to a page that shows it, and makes the navigation from the folders: a
-page's title is its heading, and pages come in the order in which docs/index.md names them.
+If a page links to another file of the repository, `pages` makes a page that shows the file. It makes the navigation
+from the folders: a page's title is its heading, and pages come in the order in which docs/index.md names them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ SECTIONS = {
     "explanation": "Explanation",
     "reference": "Reference",
 }
-# Folders inside sections, for the ones without an index of their own.
+# The titles of other folders, if they have no index.
 FOLDERS = {"reference/roles": "Roles", "reference/playbooks": "Playbooks", "upstream": "Patches, for llama.cpp"}
-# Pages of the top of the tree, which are for contributors.
+# Pages in the top folder, which are for contributors.
 TOP = ("CONTRIBUTING.md", "SECURITY.md")
 LANGUAGES = {".yml": "yaml", ".yaml": "yaml", ".json": "json", ".py": "python", ".sh": "bash", ".j2": "jinja"}
 FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 
 
 def tracked() -> list[str]:
-    """Return the paths of what is in the tree, without what git ignores."""
+    """Return the paths of all files in the repository that git does not ignore."""
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], check=True, capture_output=True, text=True
     )
@@ -46,7 +46,7 @@ def tracked() -> list[str]:
 
 
 def copy_collection(target: Path) -> None:
-    """Copy what has documentation, with templated defaults in words: antsibull-docs wants a value of the type."""
+    """Copy the files with documentation, with templated defaults in the descriptions, as they have another type."""
     shutil.rmtree(target, ignore_errors=True)
     for path in tracked():
         if path.split("/")[0] not in {"galaxy.yml", "meta", "plugins", "roles", "README.md"}:
@@ -86,7 +86,7 @@ class Pages:
             place = self._place(path)
             if place:
                 self.places[path] = place
-        # The site has a front page of its own.
+        # The site has its own front page.
         self.places["README.md"] = "index.md"
 
     @staticmethod
@@ -127,7 +127,7 @@ class Pages:
         page.write_text(text, encoding="utf-8")
 
     def _linked(self, path: str, place: str) -> str:
-        """Return a page whose links are those of the site."""
+        """Return the text of a page with its links changed to those of the site."""
         text = (ROOT / path).read_text(encoding="utf-8")
         parts = FENCED.split(text)
         line = 1
@@ -155,7 +155,7 @@ class Pages:
         return f"{before}{to}#{anchor}" if anchor else before + to
 
     def _show(self, path: str) -> None:
-        """Give a file or folder that is no page a page that shows it."""
+        """Write a page that shows a file or folder of the repository."""
         place = self.places[path] = f"files/{path}.md" if path in self.tree else f"files/{path}/index.md"
         if path in self.tree:
             text = (ROOT / path).read_text(encoding="utf-8")
@@ -211,14 +211,14 @@ def _toctree(places: list[str], *, hidden: bool) -> str:
 
 
 def main() -> int:
-    """Do one of the two."""
+    """Run one of the two commands, and return the exit status."""
     what, target = sys.argv[1], Path(sys.argv[2])
     if what == "collection":
         copy_collection(target)
         return 0
     pages = Pages(target)
     pages.write()
-    # The theme has a list of headings beside each page, and warns of a second one.
+    # The theme shows a list of headings beside each page, and warns of a second one.
     for page in target.glob("reference/collection/*.rst"):
         page.write_text(
             re.sub(r"^\.\. contents::\n(?: +:.*\n)*", "", page.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
