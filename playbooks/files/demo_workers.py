@@ -10,7 +10,6 @@ holds a lock on the state folder as long as it runs. Linux only; standard librar
 from __future__ import annotations
 
 import argparse
-import ctypes
 import fcntl
 import json
 import os
@@ -25,8 +24,9 @@ from pathlib import Path
 
 START_LIMIT_S = 20
 STOP_LIMIT_S = 10
-PR_SET_PDEATHSIG = 1  # prctl(2)
 TCP_LISTEN = "0A"  # include/net/tcp_states.h
+# The kernel sends the given signal to a command that begins with this when the process that started it is gone.
+WITH_THIS = ("setpriv", "--pdeathsig")
 
 
 def ansible_run() -> int | None:
@@ -60,19 +60,11 @@ def listening_ports() -> set[int]:
 
 def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subprocess.Popen[bytes]:
     """Start a worker that ends with this process, and write its output to a file."""
-    libc = ctypes.CDLL(None, use_errno=True)
     # Lines must reach the log at once: upstream's banner is block-buffered.
     listen = ["-H", "127.0.0.1", "-p", str(port)]
-    command = ["stdbuf", "-oL", str(server), *listen, "-t", str(threads), "-d", "CPU"]
+    command = [*WITH_THIS, "KILL", "stdbuf", "-oL", str(server), *listen, "-t", str(threads), "-d", "CPU"]
     with log.open("wb") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread is here
-        )
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
