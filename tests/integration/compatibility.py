@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What masters and workers of the generations of the RPC protocol make of each other, as the tables of a page.
+"""How masters and workers of the generations of the RPC protocol work together, as the tables of a page.
 
-As a program it runs all of them (`make test-matrix` builds them) and writes docs/reference/compatibility.md anew.
+As a program, it runs all combinations (`make test-matrix` builds them) and rewrites docs/reference/compatibility.md.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ REFUSED = "protocol_mismatch"
 
 _ARCHIVES = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text(encoding="utf-8"))["__llama_cpp_archives"]
 
-# Tables by their heading; each row by what it is about, the cells of its first columns.
+# The tables by their heading. Each table maps the first cell of a row to the other cells of that row.
 Tables = dict[str, dict[str, list[str]]]
 
 READS = "What the collection reads"
 WORKS = "Which master works with which worker"
 SAID = "What the failed runs say"
 EVERY = "every master with a worker of another protocol"
-# What stands in a sentence for the protocols of both.
+# The placeholders in a sentence for the protocols of the master and of the worker.
 _MASTER, _WORKER = "MASTER", "WORKER"
 _COLUMNS = {
     READS: [
@@ -60,17 +60,17 @@ def infer(release: Release, model: Path, workers: list[Worker], **arguments: Any
 
 
 def state(worker: Worker) -> str:
-    """Return what the prober says of a worker."""
+    """Return the state of a worker according to the prober."""
     return probe([parse_endpoint(worker.endpoint)], 20)[0].state
 
 
 def reads(release: Release, model: Path) -> list[str]:
-    """Return a row: what is read of a worker, of a program and of its log, all of one release."""
+    """Return a table row: the collection's data from a worker, a program and its log, all of one release."""
     with running_worker(release, model.with_name("reads.log")) as worker:
         status = probe([parse_endpoint(worker.endpoint)], 20)[0]
         result = infer(release, model, [worker])
         assert result["failure"] is None, result["msg"]
-        # Builds of today now and then end before their last lines are written.
+        # Current builds sometimes end before they have written their last lines.
         for _attempt in range(10):
             done = subprocess.run(
                 result["command"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=HANG_S, check=True
@@ -96,9 +96,9 @@ def reads(release: Release, model: Path) -> list[str]:
 
 
 def meet(master: str, worker: str, model: Path) -> dict[str, Any]:
-    """Let a master of one generation use a worker of another, beside one of its own; return both ends.
+    """Let a master of one generation use a worker of another beside one of its own; return both results.
 
-    That no worker is worse off for it is asserted here.
+    The results are by `verify`. The function also asserts that both workers are ready after each run.
     """
     ours, theirs = GENERATIONS[master], GENERATIONS[worker]
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def meet(master: str, worker: str, model: Path) -> dict[str, Any]:
 
 
 def row(ends: dict[bool, dict[str, Any]]) -> list[str]:
-    """Return what the tables have of such a meeting: how it ended, asked before and not asked."""
+    """Return the table cells of such a meeting: the result with verification, and the one without."""
     return [f"`{end['kind']}`: {end['said']}" if end["kind"] else str(end["said"]) for end in ends.values()]
 
 
@@ -130,7 +130,7 @@ def pair(master: str, worker: str) -> str:
 
 
 def gathered(said: dict[tuple[str, str], list[str]]) -> dict[str, list[str]]:
-    """Return one row for all pairs of a master and a worker of which the same is said, but for their protocols."""
+    """Return one row for all pairs of a master and a worker whose cells differ only in their protocols."""
     alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for (master, worker), cells in said.items():
         general = tuple(
@@ -146,7 +146,7 @@ def gathered(said: dict[tuple[str, str], list[str]]) -> dict[str, list[str]]:
 
 
 def said_of(tables: Tables, master: str, worker: str) -> list[list[str]]:
-    """Return what the page says of a master and a worker: the cells of each row that is about both."""
+    """Return the page's messages for a master and a worker: the cells of each row about both."""
     return [
         [cell.replace(_MASTER, master).replace(_WORKER, worker) for cell in cells]
         for about, cells in tables[SAID].items()

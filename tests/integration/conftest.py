@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The order of these tests, and which processes of pytest they are in."""
+"""The order of these tests, and the pytest processes that run them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-# Begun first: nothing is left for the other process when it is the last.
+# This test runs first. If it ran last, the other processes would have nothing left to do.
 LONGEST = "test_safetensors_are_converted_and_quantised_and_run"
-# What the tests of each of these look at is one long play, which is not to run in each process.
+# The tests of each of these groups look at one long play. One process runs the group, so that the play runs once.
 TOGETHER = ("test_role_gguf_model.py::test_bad_input", "test_role_llama_cpp.py::test_a_bad_value")
 
 
 class OneByOne(LoadScopeScheduling):
-    """With `pytest -n` each process gets the next test when it is done with one."""
+    """A scheduler that gives each process of `pytest -n` the next test when it has finished one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((scope for scope in TOGETHER if scope in nodeid), nodeid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The page of a benchmark in a real browser, and the playbook over real workers."""
+"""The benchmark page in a real browser, and the playbook over real workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLES = {
     "only-bench": {"time": "2026-11-21T19:42:02Z", "bench": results()["bench"]},
 }
 
-# What is wider than the window, other than in a box that scrolls by itself.
+# Finds elements that are wider than the window, except inside a box that scrolls by itself.
 BEYOND = """
 [document.documentElement.scrollWidth > innerWidth ? "the page" : "",
  ...[...document.body.querySelectorAll("*")].filter(element => {
@@ -40,7 +40,7 @@ BEYOND = """
    return box.width && !element.parentElement.closest(".scroll") && (box.right > innerWidth + 0.5 || box.left < -0.5);
  }).map(element => element.tagName + " " + element.textContent.slice(0, 40))].filter(Boolean)
 """
-# Text whose colour is too near to that of what is behind it (WCAG 2.2, 1.4.3: 4.5 to 1).
+# Finds text whose colour has too little contrast to its background (WCAG 2.2, 1.4.3: 4.5 to 1).
 PALE = """
 (() => {
   const numbers = color => color.match(/[\\d.]+/g).map(Number);
@@ -88,7 +88,7 @@ def page(chromium: str, tmp_path: Path) -> Iterator[Page]:
 
 
 def looked_at(page: Page, path: Path) -> dict[str, Any]:
-    """What is wrong with a page; each list is empty if nothing is."""
+    """Return the faults of a page by kind, without the kinds that have none."""
     page.open(path)
     found: dict[str, Any] = {}
     for width in (320, 390, 1200):
@@ -98,7 +98,7 @@ def looked_at(page: Page, path: Path) -> dict[str, Any]:
         page.show(1200, scheme)
         found[f"pale when {scheme}"] = page.run(PALE)
     assert page.run(LIGHTNESS) < 150, "it is not dark"
-    # A4 without its margins, at 96 px to the inch; who prefers dark prints on white nevertheless.
+    # A4 without its margins, at 96 px to the inch. A reader who prefers dark must still get white paper.
     page.show(680, "dark", "print")
     assert page.run(LIGHTNESS) == 3 * 255, "the paper is not white"
     found["pale in print"] = page.run(PALE)
@@ -115,7 +115,7 @@ def looked_at(page: Page, path: Path) -> dict[str, Any]:
 
 
 def pictures(page: Page, path: Path, name: str) -> None:
-    """Leave pictures of a page for a person to look at."""
+    """Save pictures of a page for a person to look at."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.open(path)
     for kind, width, scheme in (("wide", 1200, "light"), ("dark", 1200, "dark"), ("phone", 390, "light")):
@@ -146,7 +146,7 @@ def test_the_playbook_measures_reports_and_remembers(
     ports = [start_worker(release_7, threads=threads).port for threads in (1, 2)]
     folder = tmp_path / "benchmark"
     folder.mkdir()
-    # Of another build, and its end of line is missing.
+    # This record is of another build, and its final line break is missing.
     before = json.dumps(run("2026-10-01T02:03:04Z", 30, 2, "4227c9be8"))
     (folder / "history.jsonl").write_text(before)
     host = {
@@ -189,7 +189,7 @@ def test_the_playbook_measures_reports_and_remembers(
         "report.md",
     ]
 
-    # As if it had been a thousand times as quick.
+    # Make the earlier run look a thousand times as fast.
     quicker = json.loads(lines[1])
     for test in quicker["tests"]:
         test["tokens_per_second"]["mean"] *= 1000

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Where the role `llama_cpp` builds: once for each class of CPUs, on another host, or nowhere.
 
-Real ansible-playbook runs, in which hosts are folders of this machine. A run takes seconds, so one run has many hosts,
-and each host is a case of its own.
+The tests run the real ansible-playbook over hosts that are folders of this machine. A run takes seconds, so one run has
+many hosts, and each host is a case of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.stand_in_source import MASTER, archive, digest, member
 
 CROSS = "aarch64-linux-gnu-g++"
 
-# A connection to a host that may go down.
+# A connection plugin for hosts that may go down.
 FRAGILE = f"""
 from pathlib import Path
 from ansible.errors import AnsibleConnectionFailure
@@ -58,7 +58,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 @pytest.mark.long
 def test_a_class_is_built_for_once(fleet: Fleet) -> None:
-    """Three hosts are alike; of two others one cannot build; one has another host build for it."""
+    """Three hosts are alike. Of two others, one cannot build. The last one has another host build for it."""
     alike = ("one", "two", "master")
     other = ("broken5", "six")
     fleet.hosts = {
@@ -102,8 +102,8 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     assert again.code == 0, again.text
     assert again.changed == 0
 
-    # Two artifacts are no more what they were: of one a piece is missing, and of the other a run was killed before its
-    # record was there. Another host builds now, in another folder.
+    # Damage two artifacts. One lacks a piece. The other lacks its record, as if a run had been killed before it wrote
+    # it. Now another host builds, in another folder.
     damaged = [fleet.cache / "artifacts" / f"{fleet.release(host)}.tar.gz" for host in ("two", "master")]
     damaged[0].write_bytes(damaged[0].read_bytes()[:1000])
     damaged[1].with_name(damaged[1].name.replace(".tar.gz", ".json")).unlink()
@@ -115,8 +115,8 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
         path.touch()
     for path in [half, *long_ago, *never_used]:
         os.utime(path, (time.time() - 91 * 86400,) * 2)
-    # A build of another release was killed there; one host has the tools of BusyBox, and the disk of one has room, but
-    # not for that many files.
+    # A killed build of another release has left files on host two, which also has the tools of BusyBox. The disk of
+    # host full has enough room, but not enough inodes.
     left = fleet.folder / "two" / "build" / "another" / "tree"
     fleet.hosts["two"]["ansible_python_interpreter"] = masquerade(fleet.folder / "busybox")
     fleet.hosts["full"] = {}
@@ -152,7 +152,7 @@ def packed(path: Path, files: dict[str, bytes], *more: tarfile.TarInfo) -> Path:
 
 
 def compiled(folder: Path) -> dict[str, bytes]:
-    """Give programs and a library as upstream's archives have them: in one folder, and looked for there."""
+    """Return programs and a library as in upstream's archives: in one folder, where programs find the library."""
     (folder / "lib.c").write_text("int answer(void) { return 0; }\n")
     (folder / "main.c").write_text("int answer(void);\nint main(void) { return answer(); }\n")
     (folder / "alone.c").write_text("int main(void) { return 0; }\n")
@@ -249,7 +249,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
 
 @pytest.mark.long
 def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -> None:
-    """One has something in the way and is rescued by the play, on one the build fills the disk, one goes down."""
+    """On one host a folder is in the way, and the play rescues it. On one the build fills the disk. One goes down."""
     fleet.hosts = {
         **{name: {"llama_cpp_builder": "localhost"} for name in ("blocked", "next")},
         **{name: {"llama_cpp_cpu_features": ["sse42"]} for name in ("full", "six")},
@@ -276,11 +276,11 @@ def test_hosts_that_cannot_go_on_leave_their_class_to_the_others(fleet: Fleet) -
 
 @pytest.mark.long
 def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) -> None:
-    """One controller is killed while its builder builds; then two more runs want the same."""
+    """One controller is killed while its builder builds. Then two more runs want the same build."""
     fleet.hosts = {name: {"llama_cpp_builder": "builder"} for name in ("first", "second", "third")}
     fleet.hosts["builder"] = {}
     fleet.variables["llama_cpp_cmake_options"]["FAKE_SLEEP"] = 4
-    # The builder itself, which needs nothing, has the release of another play in use.
+    # The builder needs no release for itself, and already uses the release of another play.
     fleet.has_an_older_release("builder")
     options = ("--limit", "!builder")
     killed = fleet.start("first", "builder", options=options)
@@ -303,7 +303,7 @@ def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) ->
 
 @pytest.mark.long
 def test_the_first_of_two_runs_that_make_the_same_gives_both_its_artifact(fleet: Fleet) -> None:
-    """Compilers may give two runs different bytes; the artifact of the first run is there when the second ends."""
+    """Compilers may give two runs different bytes. The first run's artifact exists when the second run ends."""
     fleet.hosts = {"one": {}, "two": {}}
     fleet.variables["llama_cpp_cmake_options"]["FAKE_SLEEP"] = 4
     fleet.variables["llama_cpp_build_strategy"] = "per_class"
@@ -360,7 +360,8 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         "builder": {"llama_cpp_builder": "nobody"},
         "both": {"llama_cpp_portable": True, "llama_cpp_cpu_features": ["sse42"]},
         "digest": {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x"},
-        # A compiler for x86-64 knows no -march of Arm's, as an old one for Arm would not.
+        # A compiler for x86-64 knows none of Arm's -march values, just as an old compiler for Arm would not know this
+        # one.
         "march": {"ansible_python_interpreter": arm},
         "march2": {"ansible_python_interpreter": arm},
         "portable": {"ansible_python_interpreter": arm, "llama_cpp_portable": True},
@@ -385,7 +386,7 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         run, "march", "No host could build for the class aarch64-dotprod-fp16-glibc2.41: c++",
         "on march does not know -march=armv8.2-a+dotprod+fp16, which the class aarch64-dotprod-fp16-glibc2.41 needs:",
         "name a host with a newer compiler in llama_cpp_builder, or leave the feature out",
-        # Whoever has tried, and why it could not.
+        # The message names each host that tried to build, and the reason of its failure.
         "on march2 does not know -march=armv8.2-a+dotprod+fp16",
     )  # fmt: skip
     fleet.failed(run, "portable", "which a portable build for aarch64 (GCC 14 or newer) needs")
@@ -400,7 +401,7 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
 
 
 def machine_of(artifact: Path) -> int:
-    """Return what its server is for, by the number of the ELF format."""
+    """Return the machine that an artifact's server is for, as the number of the ELF format."""
     with tarfile.open(artifact) as tar:
         return int.from_bytes(tar.extractfile("./bin/rpc-server").read(20)[18:], "little")  # type: ignore[union-attr]
 
@@ -414,7 +415,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
     run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
-    # The name that it had until 0.2.0.
+    # The variable had this name until 0.2.0.
     assert run.holds("[DEPRECATION WARNING] llama_cpp_artifact_dir is now llama_cpp_artifact_folder."), run.text
     assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed. No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
@@ -427,7 +428,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     assert manifest["builder"]["machine"] == "x86_64"
     assert manifest["compiler"].startswith("aarch64-linux-gnu-g++")
     assert not (fleet.folder / "arm").exists(), "nothing is installed"
-    # What it has made is what the strategy artifact takes.
+    # The strategy `artifact` takes the artifacts that the playbook has made.
     del fleet.variables["llama_cpp_builder"]
     given = {"llama_cpp_artifact": str(native), "llama_cpp_artifact_sha256": digest(native)}
     run = fleet.run("native", llama_cpp_build_strategy="artifact", **given)

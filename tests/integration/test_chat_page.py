@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """llama.cpp's chat page, built from the pinned source, in a real browser over a real service.
 
-Marked long: the first time, the page is built, which takes Node.js, npm's registry and minutes.
+The tests are marked long: the first run builds the page, which needs Node.js, npm's registry and minutes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLAY = [
 
 @pytest.fixture(scope="session")
 def chat_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the page; role llama_cpp builds it, unless the cache has it."""
+    """Return the folder of the page; role llama_cpp builds it unless the cache has it."""
     folder = tmp_path_factory.mktemp("page")
     (folder / "play.json").write_text(json.dumps(PLAY))
     program = Path(sys.executable).with_name("ansible-playbook")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/reference/compatibility.md says what masters and workers of different generations make of each other.
+"""Check the statements of docs/reference/compatibility.md about masters and workers of different generations.
 
-Here those generations meet that are built: those that other tests run too, and each with each once `make test-matrix`
-has built the rest, which it sets ALL_GENERATIONS for.
+By default, the generations that other tests also run meet here, and any others that are built. `make test-matrix`
+builds all of them and sets ALL_GENERATIONS, so that each meets each.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What compilers and upstream's CMake make of a CPU class: its features are switched on, and no others."""
+"""Compilers and upstream's CMake switch on the features of a CPU class, and no others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_cla
 
 from support.harness import CACHE, RELEASES
 
-# What a compiler defines where it may use a feature.
+# The macros that a compiler defines if it may use a feature.
 MACROS = {
     "aarch64": {
         "asimddp": "__ARM_FEATURE_DOTPROD",
@@ -47,7 +47,8 @@ MACROS = {
         "avx512vbmi": "__AVX512VBMI__",
         "avx512_vnni": "__AVX512VNNI__",
         "avx512_bf16": "__AVX512BF16__",
-        # No feature that ggml has code for, and none that may come along.
+        # No class has these features, and no other feature may bring them along: ggml has no code for them, or the role
+        # switches that code off (AMX).
         "amx_int8": "__AMX_INT8__",
         "avx512_vbmi2": "__AVX512VBMI2__",
         "avx512_fp16": "__AVX512FP16__",
@@ -55,7 +56,8 @@ MACROS = {
         "sha_ni": "__SHA__",
     },
 }
-# Not all of x86, which are thousands: those of CPUs that are sold, the smallest of each feature, and all together.
+# x86 allows thousands of combinations. These are the ones of CPUs that are sold, the smallest one with each feature,
+# and all features together.
 X86 = [
     "",
     "bmi2",
@@ -76,7 +78,7 @@ ARM = [
 
 
 def class_of(machine: str, features: str) -> CpuClass:
-    """Return the class for these features and those that they need, of a CPU that has all."""
+    """Return the class for these features and the features that they need, on a CPU that has all features."""
     known = _FEATURES[machine]
     cpu = " ".join(word for name, feature in known.items() for word in (name, *feature.also))
     return cpu_class(machine, cpu, features=features.split() or ["baseline"])
@@ -113,7 +115,7 @@ def defined(machine: str, flags: list[str]) -> set[str]:
 )
 def test_compilers_use_the_features_of_a_class_and_no_others(machine: str, features: str) -> None:
     found = class_of(machine, features)
-    # What each feature may bring along is looked for on the host before it counts.
+    # A feature may bring these along. It counts only if the host has them too.
     allowed = set(found["features"]).union(*(_FEATURES[machine][word].also for word in found["features"]))
     used = defined(machine, found["flags"])
     assert used & set(_FEATURES[machine]) == set(found["features"])
@@ -133,7 +135,8 @@ def test_no_option_of_upstream_is_left_to_its_default(version: str, machine: str
     section = text.partition("# instruction set specific")[2].partition("# ggml core")[0]
     options = set(re.findall(r"option\((GGML_\w+)", section))
     assert "GGML_AVX512_BF16" in options, "upstream's file has changed"
-    # No instructions: a library for memory, code that is chosen when it runs, and the one that says all variants.
+    # These options choose no instructions: a library for memory, code that is chosen at run time, and the build of all
+    # variants.
     options -= {"GGML_CPU_HBM", "GGML_CPU_REPACK", "GGML_CPU_KLEIDIAI", "GGML_CPU_ALL_VARIANTS"}
     others = {
         "loongarch64": {"GGML_LASX", "GGML_LSX"},

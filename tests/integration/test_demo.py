@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The demo as a user runs it, with real workers: what it prints, what it leaves behind, what it says when it fails."""
+"""The demo as a user runs it, with real workers: its output, the files that it leaves, and its errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = ROOT / "playbooks" / "files" / "demo_workers.py"
-# What shells and templates would make something else of.
+# Shells and templates would interpret this text.
 PROMPT = 'Say "$HOME" {{ 1 + 1 }} \\n # é'
 
 
@@ -40,7 +40,7 @@ class Demo:
         }
 
     def start(self, typed: dict[str, str] | None = None, **variables: object) -> subprocess.Popen[str]:
-        """Begin `make demo` with the variables that a user types, and others that make a case of it."""
+        """Start `make demo` with the variables that a user types, and with further ones for the case."""
         return subprocess.Popen(
             [ROOT / "scripts" / "demo.sh", "-e", json.dumps({**self.variables, **variables})],
             env={**os.environ, "ANSIBLE_NOCOLOR": "1", **(typed or {})},
@@ -57,7 +57,7 @@ class Demo:
         return process.returncode, output
 
     def processes(self) -> list[int]:
-        """The supervisor and the workers of this demo that still run."""
+        """Return the ids of this demo's supervisor and workers that still run."""
         folder = str(self.folder / "workers").encode()
         found = []
         for path in Path("/proc").glob("[0-9]*"):
@@ -117,7 +117,7 @@ def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
     ("typed", "variables", "sentence"),
     [
         ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
-        # Nothing is left of any machine's memory.
+        # No machine has memory left beside this reserve.
         ({}, {"inference_reserve_bytes": 1 << 60}, "It does not fit"),
     ],
     ids=["option-rejected", "model-too-large"],
@@ -154,7 +154,7 @@ def test_a_failing_step_is_a_sentence_and_the_workers_are_stopped(
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dict[str, str], sentence: str) -> None:
-    # What a `make test` around this test passes on is none of the user's.
+    # Remove the variables of a `make test` around this test, which a user does not have.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
         ["make", "demo"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What `make serve` starts once programs, model and page are there: what it prints, and that Ctrl-C ends all of it."""
+"""`make serve` with programs, model and page in place: its output, and that Ctrl-C ends all of its processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def serving(release: Release, model: Path, folder: Path, *options: str) -> Itera
 
 
 def printed(process: subprocess.Popen[str]) -> dict[str, str]:
-    """Return what the lines up to that of the page say, by their first words."""
+    """Return the lines up to the line about the page, by their first words."""
     assert process.stdout is not None
     found: dict[str, str] = {}
     for line in process.stdout:
@@ -57,13 +57,13 @@ def printed(process: subprocess.Popen[str]) -> dict[str, str]:
 
 
 def worker_to_kill(line: str) -> int | None:
-    """Return the process that a line of group a offers to kill."""
+    """Return the process id in the `kill` command that a line about group a offers."""
     command = re.match("Group a: `kill -9 ([0-9]+)`", line)
     return int(command[1]) if command else None
 
 
 def a_worker(folder: Path) -> int:
-    """Return the number of a worker's process: its log is in the folder."""
+    """Return the process id of a worker whose log is in the folder."""
     for path in Path("/proc").glob("[0-9]*/exe"):
         with suppress(OSError):
             log = os.readlink(path.with_name("fd") / "1")
@@ -73,7 +73,7 @@ def a_worker(folder: Path) -> int:
 
 
 def left_over(folder: Path) -> list[str]:
-    """Return the commands of processes that have a file of this folder open, or name one."""
+    """Return the commands of processes that name this folder, or have a file of it open."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:

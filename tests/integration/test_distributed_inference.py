@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module as users run it, on real workers of both generations: what it returns, and how it fails."""
+"""The module as users run it, on real workers of both generations: its results and its failures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def infer(
 
 
 def masters(worker: Worker) -> list[int]:
-    """Return the processes of llama.cpp that were told to use this worker."""
+    """Return the ids of the llama.cpp processes that were told to use this worker."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -112,7 +112,7 @@ def test_the_text_is_the_same_over_one_two_and_three_workers(
         assert perf["eval"]["tokens_per_second"] > 1
     assert len(texts) == 1
     (text,) = texts
-    # The model of random weights says words, one a token.
+    # The model of random weights generates one word a token.
     assert len(text.split()) == 16
 
 
@@ -213,13 +213,13 @@ fi"""
 
 
 def cut(times: int, lines: str, size: int) -> str:
-    """Do to a run what upstream's logger does on a busy host."""
+    """Return a script that cuts off a run's output, as upstream's logger does on a busy host."""
     return CUT.replace("LIMIT", str(times)).replace("PART", lines).replace("BYTES", str(size))
 
 
 @pytest.mark.parametrize(
     ("lines", "size"),
-    # Where there are figures, the text is whole.
+    # If the figures are in the log, the text is complete.
     [("/ total time/q;p", 9999), ("/_perf_print/!p", 20), ("1,20p", 20), ("", 20)],
     ids=["last-figures", "figures-and-end-of-text", "almost-all", "everything"],
 )
@@ -246,7 +246,7 @@ def test_a_text_that_may_be_cut_off_is_no_result(
     assert failure(result) == ("unknown", None)
     assert "the text may be cut off; run again" in result["msg"]
     assert (result["attempts"], (tmp_path / "runs").read_text()) == (6, "6\n")
-    # There is no time for another one.
+    # The time limit leaves no time for another attempt.
     result = infer(wrapped(release_7, tmp_path, "sleep 5" + cut(99, "", 20)), model, worker.endpoint, timeout=10)
     assert failure(result) == ("unknown", None)
     assert (result["attempts"], (tmp_path / "runs").read_text()) == (1, "7\n")
@@ -350,7 +350,7 @@ def test_a_worker_killed_during_generation_is_named(release: Release, model: Pat
 @VERIFY
 def test_what_is_no_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
     with http_server() as endpoint:
-        # Unverified, llama.cpp and that server wait for each other.
+        # Without verification, llama.cpp and that server wait for each other.
         result = infer(release, model, start_worker(release).endpoint, endpoint, verify=verify, timeout=2)
     assert failure(result) == ("worker_unreachable" if verify else "timed_out", endpoint)
     assert "does not behave like a llama.cpp RPC server" in result["msg"]
@@ -358,7 +358,7 @@ def test_what_is_no_worker(release: Release, model: Path, start_worker: StartWor
 
 @BOTH
 def test_a_worker_that_cannot_allocate_is_named(release: Release, model: Path, start_worker: StartWorker) -> None:
-    # 131072 tokens take 1 GiB.
+    # A cache of 131072 tokens takes 1 GiB.
     small = start_worker(release, prefix=("prlimit", "--as=400000000"))
     result = infer(release, model, small.endpoint, ctx_size=131072)
     assert failure(result) == ("out_of_memory", small.endpoint)
@@ -416,7 +416,7 @@ def test_a_truncated_model_is_invalid(
     bad.write_bytes(model.read_bytes()[:size])
     result = infer(release, bad, start_worker(release).endpoint)
     assert failure(result) == ("model_invalid", None)
-    # Upstream's own message is in it, unless upstream lost it.
+    # The message quotes upstream's own message, unless upstream lost it.
     assert str(bad) in result["msg"]
 
 
@@ -504,7 +504,7 @@ def test_nothing_is_left_when_the_module_itself_is_killed(
         run = pool.submit(infer, release_7, model, worker.endpoint, timeout=8, **ENDLESS)
         wait_for(lambda: generating(worker))
         (pid,) = masters(worker)
-        # The program, its time limit, the module.
+        # The parent of the program is its time limit, and the parent of that is the module.
         os.kill(parent(parent(pid)), signal.SIGKILL)
         assert run.exception(HANG_S) is not None or "failed" in run.result()
     wait_for(lambda: not masters(worker), limit=15)

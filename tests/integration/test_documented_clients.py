@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lines for curl and Python in docs/how-to/use-the-api.md are run as they are, against a real service."""
+"""The lines for curl and Python in docs/how-to/use-the-api.md run unchanged against a real service."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def service(release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def output(service: Service, *command: str) -> str:
-    """Return what a client prints that knows the API by the two variables of the page."""
+    """Return the output of a client that gets the API's address and key from the page's two variables."""
     done = subprocess.run(
         command,
         env={**os.environ, "OPENAI_BASE_URL": service.client.url, "OPENAI_API_KEY": str(service.client.key)},

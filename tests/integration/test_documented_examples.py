@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documented tasks that use a cluster are run as they are written, but for the addresses and the model's path."""
+"""Documented tasks that use a cluster run as they are written, except for the addresses and the model's path."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLUSTER_MODULES = {f"{COLLECTION}.{name}" for name in ("rpc_worker_info", "distr
 
 
 def _documented() -> dict[str, list[dict[str, Any]]]:
-    """Return the playbooks and task lists that use a cluster, by where they stand."""
+    """Return the playbooks and task lists that use a cluster, by their place in the documentation."""
     found = {plugin.fqcn: yaml.safe_load(documentation(plugin.kind)[plugin.fqcn]["examples"]) for plugin in PLUGINS}
     found.update((str(block), yaml.safe_load(block.text)) for block in blocks("yaml", "yml"))
     return {

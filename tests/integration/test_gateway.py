@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A real HAProxy with the role's configuration, in front of stand-ins for groups and of real ones."""
+"""A real HAProxy with the role's configuration, in front of stand-ins for groups and of real groups."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPIRED_KEY = "key-of-an-earlier-client"
 KEYS = [
     {"name": "first", "key": CLIENT_KEY},
     {"name": "second", "key": SECOND_KEY, "requests": 2},
-    # Its name is also a flag of HAProxy's.
+    # This name is also a flag of HAProxy.
     {"name": "-i", "key": EXPIRED_KEY, "expires": "2026-01-31"},
 ]
 
@@ -52,14 +52,14 @@ def folder() -> Iterator[Path]:
 
 
 def described(group: StandIn) -> dict[str, Any]:
-    """Return what the role is told of a group."""
+    """Return a group as the role's variables describe it."""
     place = {"address": "127.0.0.1", "port": group.port, "ready_port": group.port}
     return {"name": group.name, "model": group.model, "slots": group.slots, **place}
 
 
 @contextmanager
 def door(folder: Path, *groups: StandIn, **variables: Any) -> Iterator[tuple[StandIns, Gateway]]:
-    """A gateway in front of stand-ins."""
+    """Run a gateway in front of stand-ins; yield both."""
     with StandIns(list(groups)) as stand_ins:
         told = [described(group) for group in groups]
         options = {"llama_gateway_api_keys": KEYS, **variables}
@@ -69,7 +69,7 @@ def door(folder: Path, *groups: StandIn, **variables: Any) -> Iterator[tuple[Sta
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Door]:
-    """One gateway for tests that need no options of their own, each of which has models of its own."""
+    """Yield one gateway for the tests that need no options of their own. Each test has models of its own."""
     names = ["noise", "code", "queue", "order", "one-key", "lost", "all-lost", "fatal", "broken", "ready", "home"]
     counts = {"noise": 1, "code": 1, "order": 1, "fatal": 3, "broken": 1, "one-key": 1, "home": 4}
     groups = {name: [StandIn(f"{name}{n}", model=name) for n in range(counts.get(name, 2))] for name in names}
@@ -140,7 +140,8 @@ def test_only_a_known_key_that_has_not_expired_is_served(shared: Door) -> None:
     assert answer["error"]["message"] == "This API key has expired."
     assert group.paths[CHAT] == served
     connection = http.client.HTTPConnection("127.0.0.1", shared.gateway.port, timeout=HANG_S)
-    # As Anthropic's clients send it; and what only the gateway says is not believed.
+    # Anthropic's clients send the key in this header. Only the gateway may set the other two, so it must ignore them
+    # here.
     hostile = {"X-Api-Key": CLIENT_KEY, "X-Llama-Backend": "keys", "X-Llama-Deadline": "0"}
     connection.request("POST", CHAT, json.dumps(body), hostile)
     assert connection.getresponse().status == 200
@@ -232,7 +233,7 @@ def test_one_key_cannot_take_the_slots_of_the_others(shared: Door) -> None:
 
 
 def busy_with_four(shared: Door, model: str, pool: ThreadPoolExecutor) -> list[Future[tuple[int, Any]]]:
-    """Give each of the two groups of a model two prompts of a second."""
+    """Give each of the two groups of a model two requests whose prompts take a second; return their futures."""
     for group in shared.groups[model]:
         group.prompt_s = 1
     bodies = [chat(f"prompt {number}", model=model) for number in range(4)]
@@ -247,7 +248,7 @@ def test_a_request_that_has_not_begun_is_not_lost_with_its_group(shared: Door) -
         asked = busy_with_four(shared, "lost", pool)
         shared.stand_ins.run(first.kill())
         assert [future.result()[0] for future in asked] == [200] * 4
-        # Now none is left, and requests wait until one is back.
+        # Now no group is left, and requests wait until one is back.
         shared.stand_ins.run(second.kill())
         bodies = [chat(f"later {number}", model="lost") for number in range(2)]
         asked = [pool.submit(shared.client.request, CHAT, body) for body in bodies]
@@ -321,7 +322,7 @@ def test_a_group_that_is_not_ready_gets_nothing_new(shared: Door) -> None:
 def test_a_conversation_stays_where_its_prompt_is_cached(shared: Door) -> None:
     groups = shared.groups["home"]
     for number in range(6):
-        # All with the same system prompt, as an application sends it.
+        # All chats have the same system prompt, as from one application.
         messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Chat {number}"}]
         for turn in range(10):
             body = {"model": "home", "messages": messages, "max_tokens": 1}
@@ -329,11 +330,11 @@ def test_a_conversation_stays_where_its_prompt_is_cached(shared: Door) -> None:
             messages.append({"role": "user", "content": f"turn {turn}"})
         assert len({message["content"] for message in messages if message["role"] == "assistant"}) == 1
     assert sum(group.paths[CHAT] for group in groups) == 60
-    # By a name of the client's, whatever its messages are.
+    # A client can name a conversation itself, whatever its messages are.
     book = {"model": "home", "prompt_cache_key": "book"}
     named = {who_answers(shared.client, chat(f"part {number}", **book)) for number in range(6)}
     assert len(named) == 1
-    # Not while its group has no free slot.
+    # A conversation goes elsewhere while its group has no free slot.
     home = next(group for group in groups if group.name in named)
     home.prompt_s = 2
     with ThreadPoolExecutor(2) as pool:
@@ -350,7 +351,7 @@ def test_a_reload_ends_no_request_and_changes_keys_and_the_order_of_models(folde
 
         def keep_asking() -> None:
             while not stop.is_set():
-                # Each by a connection of its own, so that one that is refused is seen.
+                # Each request opens its own connection, so that a refused connection is noticed.
                 try:
                     status, _answer = gateway.client.request("/health")
                 except OSError as error:
@@ -366,7 +367,7 @@ def test_a_reload_ends_no_request_and_changes_keys_and_the_order_of_models(folde
                     llama_gateway_api_keys=[{"name": "next", "key": SECOND_KEY}],
                     llama_gateway_groups=gateway.variables["llama_gateway_groups"][::-1],
                 )
-                # Its model has the other number by the time that all of it is there.
+                # The number of this request's model changes before the whole request has arrived.
                 body = json.dumps(chat("x", model="code")).encode()
                 late = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S)
                 late.putrequest("POST", CHAT)
@@ -467,7 +468,7 @@ def test_wrong_variables_are_said(folder: Path, variables: dict[str, Any], sente
 
 @dataclass
 class RealGroup:
-    """A service over one worker, and what a gateway is told of it."""
+    """A service over one worker, and its description for a gateway."""
 
     service: Service
     worker: Worker
@@ -478,7 +479,7 @@ class RealGroup:
 def real_groups(
     request: pytest.FixtureRequest, release_7: Release, model: Path, tmp_path: Path, start_worker: Callable[..., Worker]
 ) -> Iterator[list[RealGroup]]:
-    """Two groups, of one model if a test says nothing else."""
+    """Yield two groups, of one model unless the test names others."""
     with ExitStack() as stack:
         groups = []
         for name, alias in zip(("one", "two"), getattr(request, "param", ("noise", "noise")), strict=True):
@@ -531,7 +532,7 @@ def test_a_worker_of_a_real_group_is_killed_and_no_request_is_lost(folder: Path,
 
 
 def streamed(client: openai.OpenAI, model: str) -> tuple[str, set[str]]:
-    """Return the text of a stream, and what its pieces call their model."""
+    """Return the text of a stream, and the model names in its pieces."""
     pieces = list(
         client.chat.completions.create(
             model=model, messages=[{"role": "user", "content": "the river"}], max_tokens=8, temperature=0, stream=True
@@ -590,7 +591,7 @@ def test_a_stream_whose_group_is_lost_during_the_prompt_goes_to_another_one(
 ) -> None:
     for group in real_groups:
         group.worker.process.send_signal(signal.SIGSTOP)
-    # By itself llama-server sends the headers while nothing is computed yet, and does not if the request says so.
+    # By default, llama-server sends the headers before it has computed anything. With X-Late-Headers it waits.
     for headers, come in (({}, True), ({"X-Late-Headers": "1"}, False)):
         connection = ask_for_a_stream(real_groups[0].service.port, KEY, 3, **headers)
         try:
@@ -612,6 +613,6 @@ def test_a_stream_whose_group_is_lost_during_the_prompt_goes_to_another_one(
 
 
 def busy_group(gateway: Gateway) -> str | None:
-    """Return the group that has a request."""
+    """Return the name of the group that has a request."""
     rows = (line.split(",") for line in gateway.tell("show stat").splitlines() if line.startswith("model1,"))
     return next((row[1] for row in rows if row[1] in ("one", "two") and int(row[4])), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What gguf_info says of a model, against what llama.cpp says when it loads it, and for a model of 40 GB."""
+"""The figures of gguf_info, compared with those that llama.cpp reports, and for a model of 40 GB."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def said(log: str, name: str) -> str:
 
 
 def buffers(log: str, kind: str, device: str = "") -> float:
-    """Return the sum in MiB of what llama.cpp says of a kind of buffer; one that is not there counts nothing."""
+    """Return the sum in MiB of the buffers of one kind in llama.cpp's log; 0 if there are none."""
     return sum(map(float, re.findall(rf"{device}\S* {kind} buffer size = +([\d.]+) MiB", log)))
 
 
 def each(values: list[Any]) -> str:
-    """Write a number for each layer as llama.cpp does."""
+    """Write the numbers of all layers as llama.cpp does: only one if they are equal."""
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
@@ -201,7 +201,7 @@ def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:
     path.write_bytes(header)
     os.truncate(path, end)
     usage = tmp_path / "usage"
-    # A process of its own, since the peak of memory is that of all that a process ever started.
+    # The peak of memory covers all processes that a process ever started, so measure in a process of its own.
     watch = (
         "import json, os, resource, subprocess, sys; "
         "out = subprocess.run([sys.executable, '-m', sys.argv[1]], input=sys.argv[2].encode(), capture_output=True); "
@@ -223,7 +223,7 @@ def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:
     assert info["valid"], info["message"]
     assert (info["shape"]["vocabulary"], info["cache"]["bytes_per_token"]["f16"]) == (262144, 80 * 2 * 1024 * 2)
     assert len(done.stdout) < 64 << 10
-    # Of the processor's time, so that it does not matter what else the machine does.
+    # Measure processor time, which does not depend on the other load of the machine.
     seconds, peak_kib = json.loads(usage.read_text())
     assert seconds < 1
     assert peak_kib < 200 << 10

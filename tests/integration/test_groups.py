@@ -22,13 +22,13 @@ GROUPS = ("chat", "code")
 
 @pytest.fixture
 def workers(release_7: Release, start_worker: Callable[..., Worker]) -> dict[str, Worker]:
-    """A worker for each group."""
+    """Return one worker for each group."""
     return {group: start_worker(release_7, threads=1) for group in GROUPS}
 
 
 @pytest.fixture
 def inventory(release_7: Release, model: Path, workers: dict[str, Worker]) -> dict[str, Any]:
-    """Two groups of a master and a worker, which are all this machine."""
+    """Return an inventory of two groups, each with a master and a worker, all on this machine."""
     common = {
         "llama_cpp_prefix": str(release_7.prefix),
         "gguf_model_path": str(model),
@@ -56,7 +56,7 @@ def test_each_master_uses_the_workers_of_its_group(
 ) -> None:
     done = play_over("infer.yml", tmp_path, inventory)
     assert done.returncode == 0, done.stdout
-    # Side by side, in one batch.
+    # The groups run side by side, in one batch.
     assert done.stdout.count("PLAY [Run distributed inference]") == 1
     for group, worker in workers.items():
         report = json.loads((tmp_path / f"{group}.json").read_text())
@@ -85,7 +85,7 @@ def test_groups_are_measured_side_by_side(
 
 
 def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:
-    # A worker that is not there is the other group's affair.
+    # A missing worker matters only to its own group.
     inventory["llama_workers"]["hosts"]["code-worker"]["rpc_server_port"] = 1
     done = play_over("infer.yml", tmp_path, inventory, "--limit", "chat")
     assert done.returncode == 0, done.stdout
@@ -133,7 +133,7 @@ def test_verify_tells_groups_apart(
     assert [(worker["group"], worker["host"], worker["state"]) for worker in status["workers"]] == [
         (group, f"{group}-worker", "ready") for group in groups
     ]
-    # They are no services here, which is all that is wrong.
+    # The workers are not services here. Nothing else is wrong.
     assert len(status["problems"]) == len(groups)
     assert all("belongs to" in problem for problem in status["problems"])
     assert done.returncode != 0

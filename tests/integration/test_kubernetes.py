@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The manifests of role kubernetes: what schemas say of them, who reaches whom, and how pods are confined."""
+"""The manifests of role kubernetes: their schemas, who reaches whom, and how pods are confined."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from support.kubernetes import (
     the_set,
 )
 
-# The newest, and the two before it.
+# The newest version, and the two before it.
 VERSIONS = ("1.35", "1.36", "1.37")
-# Of others than Kubernetes.
+# These kinds are not Kubernetes' own.
 OWN_SCHEMAS = ("LeaderWorkerSet", "ServiceMonitor")
 CHOICES: dict[str, dict[str, Any]] = {
     "least": {"kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}}},
@@ -61,7 +61,7 @@ def test_leader_worker_set_takes_it(manifests: list[dict[str, Any]]) -> None:
     found = the_set(manifests)
     assert list(refusals(found)) == []
     assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
-    # The schema itself is not ours to keep: who has it names the file.
+    # This repository may not contain the schema itself. Whoever has it names the file.
     path = os.environ.get("LEADER_WORKER_SET_CRD")
     if path:
         [version] = [it for it in yaml.safe_load(Path(path).read_text())["spec"]["versions"] if it["name"] == "v1"]
@@ -69,7 +69,7 @@ def test_leader_worker_set_takes_it(manifests: list[dict[str, Any]]) -> None:
 
 
 def _closed(schema: Any) -> Any:
-    """Have an object take no fields that its schema does not name; an API server drops them without a word."""
+    """Return a schema that refuses unknown fields, which an API server drops silently."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):
@@ -97,7 +97,7 @@ def test_nothing_in_a_pod_has_more_rights_than_it_needs(manifests: list[dict[str
                 "capabilities": {"drop": ["ALL"]},
             }
             assert "@sha256:" in container["image"]
-            # Of the class Guaranteed, whose processors can be its own.
+            # The pod is in class Guaranteed, so that its processors can be its own.
             assert container["resources"]["requests"] == container["resources"]["limits"]
             assert container["resources"]["limits"]["cpu"].isdecimal()
     leader = templates(manifests)["leader"]["spec"]
@@ -120,7 +120,7 @@ def test_a_worker_obeys_its_own_leader_and_reaches_nobody(manifests: list[dict[s
             assert not lets_through(manifests, worker, target, 8080)
         assert not lets_through(manifests, leader, chat, 8080)
         assert not lets_through(manifests, other, leader, 8080)
-        # One that is there for a moment, or that somebody has scaled up, is closed and not open.
+        # A worker that exists only for a moment, or because somebody scaled up, is closed and not open.
         assert not lets_through(manifests, chat, labels(manifests, "worker", 99), 50052)
 
 
@@ -158,7 +158,7 @@ def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: st
     for probe in ("readinessProbe", "livenessProbe"):
         assert haproxy[probe]["httpGet"]["scheme"] == ("HTTP" if kind == "none" else "HTTPS")
 
-    # The files of the volume, as a kubelet brings them there.
+    # Write the files of the volume as a kubelet does.
     secrets = {it["metadata"]["name"]: it["stringData"] for it in of_kind(found, "Secret")}
     secrets["api-tls"] = {"tls.crt": certificate, "tls.key": key}
     [volume] = [it for it in spec["volumes"] if it["name"] == "configuration"]
@@ -171,7 +171,7 @@ def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: st
     configuration = place / "haproxy.cfg"
     text = configuration.read_text()
     assert ('    bind "${POD_IP}":8000 ssl crt /etc/llama_gateway/door.pem ' in text) is (kind != "none")
-    # No name of a Service is known here.
+    # Names of Services do not resolve here.
     text = re.sub(r"llama-group-\d+:", "127.0.0.1:", text.replace("/etc/llama_gateway", str(place)))
     configuration.write_text(text)
     done = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbook kubernetes against a stand-in for an API server: what it applies, waits for, and says is in the way."""
+"""The playbook kubernetes against a stand-in for an API server: what it applies, waits for, and reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_shows_applies_and_removes(cluster: Cluster, tmp_path: Path) -> None:
     assert {name for plural, name in cluster.objects if plural == "leaderworkersets"} == {"llama"}
     assert "key-of-this-test-alone" not in done.stdout + done.stderr
 
-    # Of all that is there already, what changes is the settings, and the set whose pods are told of them.
+    # Of the existing objects, only the settings change, and the set that tells its pods of them.
     again = play(tmp_path, {"llama_server_parallel": 2})
     changed = re.findall(r"changed: \[localhost\] => \(item=(.+?)\)", again.stdout)
     assert changed == ["ConfigMap llama-settings", "LeaderWorkerSet llama"]
@@ -50,7 +50,7 @@ def test_it_shows_applies_and_removes(cluster: Cluster, tmp_path: Path) -> None:
     assert {plural for plural, _name in cluster.objects} == {"namespaces", "nodes"}
 
 
-# What is wrong, what the variables are, and what is said.
+# The obstacles by name: the variables that lead to each one, and the parts of its message.
 OBSTACLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no-lws": ({}, ["LeaderWorkerSet is not installed in this cluster", "kubectl apply --server-side -f"]),
     "no-keys": (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The Helm chart, rendered by Helm itself: it is what role kubernetes writes with the same variables."""
+"""The Helm chart, rendered by Helm itself, gives what role kubernetes writes with the same variables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CHART = ROOT / "charts/llama-cluster"
-# Texts, as a file may hold them: with an empty line at the end, and without a line break.
+# Texts as a file may hold them: one with an empty line at the end, and one without a line break.
 TLS = {
     "llama_gateway_tls_certificate": "-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n\n",
     "llama_gateway_tls_key": "-----BEGIN EC PRIVATE KEY-----\nYg==\n-----END EC PRIVATE KEY-----",
 }
-# Every value is another than by default.
+# Every value differs from its default.
 ALL: dict[str, Any] = {
     **GATEWAY,
     "kubernetes_replicas": 3,
@@ -91,7 +91,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 
 def files_of(values: dict[str, Any], name: str = "llama", namespace: str = "default") -> dict[str, str]:
-    """Return what Helm makes of the chart, by the names of its files."""
+    """Return the files that Helm renders from the chart, by their names."""
     with helm_python.Chart.load(CHART) as chart:
         return {
             path.removeprefix("llama-cluster/templates/"): text
@@ -215,7 +215,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "of-hosts": ({"llama_server_ui": True}, "additional properties 'llama_server_ui' not allowed"),
 }
-# What no schema can say, and the sentence for it.
+# Values that no schema can refuse, and the message for each.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "own-option": (
         {"llama_server_extra_args": ["--mlock", "--ctx_size=9"]},

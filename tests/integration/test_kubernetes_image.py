@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image of leaders and workers, with a stand-in for mmdebstrap: what is in it, and that it is always the same; and
-with mmdebstrap itself, with root and without."""
+"""The image of leaders and workers: its content, and that it is always the same.
+
+Most tests use a stand-in for mmdebstrap. One uses mmdebstrap itself, with root and without.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from support.kubernetes import MIRROR
 
 PROGRAM = ROOT / "roles/kubernetes/files/oci_image.py"
 MANIFEST = {"id": "1.0-abc-0", "version": "1.0-abc", "cpu_class": {"name": "one"}, "patches": []}
-# What an extracted Debian has, of which some is left out.
+# A stand-in for an extracted Debian, parts of which the image leaves out.
 DEBIAN = """#!/bin/sh
 cd "$(dirname "$0")" && mkdir -p d/usr/bin d/usr/share/man d/usr/share/doc/python3 d/var/cache/apt && cd d
 doc=usr/share/doc/python3
@@ -65,7 +67,7 @@ def make(folder: Path, *artifacts: Path, name: str = "image.tar") -> subprocess.
 
 
 def blobs(archive: Path) -> dict[str, bytes]:
-    """Return the blobs by their digests, which are theirs."""
+    """Return the files of an archive by their names; assert that each blob has the digest that its name gives."""
     found = {}
     with tarfile.open(archive) as tar:
         for entry in tar:
@@ -79,7 +81,7 @@ def blobs(archive: Path) -> dict[str, bytes]:
 
 
 def unpacked(archive: Path, into: Path) -> dict[str, Path]:
-    """Unpack each image as a container engine does; returns the roots by architecture."""
+    """Unpack each image as a container engine does; return the root folders by architecture."""
     found = blobs(archive)
 
     def blob(descriptor: dict[str, Any]) -> bytes:
@@ -98,7 +100,7 @@ def unpacked(archive: Path, into: Path) -> dict[str, Path]:
             text = gzip.decompress(blob(layer))
             assert f"sha256:{hashlib.sha256(text).hexdigest()}" == digest
             with tarfile.open(fileobj=io.BytesIO(text)) as tar:
-                # Python 3.11.2 of Debian 12 has no filters yet, and does the same without.
+                # Python 3.11.2 of Debian 12 has no filters yet, and extracts in the same way without one.
                 tar.extractall(root, **({"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}))
         roots[image["platform"]["architecture"]] = root
     return roots
@@ -122,7 +124,7 @@ def test_the_same_is_made_twice_and_runs(tmp_path: Path) -> None:
     assert not [name for name in files if name.endswith(("/page", "/more", "/x", "/llama-bench"))]
     for name in ("llama-server", "rpc-server"):
         assert (root / "opt/llama_cpp/current/bin" / name).stat().st_mode & 0o777 == 0o755
-    # Python finds all that the program imports, as it is started in a pod.
+    # Python finds all imports of the program if it starts as in a pod.
     program = root / "usr/local/lib/llama_server/llama_pod.py"
     done = subprocess.run(
         [sys.executable, "-B", "-E", "-s", program, "--help"], capture_output=True, text=True, timeout=60, check=False
@@ -138,13 +140,13 @@ def test_two_architectures_are_one_image(tmp_path: Path) -> None:
     assert set(unpacked(tmp_path / "image.tar", tmp_path / "roots")) == {"amd64", "arm64"}
 
 
-# Nobody, who may read this checkout and this Python although they may be root's alone, and has no other right.
+# An account that can read this checkout and this Python, even if they are root's alone, and has no other right.
 READS = "+dac_read_search"
 NOBODY = (
     *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
     *(f"--bounding-set=-all,{READS}", f"--inh-caps={READS}", f"--ambient-caps={READS}"),
 )
-# Who makes the image, where root runs the tests, and elsewhere.
+# Who makes the image: the command prefixes if root runs the tests, and otherwise.
 ACCOUNTS = {"root": ((), ("unshare", "--user", "--map-root-user")), "nobody": (NOBODY, ())}
 
 
@@ -170,14 +172,15 @@ def test_it_is_the_same_with_root_and_without(tmp_path: Path) -> None:
         assert (unpacked(folder / "llama.tar", tmp_path / account)["amd64"] / "usr/bin/python3").exists()
         return done.stdout
 
-    # gpg gives all rights up, so its folder has to be one that anybody reaches. At once, as a mirror may change.
+    # gpg gives up all rights, so every account must be able to reach its folder. Both images are made at once, because
+    # a mirror may change.
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))) for _account in ACCOUNTS]
         first, second = pool.map(make_as, ACCOUNTS, folders)
     assert first == second
 
 
-# The artifacts, as their programs and more, and what is said of them.
+# The artifacts, given by their programs and other facts, and the message about them.
 REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
     "master-alone": ([{"programs": ["llama-server"]}], "No artifact has rpc-server for amd64"),
     "neither": ([{"programs": ["llama-bench"]}], "has no llama-server or rpc-server: name what the playbook build"),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A group as its pods run it, over real processes, with the variables and names that Kubernetes would give.
+"""A group as its pods run it: real processes with the variables and names that Kubernetes would give.
 
-There is no Kubernetes. Names of pods are in a file of the namespace of these processes, and addresses are of loopback.
+There is no Kubernetes. The names of pods are in a file of these processes' namespace, and their addresses are loopback
+addresses.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ pytestmark = pytest.mark.llama
 
 PROGRAM = ROOT / "roles/kubernetes/files/llama_pod.py"
 LEADER, SUFFIX = "127.0.0.1", "llama.default"
-# Where the image has each of them.
+# The folders that the program imports from.
 PARTS = ("plugins/module_utils", "plugins", "roles/llama_server/files")
 
 
 @dataclass
 class Pod:
-    """A pod that runs, and what it has said."""
+    """A running pod, and its output."""
 
     process: subprocess.Popen[str]
     lines: list[str]
@@ -111,12 +112,12 @@ class Group:
         return self.stack.enter_context(self.running(number))
 
     def probe_worker(self, number: int) -> int:
-        """Return the exit status of the probe, as the kubelet runs it in the pod."""
+        """Return the exit status of the worker's probe, as the kubelet runs it in the pod."""
         done = subprocess.run(self.command("listens"), env=self.environment(number), timeout=60, check=False)
         return done.returncode
 
     def probe_leader(self, path: str) -> int | None:
-        """Return the status that the kubelet gets of the leader; None if it is refused."""
+        """Return the HTTP status that the kubelet gets from the leader; None if the connection is refused."""
         connection = http.client.HTTPConnection("127.0.0.1", self.ready_port, timeout=5)
         try:
             connection.request("GET", path)
@@ -139,7 +140,7 @@ def group(release_7: Release, model: Path, tmp_path: Path) -> Iterator[Group]:
 
 def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> None:
     leader = group.start(0)
-    # No worker is there: it is alive, not ready, and goes on waiting.
+    # No worker is there. The leader is alive and not ready, and keeps waiting.
     wait_for(lambda: leader.said("Waiting for 2 of 2 workers"), 60)
     assert (group.probe_leader("/live"), group.probe_leader("/ready")) == (200, 503)
     assert group.probe_worker(1) == 1
@@ -152,19 +153,19 @@ def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> N
     assert leader.said("It fits")
     assert group.probe_leader("/ready") == 200
     assert group.client.text()
-    # As many threads as the leader may use cores, where nobody says how many.
+    # If nobody sets a number of threads, llama-server gets one for each core that the leader may use.
     [server] = Path(f"/proc/{leader.process.pid}/task/{leader.process.pid}/children").read_text().split()
     command = Path(f"/proc/{server}/cmdline").read_text().split("\0")
     topology = read_topology()
     assert command[command.index("--threads") + 1] == str(topology.count_cores(topology.select()))
 
-    # A probe of a worker that is held opens no connection, and the API goes on.
+    # A probe of a worker in use opens no connection, and the API continues to serve.
     with group.client.stream(50) as answer:
         assert [group.probe_worker(number) for number in (1, 2)] == [0, 0]
         assert (group.probe_leader("/live"), group.probe_leader("/ready")) == (200, 200)
         assert answer.read().decode().rstrip().endswith("data: [DONE]")
 
-    # A worker goes: the leader ends, by which LeaderWorkerSet makes the group anew.
+    # When a worker ends, the leader ends too, so that LeaderWorkerSet makes the group anew.
     first.process.kill()
     assert leader.process.wait(30) == 1
     assert "has ended, so llama-server is ended" in "".join(leader.lines)
@@ -172,7 +173,7 @@ def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> N
 
 def test_a_model_that_does_not_fit_is_said_and_the_group_stays(group: Group) -> None:
     settings = group.folder / "pod.json"
-    # Less than what stays free in each pod.
+    # Each pod keeps more memory free than this.
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "worker_memory_bytes": 64 << 20}))
     leader = group.start(0)
     for number in (1, 2):
@@ -186,7 +187,7 @@ def test_a_model_that_does_not_fit_is_said_and_the_group_stays(group: Group) -> 
 def test_a_worker_listens_at_the_address_of_its_pod_alone_with_its_threads(group: Group) -> None:
     worker = group.start(1)
     wait_for(lambda: group.probe_worker(1) == 0, 60)
-    # Nobody listens at the addresses of other pods.
+    # No process listens at the addresses of other pods.
     assert group.probe_worker(2) == 1
     started = worker.said("Starting an RPC server with ")
     assert started is not None
@@ -194,7 +195,7 @@ def test_a_worker_listens_at_the_address_of_its_pod_alone_with_its_threads(group
     command = Path(f"/proc/{worker.process.pid}/cmdline").read_text().split("\0")
     assert command[command.index("-t") + 1] == str(threads)
     assert 1 <= threads <= len(os.sched_getaffinity(0))
-    # It is the first process of the pod itself, and a client that gives up does not end it.
+    # The RPC server is the first process of the pod itself, and a client that gives up does not end it.
     status = Path(f"/proc/{worker.process.pid}/status").read_text()
     ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
     assert ignored & 1 << (signal.SIGPIPE - 1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patch log-flush changes: a program does not end before its last lines are written."""
+"""The patch log-flush: a program does not end before it has written its last lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.llama
 
 
 def full_pipe() -> tuple[int, int]:
-    """Return the ends of a pipe that takes nothing before somebody reads."""
+    """Return the ends of a pipe that takes nothing until somebody reads."""
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETFL, os.O_NONBLOCK)
     with suppress(BlockingIOError):
@@ -34,15 +34,15 @@ def full_pipe() -> tuple[int, int]:
 
 
 def ticks(process: subprocess.Popen[bytes]) -> list[str]:
-    """Return how much the process has computed."""
+    """Return the user and system time of a process, in clock ticks."""
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
 def test_last_lines_are_written_although_the_reader_is_slow(release_7: Release, model: Path) -> None:
-    """Its text waits in a queue until somebody reads; meanwhile it has nothing left to do but to end."""
+    """The text waits in a queue until somebody reads. Meanwhile the program has nothing left to do but to end."""
     tokens = 400
     command = [release_7.bin / "llama-completion", "-m", model, "-p", "the river", "-n", str(tokens), "--ignore-eos"]
-    # Several would wait for each other by computing, for long where others compute as well.
+    # Several threads would wait for each other actively, which takes long on a busy machine.
     command += ["-t", "1"]
     reader, writer = full_pipe()
     process = subprocess.Popen(
@@ -55,7 +55,7 @@ def test_last_lines_are_written_although_the_reader_is_slow(release_7: Release, 
         thread.start()
         deadline = time.monotonic() + HANG_S
         before: list[str] = []
-        # Two looks in a row at a process that computes nothing, and has computed.
+        # Wait until the process has computed, and has computed nothing between two looks.
         while (now := ticks(process)) != before or now == ["0", "0"]:
             assert time.monotonic() < deadline
             before = now

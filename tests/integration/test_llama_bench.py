@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark as users run it, on real workers: its figures, and how it fails."""
+"""The benchmark as users run it, on real workers: its figures and its failures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-# Quick: the figures themselves are of no interest here.
+# The runs are quick, as their figures do not matter here.
 SMALL = {"n_prompt": [32], "n_gen": [4], "repetitions": 2}
 # Longer than any test waits.
 ENDLESS = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1000}
@@ -35,7 +35,7 @@ def bench(release: Release, model: Path, *workers: str, check: bool = False, **a
 
 
 def failure(result: dict[str, Any]) -> tuple[str, str | None]:
-    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    """Return the kind and endpoint of a failure; assert that its result is as complete as that of a success."""
     assert {"tests", "model", "devices", "options", "workers"} <= set(result)
     return failure_of({"text": None, "perf": None, "offload": None, **result})
 
@@ -83,7 +83,7 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
         "repetitions": 2,
     }
     held = {device["endpoint"]: device for device in result["devices"] if device["endpoint"]}
-    # The log has them in an order of its own.
+    # The log lists the devices in an order of its own.
     assert sorted(held) == sorted(two)
     assert result["workers"] == two
     assert sum(device["layers"] for device in held.values()) == 9
@@ -172,7 +172,7 @@ def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before
     given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 10}
     with ThreadPoolExecutor() as pool:
         run = pool.submit(bench, release_7, model, stays.endpoint, hangs.endpoint, **given)
-        # Reading 16 tokens takes it less.
+        # Processing the prompt of 16 tokens takes less time than this.
         wait_for(lambda: hangs.held() and cpu_seconds(hangs.process.pid) > 0.25)
         os.kill(hangs.process.pid, signal.SIGSTOP)
         result = run.result(HANG_S)

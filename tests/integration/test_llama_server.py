@@ -28,7 +28,7 @@ CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.ar
 
 
 def figures(folder: Path) -> list[str]:
-    """Return what node_exporter would read."""
+    """Return the lines that node_exporter would read."""
     file = folder / "llama_server.prom"
     return file.read_text().splitlines() if file.exists() else []
 
@@ -137,7 +137,7 @@ def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_bef
         assert running.process.wait(30) == 1
         said = running.wait_for("llama-server was")
         assert said.endswith("llama-server was ended by SIGABRT; its last lines are above. It is started again.\n")
-    # As systemd does.
+    # Start the service again, as systemd does.
     with ExitStack() as stack, running_service(release_7, model, endpoints, tmp_path, running.port) as again:
         again.wait_for(f"Waiting for 1 of 2 workers, {endpoints[1]}.")
         stack.enter_context(running_worker(release_7, tmp_path / "again.log", port=workers[1].port))
@@ -168,7 +168,7 @@ def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
     assert service.process.wait(30) == 0
     other = tmp_path / "next"
     other.mkdir()
-    # Who came in between is not turned away, but for the moment in which nobody listens.
+    # A client that connects in between is not refused, except for a moment in which nobody listens.
     with running_service(release_7, model, [worker.endpoint for worker in workers], other, service.port) as following:
         following.wait_for("Serving")
         late.wait(60)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An API under load as the module measures it, over real workers: its figures, and how it fails."""
+"""An API under load as the module measures it, over real workers: its figures and its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-# Quick: the figures themselves are of no interest here.
+# The runs are quick, as their figures do not matter here.
 SMALL = {"clients": 3, "n_prompt": 8, "n_gen": 6, "repetitions": 2, "parallel": 2, "ctx_size": 256, "cache_ram": 16}
 
 
@@ -32,12 +32,12 @@ def bench(release: Release, model: Path, *workers: str, check: bool = False, **a
 
 
 def failure(result: dict[str, Any]) -> tuple[str, str | None]:
-    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    """Return the kind and endpoint of a failure; assert that its result is as complete as that of a success."""
     return failure_of({"text": None, "perf": None, "offload": None, "devices": None, **result})
 
 
 def servers_of(model: Path) -> str:
-    """Return the llama-servers of this model that run."""
+    """Return the process ids of the llama-servers that run this model."""
     return subprocess.run(
         ["pgrep", "-f", f"llama-server --model {model} "], capture_output=True, text=True, check=False, timeout=10
     ).stdout
@@ -56,7 +56,7 @@ def test_all_clients_get_answers_of_the_length_that_was_asked_for(
     assert result["failure"] is None, result["msg"]
     (test,) = result["tests"]
     assert (test["kind"], test["clients"], test["generated_tokens"]) == ("serving", 3, 2 * 3 * 6)
-    # The beginning of a text, and its words.
+    # Each prompt has one token for the beginning of a text, and one for each word.
     assert test["prompt_tokens"] == 2 * 3 * 9
     assert test["cached_tokens"] == 0
     rates = test["tokens_per_second"]
@@ -81,7 +81,7 @@ def test_prompts_that_are_given_are_asked_and_may_be_guessed_from(
     result = bench(release_7, model, *two, prompts=[again], extra_args=spec, n_gen=48)
     assert result["failure"] is None, result["msg"]
     (test,) = result["tests"]
-    # A chat has more around it.
+    # A chat adds further tokens around the prompt.
     assert test["prompt_tokens"] > 2 * 3 * len(again.split())
     assert 0 <= test["accepted_tokens"] <= test["drafted_tokens"]
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_measured_is_one_sentence(
     result = bench(release_7, model, *two, extra_args=["--no-such-option"])
     assert failure(result)[0] == "option_rejected"
     assert "--no-such-option" in result["msg"]
-    # No client gets what does not fit into a slot.
+    # Every client fails if its prompt does not fit into a slot.
     result = bench(release_7, model, *two, n_prompt=600)
     assert failure(result) == ("unknown", None)
     assert "llama-server did not answer its clients: 3 of 3 requests failed, the first one: " in result["msg"]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The figures of workers, of an API and of a gateway, the rules and the dashboard, judged by Prometheus' programs and
-Grafana's schema."""
+"""The figures of workers, of an API and of a gateway, with the rules and the dashboard.
+
+Prometheus' programs and Grafana's schema judge them.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def promtool() -> str:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    """The program as the role installs it, with its parts beside it."""
+    """Return the program as the role installs it, with its parts beside it."""
     folder = tmp_path_factory.mktemp("program")
     for part in PARTS:
         shutil.copy(part, folder)
@@ -68,7 +70,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def written() -> set[str]:
-    """The names of all metrics that the program writes."""
+    """Return the names of all metrics that the program writes."""
     return set(re.findall(r'^    "(llama_rpc_[a-z_]+)": \(', PROGRAM.read_text(), re.MULTILINE))
 
 
@@ -135,7 +137,7 @@ def test_the_dashboard_is_whole() -> None:
 
 
 def understood(dashboard: dict[str, Any]) -> Any:
-    """Give what is left of a dashboard that went through the classes which Grafana makes from its schema."""
+    """Return what remains of a dashboard after the classes that Grafana makes from its schema have read it."""
     register_default_plugins()  # the kinds of panels, and Prometheus' queries
     return json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
 
@@ -157,7 +159,7 @@ def test_grafanas_schema_knows_all_that_the_dashboard_says() -> None:
 
 @contextmanager
 def program_at(port: int, *argv: str | Path) -> Iterator[str]:
-    """Start a program that listens on a port, and give its URL."""
+    """Start a program that listens on a port; yield its URL."""
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}"
@@ -167,7 +169,7 @@ def program_at(port: int, *argv: str | Path) -> Iterator[str]:
 
 
 def node_exporter(folder: Path) -> AbstractContextManager[str]:
-    """Start a node_exporter that reads nothing but a folder."""
+    """Start a node_exporter that reads only this folder."""
     port = free_port()
     return program_at(
         port, debian_program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
@@ -187,7 +189,7 @@ def prometheus(folder: Path, config: str) -> AbstractContextManager[str]:
 
 
 def ask_prometheus(url: str, query: str) -> list[dict[str, Any]]:
-    """Return what Prometheus finds now."""
+    """Return the current result of a query."""
     found = json.loads(page(f"{url}/api/v1/query?query={urllib.parse.quote(query)}"))
     return list(found["data"]["result"])
 
@@ -207,7 +209,7 @@ def page(url: str) -> str:
 def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
     promtool: str, program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two workers on one host, one of which serves; the host is a tree with this machine's /proc."""
+    """Two workers run on one host, and one of them serves. The host is a folder with this machine's /proc."""
     units = tmp_path / "etc/systemd/system"
     units.mkdir(parents=True)
     (tmp_path / "proc").symlink_to("/proc")
@@ -256,7 +258,7 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         assert service.text()
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")
-        # The first one of the page; the other is a gateway's.
+        # The page's first configuration is for the API, and the other one is for a gateway.
         config = re.findall(r"```\n(scrape_configs:\n.*?)```", PAGE.read_text(), re.DOTALL)[0]
         for written, here in {
             "/etc/prometheus/llama_server.key": str(tmp_path / "key"),
@@ -307,7 +309,7 @@ def test_a_gateway_has_all_that_rules_dashboard_and_page_ask_for(promtool: str, 
 
 
 def asked_with_key(url: str, body: bytes | None = None) -> Any:
-    """Ask a gateway whose certificate nobody has signed."""
+    """Send a request to a gateway whose certificate nobody has signed; return the answer."""
     asked = urllib.request.Request(url, body, {"Authorization": f"Bearer {CLIENT_KEY}"})
     trusting = ssl.create_default_context()
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

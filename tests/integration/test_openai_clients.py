@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""OpenAI's Python package as a client of the API: what programs ask for, and what becomes of requests that go wrong.
+"""OpenAI's Python package as a client of the API: its requests, and the handling of requests that go wrong.
 
-The model has random weights, so its text is noise. What a grammar forces is as it must be all the same.
+The model has random weights, so its text is noise. A grammar still forces the right text.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 SLOTS, SLOT_TOKENS = 2, 2048
-# Takes some ten seconds, unless it is left.
+# This request takes some ten seconds, unless its client leaves.
 LONG: dict[str, Any] = {"model": ALIAS, "prompt": "the river", "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-# The model has no template of its own, and llama.cpp's has no tools. Calls stand between @ and #, a token each.
+# The model has no template of its own, and llama.cpp's template has no tools. Calls stand between @ and #, each of
+# which is one token.
 TEMPLATE = """
 {%- for tool in tools or [] %}tool {{ tool.function.name }}
 {% endfor %}
@@ -77,7 +78,7 @@ def busy_slots(service: Service) -> int:
 
 
 def only(value: str) -> Any:
-    """Return the format of an answer that can be nothing but this value."""
+    """Return the response format that allows only this value."""
     schema = {"type": "object", "properties": {"who": {"const": value}}, "required": ["who"]}
     return {"type": "json_schema", "json_schema": {"name": "who", "strict": True, "schema": schema}}
 
@@ -121,8 +122,8 @@ def test_an_answer_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
 def test_a_required_tool_is_called_with_its_arguments(service: Service, client: openai.OpenAI) -> None:
     parameters = {"type": "object", "properties": {"city": {"enum": ["Bern", "Rome"]}}, "required": ["city"]}
     tool: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": parameters}}
-    # A model may say something before it calls, and this one would not end. So it is made to begin a call, and to
-    # put no space without end into it; the rest is the grammar's.
+    # A model may generate text before a call, and this one would not end that text. So the bias makes it begin a call
+    # and generate no endless whitespace in it. The grammar does the rest.
     liked = {"@": 100, "#": 100, " ": -100, "\n": -100, "\t": -100}
     bias = {str(service.request("/tokenize", {"content": text})[1]["tokens"][-1]): by for text, by in liked.items()}
     asked: Any = {"max_tokens": 300, "tools": [tool], "tool_choice": "required", "logit_bias": bias}
@@ -136,9 +137,9 @@ def test_a_required_tool_is_called_with_its_arguments(service: Service, client: 
 
 
 def tokens_of_the_next_release(service: Service, before: int) -> int:
-    """Wait until a slot is free again, by what the server says then; return how many tokens its request came to.
+    """Wait until the server's log says that a slot is free again; return how many tokens its request came to.
 
-    Nothing is asked meanwhile: a server that answers others looks late whether a client is still there.
+    The test sends no request meanwhile: a server that answers others notices late that a client has left.
     """
     start = re.compile(r"stop processing: n_tokens = (\d+)")
     found: re.Match[str] = wait_for(lambda: start.search("".join(service.lines[before:])), HANG_S)
@@ -167,7 +168,7 @@ def test_a_wrong_key_is_refused_and_not_repeated_to_others(service: Service) -> 
     with other, pytest.raises(openai.AuthenticationError) as refused:
         other.chat.completions.create(model=ALIAS, messages=QUESTION)
     assert refused.value.status_code == 401
-    # What is said of it comes a moment later.
+    # The log reports the refusal a moment later.
     until(lambda: "Invalid API Key" in "".join(service.lines))
     assert "key-of-somebody-else" not in "".join(service.lines) + str(refused.value)
 
@@ -193,7 +194,7 @@ def test_twenty_clients_on_two_slots_get_each_its_own_answer(service: Service) -
 
 
 def cached_tokens(client: openai.OpenAI, messages: list[Any]) -> tuple[int, int]:
-    """Ask once; return how many tokens of the prompt were there already, and how many it has."""
+    """Ask once; return how many tokens of the prompt were cached, and how many it has."""
     done = client.chat.completions.create(model=ALIAS, messages=messages, max_tokens=4, temperature=0)
     messages.append({"role": "assistant", "content": done.choices[0].message.content})
     assert done.usage is not None

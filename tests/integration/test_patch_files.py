@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patches of llama.cpp apply in every choice that the docs allow, and are what scripts/patches.sh exports."""
+"""The patches of llama.cpp apply in every choice that the docs allow, and match what scripts/patches.sh exports."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def patches_sh(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pinned source."""
+    """Return the folder of the pinned source."""
     tree = tmp_path_factory.mktemp("stock") / "tree"
     with opened(DEFAULT, []) as archive:
         archive.unpack(str(tree))
@@ -38,7 +38,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def applied(stock: Path, names: Sequence[str]) -> dict[str, bytes | None]:
-    """Return what the role makes of a source: its files that change."""
+    """Return the files that the role's patches change in a source, with their new content."""
     paths = {path: stock / path for path in touched(patches(DEFAULT, names))}
     return apply(patches(DEFAULT, names), {n: p.read_bytes() for n, p in paths.items() if p.exists()}.get)
 
@@ -66,7 +66,7 @@ def test_the_files_are_what_is_exported_from_a_tree(stock: Path, tmp_path: Path)
 
 @needs_git
 def test_a_source_that_differs_is_told_hunk_by_hunk(tmp_path: Path) -> None:
-    """Of the pinned source all fits; where somebody has changed the same lines that is said, and the rest fits."""
+    """All hunks fit the pinned source. If somebody has changed the same lines, the script says so. The rest fits."""
     other = tmp_path / "other"
     with opened(DEFAULT, []) as archive:
         archive.unpack(str(other))

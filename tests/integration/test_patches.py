@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patches of the source: the role `llama_cpp` applies them, and what a patched worker says reaches the results.
+"""The role `llama_cpp` applies patches to the source, and results contain what a patched worker reports.
 
-Source, patches and what the worker says stand in for the real ones; releases.yml builds these.
+The source, the patches and the worker's report are stand-ins; releases.yml builds the real ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from support.harness import Release, Worker
 
 MAIN = (FAKE / "main.cpp").read_text()
-# What it says is in a file that the first patch brings.
+# The program prints a text that is in a file of the first patch.
 FIRST = MAIN.replace("const char * commit", '#include "words/first.h"\nconst char * commit').replace(
     "0 (", '0" FIRST " ('
 )
@@ -37,20 +37,20 @@ def diff(old: str, new: str, path: str = "main.cpp") -> str:
 
 
 def words(text: str) -> str:
-    """Give the diff that brings the words."""
+    """Return the diff that adds the file with these words."""
     lines = unified_diff([], [f'#define FIRST " {text}"\n'], "/dev/null", "b/words/first.h")
     return "".join(lines)
 
 
 def said(fleet: Fleet, host: str) -> str:
-    """Return what a host's program says."""
+    """Return the first line that a host's program prints."""
     server = fleet.current(host) / "bin/rpc-server"
     return subprocess.run([server], capture_output=True, text=True, check=True, timeout=10).stderr.splitlines()[0]
 
 
 @pytest.mark.long
 def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path) -> None:
-    """Each host but the first has patches that are refused, for another reason each."""
+    """Each host but the first has patches that are refused, each for another reason."""
     fleet = Fleet(tmp_path, archive(tmp_path / "source.tar.gz"))
     sha256 = fleet.variables["llama_cpp_archive_sha256"]
     # Tasks look for their files in the folder of the playbook.
@@ -111,7 +111,7 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     made = fleet.record("both")["manifest"]["patches"]
     assert [patch["name"] for patch in made] == ["first", "second"]
 
-    # What has failed goes on from a clean source. Other words are another release, and so is stock.
+    # After a failure, the next run begins with a clean source. Other words make another release, and so does stock.
     fleet.hosts["swapped"] = {**fleet.hosts["both"], "llama_cpp_build_strategy": "per_class"}
     patch("first", diff(MAIN, FIRST) + words("other"))
     run = fleet.run("swapped")
@@ -124,7 +124,7 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     assert run.holds("would be built with rpc-server"), run.text
 
 
-# A program sees a tree above these folders of the machine, and nobody else does.
+# The program sees a tree above these folders of the machine. No other process sees it.
 SEES = """
 for place in var/lib run; do
     mount -t overlay -o "lowerdir=$0/$place:/$place" overlay "/$place" || exit 1
@@ -134,7 +134,7 @@ exec "$@"
 
 
 def what_a_service_writes(tree: Path, port: int, status: dict[str, object]) -> None:
-    """Let the service of a port say something of itself, where a service and its manager write."""
+    """Write a status of a port's service where the service and systemd would write it."""
     start = "0123456789abcdef0123456789abcdef"
     said, units = tree / "var/lib/llama_cpp", tree / "run/systemd/units"
     for folder in said, units:
@@ -150,7 +150,7 @@ def test_what_workers_have_repacked_is_in_the_report(
     model: Path,
     tmp_path: Path,
 ) -> None:
-    """Two workers of a patched release, of which one says nothing."""
+    """Of two workers of a patched release, one reports nothing."""
     ports = [start_worker(release_7).port for _worker in range(2)]
     repack = {"enabled": True, "kernels": True, "weights": 12, "mib": 9.5, "of_weights": 20, "of_mib": 12.25}
     tree = tmp_path / "machine"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is repeated here of the pinned llama.cpp is as its source has it."""
+"""Values that the collection repeats from the pinned llama.cpp match its source."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def test_vocabularies_are_compared_as_upstream_does(files: dict[str, str]) -> No
         ("CHECK_START_TOKEN_ID", vocabulary.FIRST_COMPARED),
     ):
         assert re.search(rf"define SPEC_VOCAB_{name} +{value}\n", files[SPECULATIVE])
-    # Each branch names its tokenizers and says what they have that others have not.
+    # Each branch names its tokenizers, and sets what others do not have.
     branches = re.findall(r"if \(\s*(tokenizer_pre ==.*?)\) \{(.*?)\}", files[VOCABULARY], re.DOTALL)
     assert len(branches) > 40
 
     def with_line(line: str) -> set[str]:
         return {name for names, body in branches if line in body for name in re.findall(r'== "([^"]+)"', names)}
 
-    # gemma4 is told by its model, and has rules of its own.
+    # The model itself identifies gemma4, which has rules of its own.
     assert with_line("add_bos = true;") == vocabulary.PRE_ADDS_BEGIN - {"gemma4"}
     assert with_line("special_bos_id = LLAMA_TOKEN_NULL;") == vocabulary.PRE_WITHOUT_BEGIN - {"gemma4"}
     assert with_line("add_eos = true;") == with_line("special_eos_id") == set()

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What playbooks say of an inventory and of their arguments before they ask any host. These hosts do not exist."""
+"""The messages of playbooks about an inventory and their arguments before they ask any host.
+
+These hosts do not exist.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-# TEST-NET-1: nobody has these addresses, and nobody is to be asked.
+# TEST-NET-1: nobody has these addresses, and no playbook may ask them.
 NODES = {f"w{i}": {"ansible_host": f"192.0.2.{i}"} for i in range(1, 17)}
 
 
 def play(
     folder: Path, playbook: str, inventory: dict[str, Any], *options: str, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a playbook over these hosts; what is said comes with its lines joined, since Ansible folds sentences."""
+    """Run a playbook over these hosts; return the result with its lines joined, since Ansible folds sentences."""
     path = folder / "hosts.json"
     path.write_text(json.dumps({group: {"hosts": hosts} for group, hosts in inventory.items()}))
     done = subprocess.run(
@@ -75,7 +78,7 @@ def test_an_inventory_that_is_no_cluster_is_explained_at_once(
 
 @pytest.mark.parametrize("playbook", ["verify", "infer"])
 def test_a_limit_without_a_master_is_refused(tmp_path: Path, playbook: str) -> None:
-    """All plays of the masters would be skipped, and the exit status would say that all is well."""
+    """Otherwise Ansible would skip all plays of the masters, and the exit status would report success."""
     inventory = {"llama_masters": {"m": {}}, "llama_workers": {"w1": NODES["w1"]}}
     done = play(tmp_path, playbook, inventory, "--limit", "w1")
     assert done.returncode == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a person sees of a long run, what a program sees, and what stays behind when nobody looks any more."""
+"""The progress of a long run for people and for programs, and what stays behind when nobody watches any more."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d
 def play(
     folder: Path, callback: str, arguments: dict[str, Any], module: str = "distributed_inference"
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run one task on this machine, with a folder of its own for temporary files."""
+    """Run one task on this machine, with its own folder for temporary files; yield the process."""
     folder.mkdir()
     (folder / "tmp").mkdir()
     task = {"name": TASK, f"llama_cpp.cluster.{module}": arguments}
     (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
-    # With it lines would come at once whatever is done for that.
+    # With this variable, lines would appear at once even if the code did not flush them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     process = subprocess.Popen(
         [
@@ -75,7 +75,7 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
     seen = []
     with ExitStack() as stack:
         link = stack.enter_context(slow_link(workers[0], size, 12, waits=True))
-        # Long enough that people would see a line.
+        # The run takes long enough that people would see a line.
         other_link = stack.enter_context(slow_link(workers[1], size, 12))
         people = stack.enter_context(play(tmp_path / "people", "default", {**given, "workers": [link.endpoint]}))
         programs = stack.enter_context(
@@ -100,11 +100,11 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
         assert people.wait(HANG_S) == 0
     assert programs.returncode == 0, out + err
 
-    # One line about every ten seconds, and none before.
+    # A line comes about every ten seconds, and none before.
     seconds = [second for second, _what, _percent in seen]
     assert seconds[0] >= 9
     assert all(later - earlier >= 8 for earlier, later in zip(seconds, seconds[1:]))
-    # What they say of the load is true, never more, and how long it takes is said as soon as that is known.
+    # The lines about the load never claim too much, and give the remaining time as soon as it is known.
     loading = [
         (int(match[1]), sent) for match, sent in ((LOADING.fullmatch(what), sent) for _s, what, sent in seen) if match
     ]
@@ -118,7 +118,7 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
 
     assert json.loads(of_command)["plays"][0]["tasks"][0]["hosts"]["master"]["elapsed_s"] >= 13
 
-    # The result is that of the module alone.
+    # The result equals that of the module alone.
     (result,) = (task["hosts"]["master"] for task in json.loads(out)["plays"][0]["tasks"])
     alone = run_module("distributed_inference", {**given, "workers": [workers[0].endpoint]})
     assert result["text"] == alone["text"]
@@ -141,7 +141,7 @@ def test_nothing_stays_behind_when_the_controller_goes_away(
             while not list((tmp_path / "p/tmp").iterdir()) or not worker.held():
                 assert time.monotonic() < deadline, controller.communicate()
                 time.sleep(0.05)
-            # Its children live on, as they do on a host whose controller is gone.
+            # Its children live on, as on a host whose controller is gone.
             controller.kill()
         deadline = time.monotonic() + HANG_S
         while list((tmp_path / "p/tmp").iterdir()) or worker.held():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the roles would ask hosts of the RHEL family, and Ubuntu, to install.
+"""The packages that the roles would ask hosts of the RHEL family, and Ubuntu, to install.
 
-No such host takes part, as no repository of the RHEL family could be reached: the facts are those that Ansible has of
+No such host takes part, as no repository of the RHEL family could be reached. The facts are those that Ansible has of
 such hosts.
 """
 
@@ -93,7 +93,7 @@ def test_a_host_is_asked_for_the_packages_of_its_family(
         f"#!/usr/bin/python\nprint({json.dumps(json.dumps({'ansible_facts': facts}))})\n"
     )
     (tmp_path / "play.yml").write_text(PLAY.format(root=ROOT, role=role, variable=variable))
-    # Nothing is installed there.
+    # No package is installed on this host.
     for program in ("rpm", "dpkg-query"):
         (tmp_path / program).write_text("#!/bin/sh\n")
         (tmp_path / program).chmod(0o755)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What release_trial says of real releases and of programs that cannot run here, and that it does no harm."""
+"""The results of release_trial for real releases and for programs that cannot run here, and that it does no harm."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def trial(release: Path, **arguments: object) -> dict[str, Any]:
 
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
-    """An empty release."""
+    """Return the folder of an empty release."""
     (tmp_path / "bin").mkdir()
     return tmp_path
 
 
 @pytest.fixture
 def compiled(release: Path) -> Callable[..., Path]:
-    """Compile a C program into the release, here as an RPC server."""
+    """Return a function that compiles a C program into the release, as an RPC server."""
 
     def compile_program(code: str, *options: str) -> Path:
         path = release / "bin/rpc-server"
@@ -111,7 +111,7 @@ def test_the_trial_opens_no_port(version: str, name: str, tmp_path: Path) -> Non
     shim = tmp_path / "no_bind.so"
     subprocess.run(["cc", "-x", "c", "-shared", "-o", shim, "-"], input=code, text=True, check=True, timeout=60)
     arguments = [[*trials.arguments(name)]]
-    if name == "rpc-server":  # and the shim is noticed where a port is opened
+    if name == "rpc-server":  # and the shim reports an opened port
         arguments.append(["-H", "127.0.0.1", "-p", str(free_port())])
     statuses = [
         subprocess.run(
@@ -131,7 +131,7 @@ def test_the_trial_opens_no_port(version: str, name: str, tmp_path: Path) -> Non
 LOOP = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
 FINE = "int main(void) { return 1; }\n"
 
-# Program, arguments of the module, kind of failure, and what is said.
+# The program, compiler options, the module's arguments, the kind of failure, and the message.
 COMPILED: dict[str, tuple[str, list[str], dict[str, Any], str, str]] = {
     "illegal-instruction": (
         "int main(void) { __builtin_trap(); }" if MACHINE == "x86_64" else 'int main(void) { __asm__("udf #0"); }',
@@ -195,7 +195,7 @@ def test_a_library_that_is_not_there_is_named(compiled: Callable[..., Path], rel
 
 def test_a_newer_glibc_that_is_needed_is_named(compiled: Callable[..., Path], release: Path) -> None:
     path = compiled("#include <stdio.h>\n" + FINE.replace("return 1", 'return puts("")'))
-    # The versions that its linker wrote down become one that there is not.
+    # Replace the versions that the linker recorded with one that does not exist.
     path.write_bytes(re.sub(rb"GLIBC_2\.\d\d\0", b"GLIBC_2.99\0", path.read_bytes()))
     result = trial(release)
     assert result["failure"] == {"kind": "libc_too_old", "program": "rpc-server"}

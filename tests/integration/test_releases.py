@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the role says of the real releases that it built is what they are."""
+"""The role's records of the real releases that it built are true."""
 
 from __future__ import annotations
 

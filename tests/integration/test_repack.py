@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers repack weights for the kernels of their CPU; nobody can tell, but by the time that it takes.
+"""Workers repack weights for the kernels of their CPU; clients notice only the time that it takes.
 
 `make test-performance` has the long form: each type by itself, stock builds, perplexity, malformed requests.
 """
@@ -51,7 +51,7 @@ def repacking(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture(scope="module")
 def kernel(repacking: Watched) -> Type:
-    """A type for which this CPU has a kernel."""
+    """Return a type for which this CPU has a kernel."""
     if not repacking.kernels:
         pytest.skip("this CPU has no repacked kernel, and the worker says so")
     return sorted(repacking.kernels)[0]
@@ -97,7 +97,7 @@ def test_a_token_may_name_an_expert_more_than_once(repacking: Watched, kernel: T
 
 
 def test_a_weight_is_right_on_several_devices(release_7: Release, kernel: Type, tmp_path: Path) -> None:
-    """A graph for each, of which the second one multiplies with a weight of the first and with a copy of its own."""
+    """Each device has a graph. The second one multiplies with a weight of the first device and with its own copy."""
     with watched(release_7, tmp_path, options=("-d", "CPU")) as worker, closing(Session(worker.port)) as session:
         m = Multiplication(session, kernel)
         m.check()
@@ -146,7 +146,7 @@ def test_a_weight_that_is_said_to_be_shorter_leaves_what_lies_behind_it(repackin
         data = bytes(range(256)) * (rows * size // 256 + 1)
         whole = Tensor(Type.F32, (len(data) // 4,), buffer, buffer.base)
         session.set(whole, data)
-        # Its values are said to have no distance, which makes its bytes one block fewer.
+        # Give its values a stride of 0, which makes its bytes one block fewer.
         lie = (0, size, rows * size, rows * size)
         weight = Tensor(kernel, (block, rows), buffer, buffer.base, nb=lie, name="output.weight")
         session.set(weight, data[: (rows - 1) * size])
@@ -162,7 +162,8 @@ def test_a_weight_out_of_its_buffer_is_refused(repacking: Watched, kernel: Type)
     assert repacking.worker.alive
 
 
-# Models as people's are: types mixed, a shape that no kernel takes (the rows of the output), experts, tied embeddings.
+# Models like those that people use: mixed types, a shape that no kernel takes (the rows of the output), experts, tied
+# embeddings.
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"types": TYPES, "layers": len(TYPES)},
     "experts": {"types": TYPES, "layers": len(TYPES), "experts": 4},
@@ -180,7 +181,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_workers_say_what_local_inference_says(release_7: Release, models: Models, tmp_path: Path, name: str) -> None:
-    """With as many workers as there are, and the ones that repack nothing say what upstream's do."""
+    """The number of workers does not matter, and workers that repack nothing give the results of upstream's workers."""
 
     def said(*workers: Watched, threads: int = 2) -> Logits:
         return served(release_7, *models[name], [worker.port for worker in workers], threads=threads)
@@ -206,7 +207,7 @@ def test_workers_say_what_local_inference_says(release_7: Release, models: Model
 
 
 def test_a_client_that_is_killed_leaves_nothing_behind(release_7: Release, models: Models, tmp_path: Path) -> None:
-    """And models one after another, the same again among them, do not get into each other's way."""
+    """Models loaded one after another, one of them twice, do not affect each other either."""
     wanted = {name: served(release_7, *models[name]) for name in MODELS}
     with ExitStack() as stack:
         worker = None
@@ -214,7 +215,7 @@ def test_a_client_that_is_killed_leaves_nothing_behind(release_7: Release, model
             worker = worker or stack.enter_context(watched(release_7, tmp_path / str(number)))
             killed_in_a_run(release_7, models[name][0], worker)
             if not worker.worker.alive:
-                # Upstream's has no other answer to a client that is gone while it is written to.
+                # Upstream's worker dies of SIGPIPE if it writes to a client that is gone.
                 assert worker.worker.process.returncode == -signal.SIGPIPE
                 worker = None
                 continue
@@ -240,7 +241,7 @@ def write_adapter(path: Path, width: int, layers: int, rank: int = 4) -> None:
 
 
 def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release, tmp_path: Path) -> None:
-    """Products with an adapter are of floats, beside those with the repacked weights that it belongs to."""
+    """Products with an adapter use floats, beside products with the repacked weights that the adapter belongs to."""
     width, layers = 512, 4
     eight, model, adapter = (tmp_path / name for name in ("eight.gguf", "four.gguf", "adapter.gguf"))
     write_model(eight, layers, width, context=512, seed=1)

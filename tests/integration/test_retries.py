@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role inference does after a failure, if it is to run again: over real workers, one of which is killed."""
+"""The actions of role inference after a failure, if it is to run again, over real workers, one of which is killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:
     assert (failed["failure"]["kind"], failed["failure"]["endpoint"]) == ("worker_unreachable", lost.endpoint)
     assert [worker["endpoint"] for worker in report["workers"]] == [one.endpoint, other.endpoint]
     assert len(report["inference"]["text"].split()) == 8
-    # Never silently.
+    # The role never leaves a worker out silently.
     assert f"Attempt 1 of 3 failed: The master could not connect to worker {lost.endpoint}." in done.stdout
     assert f"The next one is without {lost.endpoint}: the others hold the model." in done.stdout
     assert f"Attempts: 2, at last without {lost.endpoint}" in done.stdout
@@ -61,7 +61,7 @@ def test_the_old_name_of_the_programs_folder_still_works_with_a_warning(play: Pl
     assert report["inference"]["failure"]["message"].startswith("There is no folder /nowhere/bin;")
 
 
-# The run would go on for long after its first words; it has ended when the worker is there again.
+# The run would continue long after its first words. The program ends only when the worker is there again.
 LOST = r"""
 if mkdir "$here/first" 2>/dev/null; then
   "$real" "$@" -c 4096 -n 4000 --ignore-eos >"$here/out" 2>"$here/log" &
@@ -100,7 +100,7 @@ def test_a_run_that_lost_a_worker_is_repeated_over_all_when_it_is_back(play: Pla
     assert done.returncode == 0, done.stdout
     (failed,) = report["tries"]
     assert failed["workers"] == endpoints
-    # Nobody can tell who it was, so nobody is left out.
+    # Nobody can tell which worker it was, so none is left out.
     assert (failed["failure"]["kind"], failed["failure"]["endpoint"]) == ("worker_lost", None)
     assert report["left_out"] == []
     assert [worker["endpoint"] for worker in report["workers"]] == endpoints

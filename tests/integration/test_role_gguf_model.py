@@ -25,7 +25,7 @@ from support.small_disk import small_disk
 from support.split_gguf import SPLITTER
 from support.stand_in_source import Run, said_of
 
-LIMIT_S = 600  # a hang, whatever else the machine has to do
+LIMIT_S = 600  # longer than this is a hang, however busy the machine is
 TOKEN = "hf_neverseenanywhere"
 PARTS = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
 PLAY = """
@@ -104,7 +104,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.fixture(scope="session")
 def parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A split model of three parts."""
+    """Return the paths of a split model of three parts."""
     folder = tmp_path_factory.mktemp("split")
     splitter = [sys.executable, SPLITTER, model, folder / "model", "3"]
     subprocess.run([str(word) for word in splitter], check=True, timeout=60)
@@ -180,7 +180,7 @@ def test_a_file_of_a_hub_is_fetched_with_a_token_that_is_never_shown(site: Site,
         record = json.loads((site.models / ".model.gguf.llama_cpp.json").read_text())
         assert record["origin"]["repo"] == "someone/model-GGUF"
         assert TOKEN not in json.dumps(record)
-    # The hub is gone: what is there needs nobody.
+    # The hub is gone, and a model that is already there does not need it.
     assert site.ok().changed == 0
     assert not [path for path in (site.folder / "async").rglob("*") if path.is_file() and TOKEN in path.read_text()]
 
@@ -200,7 +200,7 @@ def test_one_host_can_have_several_models_of_different_sources(site: Site, model
         for variables in (made, fetched)
     ]
     (site.folder / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": uses}]))
-    # The hub is gone: that it is not asked shows that the second model is known to be the one that is wanted.
+    # The hub is gone. The role does not ask it, so it knows that the second model is the right one.
     run = site.ok("--check", gguf_model_path=None)
     assert run.holds("would be converted and quantised to Q4_0")
 
@@ -283,7 +283,7 @@ BAD = {
 
 @pytest.fixture(scope="module")
 def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
-    """All of it in one play, each as a host of its own."""
+    """Run all bad inputs in one play, each as a host of its own; return the models' folder and the run."""
     site = Site(tmp_path_factory.mktemp("bad"))
     site.models.mkdir(parents=True)
     hosts = {}
@@ -347,7 +347,7 @@ def touch(path: Path, size: int) -> None:
 
 @pytest.fixture
 def site_with_a_small_disk(site: Site) -> Iterator[Site]:
-    """The models' folder is on a file system of 8 MB."""
+    """Yield a site whose models' folder is on a file system of 8 MB."""
     with small_disk(site.models, "size=8m"):
         yield site
 
@@ -372,7 +372,7 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
             touch(site.folder / "release/share/llama.cpp/convert_hf_to_gguf.py", 0)
             touch(site.folder / "source/config.json", 2)
             touch(site.folder / "source/model.safetensors", 15 << 20)
-        # A conversion needs room for F16 and for what comes of it.
+        # A conversion needs room for the F16 file and for the result.
         site.refused(
             f"needs 0.02 GiB on {site.models}, where 0.01 GiB are free: 0.0",
             "GiB are missing; nothing was changed",
@@ -403,7 +403,7 @@ def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model
 
 def text_of(release: Release, model: Path) -> str:
     command = [release.bin / "llama-completion", "-no-cnv", "-m", model, "-p", "the river", "-n", "8", "--temp", "0"]
-    # Upstream's logger, which prints the text too, is not flushed at exit: a run in a hundred loses all of it.
+    # Upstream's logger, which also prints the text, is not flushed at exit: one run in a hundred loses all of it.
     for _attempt in range(5):
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
         if done.stdout.strip():
@@ -422,7 +422,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
         "gguf_model_convert_base_python": sys.executable,
     }
     site.variables.update(variables)
-    # The first run fails, having made the environment with which the source can be written.
+    # The first run fails, but it makes the environment that can write the source.
     (site.folder / "source").mkdir()
     (site.folder / "source/config.json").write_text("{}")
     (site.folder / "source/model.safetensors").write_bytes(b"")

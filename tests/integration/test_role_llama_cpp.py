@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The role `llama_cpp`, run by a real ansible-playbook on this machine into a folder of its own.
 
-The source is a stand-in with llama.cpp's targets (tests/support/fake_source), so that a build takes a second. That the
-role builds the real sources is shown by releases.yml, which builds what the other integration tests run.
+The source is a stand-in with llama.cpp's targets (tests/support/fake_source), so that a build takes a second.
+releases.yml shows that the role builds the real sources: it builds the programs of the other integration tests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.small_disk import small_disk
 from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member, said_of
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 600  # a hang, whatever else the machine has to do
+LIMIT_S = 600  # longer than this is a hang, however busy the machine is
 
 PLAY = [
     {
@@ -60,7 +60,7 @@ class Site:
             **self.variables,
             **variables,
         }
-        # None: the inventory says it.
+        # None means that the inventory sets the variable.
         given = {name: value for name, value in merged.items() if value is not None}
         (self.folder / "vars.json").write_text(json.dumps(given))
         environment = {
@@ -211,7 +211,7 @@ def test_a_failed_build_shows_why(site: Site) -> None:
 @pytest.mark.parametrize("cached", [False, True], ids=["empty cache", "source in the cache"])
 def test_check_mode_on_a_clean_host_says_what_it_would_do_and_changes_nothing(site: Site, cached: bool) -> None:
     if not cached:
-        # As for a source that would have to be fetched first.
+        # The source would have to be fetched first.
         site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
     before = site.tree()
     run = site.ok("--check", "--diff")
@@ -275,7 +275,7 @@ def test_an_archive_that_reaches_out_is_refused_before_it_is_pushed(tmp_path: Pa
 
 @pytest.fixture
 def repository(tmp_path: Path) -> tuple[Path, str]:
-    """A git repository with two commits; the first is wanted."""
+    """Return a git repository with two commits, and the id of the first one, which is wanted."""
     folder = tmp_path / "repository"
     shutil.copytree(FAKE, folder)
 
@@ -371,7 +371,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
-    """All of it in one play, each as a host of its own."""
+    """Run all bad values in one play, each as a host of its own; return the site and the run."""
     folder = tmp_path_factory.mktemp("bad")
     site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_build_strategy": "per_host"})
     source = archive(folder / "source.tar.gz")
@@ -411,7 +411,7 @@ def test_a_missing_tool_is_named(site: Site, tool: str) -> None:
 
 
 def builders(site: Site) -> list[int]:
-    """Give the ids of the processes that build in this site's folder, and of nothing else."""
+    """Return the ids of the processes that build in this site's folder."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -442,7 +442,7 @@ def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: S
     process.wait(10)
     if build_too:
         for pid in builders(site):
-            # The end of one may be that of others.
+            # Killing one process may end others.
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert site.current.readlink() == old
@@ -539,7 +539,7 @@ def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> N
 
 def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
     source = archive(tmp_path / "source.tar.gz")
-    (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))  # it comes to no digest
+    (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))  # the role never computes its digest
     site = Site(tmp_path, {**source, "llama_cpp_archive": f"file://{tmp_path}/source.tar.gz"})
     with small_disk(site.cache, "size=8m"):
         run = site.run()

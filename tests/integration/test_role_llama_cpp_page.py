@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Role `llama_cpp` builds the chat page and keeps it, run by a real ansible-playbook.
 
-Source, Node.js and npm are stand-ins, so that a build takes no time. test_chat_page.py has the real ones.
+Source, Node.js and npm are stand-ins, so that a build takes no time. test_chat_page.py uses the real ones.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Controller:
             (folder / "bin" / name).chmod(0o755)
 
     def pack(self, **changes: str) -> dict[str, Any]:
-        """Pack a source, and return what names it; a change is of the file of its first word."""
+        """Pack a source; return the variables that name it. A keyword replaces the file whose name begins with it."""
         top = self.folder / "source"
         for name, text in SOURCE.items():
             path = top / "src/tools/ui" / name
@@ -114,7 +114,7 @@ class Controller:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What finds the stand-ins, and what they know."""
+        """The variables by which a run finds the stand-ins, and the settings of the stand-ins."""
         path = f"{self.folder}/bin:{os.environ['PATH']}"
         return {"PATH": path, "BUILDS": str(self.builds), "NODE_VERSION": "v20.19.0"}
 

@@ -80,7 +80,7 @@ def test_what_is_not_sound_goes_and_of_the_rest_the_longest_unused(
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(0, 600_000), min_size=1, max_size=9))
 def test_files_of_all_lengths_are_digested_side_by_side(sizes: list[int]) -> None:
-    """What is added has the name that its bytes have; reading it back with other neighbours finds nothing wrong."""
+    """Each added entry is named after its bytes. Reading it back beside other entries finds no fault."""
     with temporary_cache() as cache:
         source = cache.root / "source"
         source.write_bytes(os.urandom(max(sizes) + len(sizes)))
@@ -108,26 +108,26 @@ def test_entries_are_read_again_once_they_have_changed(cache: Cache) -> None:
 
 
 def test_a_time_that_is_to_come_counts_as_long_ago(cache: Cache) -> None:
-    """As after a clock that was wrong has been set back."""
+    """Such times remain after a clock that was wrong has been set back."""
     damaged = cache.entry(b"wrong", name="0" * 16, age=-DAY)
     cache.entry(b"ahead" * 99, age=-DAY)
     old, young = cache.entry(b"old" * 99), cache.entry(b"young" * 99, age=300)
     status = cache.tidy("--max", (len("old") + len("young")) * 99)
     assert (status["corrupted"], cache.names) == (1, {old.name, young.name})
     assert not damaged.exists()
-    # When it was used last is known, if only the time of its writing is wrong.
+    # If only the time of writing is wrong, the time of the last use is still known.
     ahead = cache.entry(b"ahead" * 99)
     os.utime(ahead, (time.time(), time.time() + DAY))
     cache.tidy("--max", (len("ahead") + len("young")) * 99)
     assert cache.names == {ahead.name, young.name}
-    # By a few minutes it is a clock that was set during a load.
+    # A time a few minutes ahead comes from a clock that was set during a load.
     soon = cache.entry(b"soon", name="1" * 16, age=-60)
     assert cache.tidy()["checked_bytes"] == 0
     assert soon.exists()
 
 
 def checked_before(cache: Cache, name: str, seconds: float) -> None:
-    """Let an entry be read last so long ago, as far as anybody knows."""
+    """Make an entry look as if it was last read so many seconds ago."""
     known = (cache.state / "checked").read_text()
     changed = re.sub(rf"^({name} .* )\d+$", rf"\g<1>{time.time() - seconds:.0f}", known, flags=re.MULTILINE)
     assert changed != known
@@ -137,7 +137,7 @@ def checked_before(cache: Cache, name: str, seconds: float) -> None:
 def test_what_nobody_has_changed_is_read_again_after_a_day_some_of_it_each_time(cache: Cache) -> None:
     entries = [cache.entry(bytes([number]) * 1000) for number in range(5)]
     assert cache.tidy()["checked_bytes"] == 5000
-    # As a disk damages it: of the same size, inode and time of change.
+    # Damage it as a disk does: the size, inode and time of change stay the same.
     about = entries[3].stat()
     with entries[3].open("r+b") as file:
         file.write(b"x")
@@ -211,7 +211,7 @@ def test_what_is_open_is_in_use(cache: Cache) -> None:
 
 @contextmanager
 def load_of(entry: Path) -> Iterator[None]:
-    """Open an entry again and again meanwhile, as a load opens one after the other."""
+    """Open an entry again and again meanwhile, as a load opens one entry after the other."""
     loaded = threading.Event()
 
     def load() -> None:
@@ -228,7 +228,7 @@ def load_of(entry: Path) -> Iterator[None]:
 
 
 def test_nothing_goes_while_a_load_is_going_on_unless_the_disk_is_full(cache: Cache) -> None:
-    """Those that were not used for ten minutes make room on a full disk."""
+    """On a full disk, entries that were not used for ten minutes make room."""
     old, young = cache.entry(b"old" * 99), cache.entry(b"young" * 99, age=300)
     busy = cache.entry(b"busy" * 99)
     wrong = cache.entry(b"wrong", name="0" * 16)
@@ -318,7 +318,7 @@ def test_what_is_added_is_whole_and_what_is_there_is_not_written_again(cache: Ca
 
 
 def killed_amid_a_tensor(cache: Cache, wanted: str, size: int) -> Path:
-    """Let the program add these, and kill it while it writes the one of this size; return what it has left of that."""
+    """Let the program add these, and kill it while it writes the one of this size; return the partial file."""
     command = [str(PROGRAM), "add", str(cache.folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
         assert running.stdin
@@ -329,7 +329,7 @@ def killed_amid_a_tensor(cache: Cache, wanted: str, size: int) -> Path:
             while not (parts := [part for part in cache.folder.glob(".part-*") if written(part) > 1 << 20]):
                 assert running.poll() is None, "it was through before it was seen"
                 assert time.monotonic() < end
-            # It is stopped first, so that nothing is renamed between the look and the end.
+            # Stop the program first, so that it renames nothing between the look and its end.
             running.send_signal(signal.SIGSTOP)
             os.waitpid(running.pid, os.WUNTRACED)
             (part,) = parts
@@ -349,7 +349,7 @@ def written(path: Path) -> int:
 
 def test_a_tensor_that_a_killed_run_has_begun_has_no_name(cache: Cache, tmp_path: Path) -> None:
     source = tmp_path / "model.gguf"
-    # Long enough to be met amid it; holes are read as zeros, and take no room.
+    # It is long enough to be caught while it is written. Holes are read as zeros, and take no room.
     small, large = os.urandom(4000), 256 << 20
     source.write_bytes(small)
     os.truncate(source, len(small) + large)
@@ -363,7 +363,7 @@ def test_a_tensor_that_a_killed_run_has_begun_has_no_name(cache: Cache, tmp_path
     assert (first, second) == (f"{fnv(small)} {len(small)} there", f"{name} {large} added")
     assert cache.names == {fnv(small), name, left.name}
     assert (cache.folder / name).stat().st_size == large
-    # What is left is nothing that is served or counted. Nobody writes to it any more after an hour, and it goes.
+    # The partial file is not served or counted. After an hour without a write it is removed.
     for age, stays in ((0, {left.name}), (2 * 3600, set())):
         os.utime(left, (time.time() - age,) * 2)
         assert cache.tidy("--settle", -1)["corrupted"] == 0, "each entry is what its name says"
@@ -407,7 +407,7 @@ def test_what_root_adds_belongs_to_the_owner_of_the_cache(cache: Cache, tmp_path
 
 
 def test_file_systems_here_have_leases(cache: Cache) -> None:
-    """Else the tests of what is in use would show nothing."""
+    """Without leases, the tests of entries in use would show nothing."""
     entry = cache.entry(b"x")
     with entry.open("rb") as file:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)

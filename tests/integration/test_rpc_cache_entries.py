@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""With the patch rpc-safety a worker's cache serves what its entries are named after, or nothing."""
+"""With the patch rpc-safety, a worker's cache serves only data that matches the name of its entry."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Kept:
     status: Path
 
     def stored(self, data: bytes | None = None) -> tuple[bytes, Path]:
-        """Have a tensor sent and kept; return it, and its entry."""
+        """Have a tensor sent and cached; return its data and its cache entry."""
         data = secrets.token_bytes(SIZE) if data is None else data
         self.session.set(self.tensor, data, keep=True)
-        # Requests that have no answer are done when one that has is.
+        # Requests without an answer are done once a later request is answered.
         self.session.get(self.tensor, 0, 4)
         return data, self.entries / fnv(data)
 
     def asked(self, data: bytes) -> bool:
-        """Whether the cache has it, and then it is what the worker's memory has."""
+        """Return whether the cache has the data; assert that the worker's memory then has the same."""
         self.session.memset(self.tensor, 0, 0, SIZE)
         found = bool(self.session.set_by_hash(self.tensor, data))
         assert self.session.get(self.tensor) == (data if found else bytes(SIZE))
@@ -141,7 +141,7 @@ def test_what_is_put_there_has_the_stamp_of_what_a_worker_keeps(kept: Kept, tmp_
 
 
 def test_an_entry_has_its_name_when_it_is_whole(release_7: Release, tmp_path: Path) -> None:
-    """Under a limit of the size of files, as where a disk is full; the signal that goes with it is ignored."""
+    """A limit of the size of files stands in for a full disk; the worker ignores the signal that comes with it."""
     limited = ("sh", "-c", f"trap '' XFSZ; ulimit -f {SIZE // 1024}; exec \"$@\"", "sh")
     with keeping(release_7, tmp_path, *limited) as kept:
         data, entry = kept.stored()
@@ -152,7 +152,7 @@ def test_an_entry_has_its_name_when_it_is_whole(release_7: Release, tmp_path: Pa
 
 
 def test_an_entry_has_no_name_unless_the_disk_has_it(release_7: Release, tmp_path: Path) -> None:
-    """Where a disk fails only when it is to have written, as after a loss of power."""
+    """The disk fails only when it must have written the data, as after a loss of power."""
     library = tmp_path / "failing.so"
     code = "#include <errno.h>\nint fdatasync(int fd) { (void) fd; errno = EIO; return -1; }\n"
     compiled = ["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tensors that are in a worker's cache before its first load: they are those that real clients ask for."""
+"""Tensors that are put into a worker's cache before its first load are those that real clients ask for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-# A layer has three tensors of more than 10 MiB, 11.1 MiB each.
+# A layer has three tensors of more than 10 MiB, each of 11.1 MiB.
 LAYERS, EACH = 2, 3
 LARGE = 11_000_000
 
@@ -41,7 +41,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entries(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return what tells whether an entry was written again."""
+    """Return the inode and time of change of each entry, which tell whether it was written again."""
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()}
 
 
@@ -130,7 +130,7 @@ def test_what_is_cut_or_damaged_is_brought_again(release_7: Release, wide: Path,
     sound = {path: path.read_bytes() for path in (cut, gone, damaged)}
     os.truncate(cut, 1 << 20)
     gone.unlink()
-    # Of the same size, and of the same time of change, as a disk damages it.
+    # Damage it as a disk does: the size and the time of change stay the same.
     about = damaged.stat()
     damaged.write_bytes(bytes([sound[damaged][0] ^ 1]) + sound[damaged][1:])
     os.utime(damaged, ns=(about.st_atime_ns, about.st_mtime_ns))
@@ -144,7 +144,8 @@ def test_a_run_whose_program_is_killed_amid_a_tensor_is_completed_by_the_next_on
     release_7: Release, wide: Path, tmp_path: Path
 ) -> None:
     folder, killed = tmp_path / "rpc", tmp_path / "killed"
-    # The kernel kills it (SIGXFSZ) as soon as it has written half of a tensor, whose bytes nobody has to wait for then.
+    # The kernel kills the program (SIGXFSZ) once it has written half of a tensor, so that nobody has to wait for those
+    # bytes.
     killed.write_text(f'#!/bin/sh\nulimit -c 0\nulimit -f {LARGE // 2 // 512}\nexec {release_7.rpc_cache} "$@"\n')
     killed.chmod(0o755)
     failed = seed(release_7, wide, folder, program=str(killed), changes=False)
@@ -204,7 +205,7 @@ def test_wrong_use_is_explained(release_7: Release, wide: Path, tmp_path: Path) 
 
 
 def push(folder: Path, model: Path, release: Release, cache: Path, *options: str) -> str:
-    """Run the task over a connection, which copies here; return what it says."""
+    """Run the task over a connection, which copies on this machine; return its output."""
     task = {
         "name": "Seed",
         "llama_cpp.cluster.rpc_cache_seed": {
@@ -242,7 +243,7 @@ def test_what_is_missing_is_sent_from_the_controller(release_7: Release, wide: P
     assert "5 added (0 replaced), 1 there" in push(tmp_path, wide, release_7, folder, "--check")
     assert not staging.exists()
 
-    # A run that was broken off had sent one tensor whole, and a piece of another.
+    # An interrupted run had sent one whole tensor, and a piece of another.
     staging.mkdir()
     for name, size in ((whole[2], -1), (whole[3], 1000)):
         data = (tmp_path / "whole" / name).read_bytes()

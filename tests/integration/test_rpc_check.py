@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patch rpc-safety changes on a worker: what only a hostile client sends is refused, and nothing else is.
+"""The patch rpc-safety makes a worker refuse requests that only a hostile client sends, and nothing else.
 
-`make test-performance` shows what the same requests do to upstream's worker, and has sanitizers look.
+`make test-performance` shows what the same requests do to upstream's worker, and checks them with sanitizers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_what_only_a_hostile_client_sends_ends_its_connection_and_no_worker(work
     with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
         ATTACKS[name](session)
     served_well(worker.port)
-    # It is the same process.
+    # The worker is still the same process.
     assert worker.worker.alive
 
 
@@ -91,7 +91,7 @@ def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, 
 def test_a_wrong_number_in_a_buffer_ends_a_worker_before_it_is_used(
     release_7: Release, tmp_path: Path, attack: Attack
 ) -> None:
-    """This remains: docs/explanation/security.md."""
+    """This risk remains: docs/explanation/security.md."""
     with watched(release_7, tmp_path, "GGML_NO_BACKTRACE=1", threads=2) as worker:
         with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
             attack(session)

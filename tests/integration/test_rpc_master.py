@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patches rpc-load, rpc-tensor and rpc-dispatcher change on a master.
+"""The patches rpc-load, rpc-tensor and rpc-dispatcher on a master.
 
-What workers get is the same, less of it is sent, and threads and workers wait less for each other.
+Workers get the same data, the master sends less of it, and threads and workers wait less for each other.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 ROOT = Path(__file__).resolve().parents[2]
-# Only larger tensors are asked for by their hash (HASH_THRESHOLD in ggml-rpc.cpp).
+# A master asks only for larger tensors by their hash (HASH_THRESHOLD in ggml-rpc.cpp).
 LARGE = 10 << 20
 
 
@@ -71,7 +71,7 @@ def fnv_1a(data: bytes) -> str:
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with nine large weights, more than are hashed at the same time by a thread."""
+    """Return a model with nine large weights, more than a thread hashes at the same time."""
     model = tmp_path_factory.mktemp("model") / "large.gguf"
     script = ROOT / "playbooks/files/random_model.py"
     subprocess.run([sys.executable, script, model, "--layers", "3", "--width", "1920"], check=True, timeout=120)
@@ -80,7 +80,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def four_bits(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with as many large weights, of a type that workers repack on every kind of CPU."""
+    """Return a model with as many large weights, of a type that workers repack on every kind of CPU."""
     folder = tmp_path_factory.mktemp("four_bits")
     eight, model = folder / "eight.gguf", folder / "four.gguf"
     script = ROOT / "playbooks/files/random_model.py"
@@ -108,12 +108,13 @@ def test_weights_are_found_again_in_the_caches_of_workers(
     first = text(release_7, model, endpoints)
     files = kept()
     assert {path.parent.parent for path in files} == set(folders)
-    # Each is there once, whole, and named by its hash; one says it of all, as the worker computes the name.
+    # Each weight is there once, whole, and named by its hash. One name is enough to check, as the worker computes them
+    # all.
     sums = Counter(hashlib.sha256(path.read_bytes()).digest() for path in files)
     assert sums == Counter(hashlib.sha256(data).digest() for data in large)
     one = next(iter(files))
     assert one.name == fnv_1a(one.read_bytes())
-    # What a worker does not find it saves anew.
+    # A worker saves a weight anew if it does not find it.
     assert text(release_7, model, endpoints) == first
     assert kept() == files
 
@@ -122,9 +123,9 @@ def test_weights_are_found_again_in_the_caches_of_workers(
 def counted(
     worker: Worker, most: float = math.inf, go_on: threading.Event | None = None
 ) -> Iterator[tuple[str, list[int]]]:
-    """Stand between a master and a worker, a connection at a time; gives the endpoint, and what the worker was sent.
+    """Relay one connection at a time between a master and a worker; yield the endpoint and the worker's byte count.
 
-    After this many bytes the worker is lost, or gets the rest when it may go on.
+    After `most` bytes the worker is lost. With `go_on`, it gets the rest once that is set.
     """
     sent = [0]
 
@@ -143,7 +144,7 @@ def counted(
                 if stopped.is_set():
                     return
                 for link in client, server:
-                    # As both ends have it.
+                    # Both ends set this option too.
                     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 back = threading.Thread(target=pass_on, args=(server, client), kwargs={"counts": False})
                 back.start()
@@ -166,7 +167,7 @@ def counted(
 def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
     release_7: Release, start_worker: StartWorker, large_model: Path
 ) -> None:
-    """The others, and weights that are hashed ahead, do not hold it up."""
+    """Neither the other workers nor weights that are hashed ahead delay the end."""
     first, second = (start_worker(release_7) for _number in range(2))
     with counted(second, most=20 << 20) as (endpoint, sent):
         result = run(release_7, large_model, [first.endpoint, endpoint])
@@ -179,7 +180,7 @@ def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
 def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
     release_7: Release, four_bits: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """Both are being sent weights at that moment, by threads of their own, and repack them."""
+    """At that moment, threads of their own send weights to both workers, which repack them."""
     large = [tensor for tensor in gguf.GGUFReader(four_bits).tensors if tensor.n_bytes > LARGE]
     assert [tensor.tensor_type for tensor in large] == [gguf.GGMLQuantizationType.Q4_0] * 9
     most, go_on = 20 << 20, threading.Event()
@@ -194,7 +195,7 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
             through = [stack.enter_context(counted(worker, most, go_on)) for worker in workers]
             stack.callback(go_on.set)
             rpc = ",".join(endpoint for endpoint, _sent in through)
-            # What is started from a shell's background ignores SIGINT.
+            # A process that a shell starts in the background ignores SIGINT.
             command = ["env", "--default-signal=INT", str(release_7.bin / "llama-completion"), "-m", str(four_bits)]
             master = subprocess.Popen(
                 [*command, "--rpc", rpc, "-ngl", "99", "-no-cnv", "-p", "the"], stdin=subprocess.DEVNULL,
@@ -234,14 +235,15 @@ def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
             after.append(through[0][1][0])
     first, both = after
     of_a_token = (both - 2 * first) / (40 - 8)
-    # Sixteen graphs, and 2 KiB of sums after each. With all that their inputs come from they are some 1.5 MB.
+    # A token takes sixteen graphs, and 2 KiB of sums after each. With everything that their inputs come from, the
+    # graphs would take some 1.5 MB.
     assert of_a_token < 300_000
 
 
 def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
     release_7: Release, four_bits: Path, start_worker: StartWorker
 ) -> None:
-    """Upstream's master would wait for the second worker, to copy to the third by itself what that one computes."""
+    """Upstream's master would wait for the second worker, as it copies that worker's results to the third itself."""
     workers = [start_worker(release_7) for _number in range(3)]
 
     def reading(endpoints: list[str], tokens: int) -> list[str | Path]:
@@ -261,7 +263,7 @@ def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
     go_on = threading.Event()
     with ExitStack() as stack:
         first, first_sent = stack.enter_context(counted(workers[0]))
-        # It has its weights, and a part of the first batch.
+        # At this point the second worker has its weights, and a part of the first batch.
         second, _sent = stack.enter_context(counted(workers[1], one[1] - of_a_batch / 2, go_on))
         stack.callback(go_on.set)
         master = subprocess.Popen(
@@ -276,7 +278,7 @@ def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
 
 
 def waits_of_a_token(release: Release, model: Path, workers: list[Worker], split_mode: str) -> float:
-    """Return how often the threads of a master stop to wait for something, for each token that is generated."""
+    """Return how often the threads of a master stop to wait, for each generated token."""
     command = ["timeout", str(HANG_S), release.bin / "llama-bench", "-m", model, "-sm", split_mode, "-ngl", "999"]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-ts", "/".join("1" for _worker in workers)]
     devices = "/".join(f"RPC{number}" for number in range(len(workers)))
@@ -292,7 +294,7 @@ def waits_of_a_token(release: Release, model: Path, workers: list[Worker], split
     return (found[1] - found[0]) / 100
 
 
-# With upstream's master these were 24, 32 and 118 of a model whose sums are nine a token; here they are seventeen.
+# Upstream's master needed 24, 32 and 118 for a model with nine sums a token. This model has seventeen.
 @pytest.mark.parametrize(("split_mode", "many", "most"), [("layer", 1, 12), ("layer", 2, 16), ("tensor", 2, 120)])
 def test_the_threads_of_a_master_wait_little_for_each_other(
     release_7: Release, model: Path, start_worker: StartWorker, split_mode: str, many: int, most: int
@@ -304,7 +306,7 @@ def test_the_threads_of_a_master_wait_little_for_each_other(
 def test_a_chat_that_is_interrupted_goes_on(
     release_7: Release, four_bits: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """The signal comes to the thread that waits for what the first worker has for the second, most of the time."""
+    """Most of the time, the signal reaches the thread that waits for the first worker's results for the second one."""
     workers = [start_worker(release_7) for _number in range(2)]
     command = ["env", "--default-signal=INT", release_7.bin / "llama-completion", "-m", four_bits, "-ngl", "99"]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-c", "2048", "-n", "-1", "--ignore-eos"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""With the patch rpc-transport a worker stays awake between the requests of a client, and takes little from others.
+"""With the patch rpc-transport a worker stays awake between a client's requests, and takes little from other processes.
 
-What it computes is counted, not how long something takes: on a busy machine a worker sleeps sooner, and that is right.
+The tests count its processor time, not elapsed time: on a busy machine a worker sleeps sooner, and that is right.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 REQUESTS, ROUNDS = 40, 10
-# A worker stays awake for 20 ms. What a request takes by itself is less than a tenth of that.
+# A worker stays awake for 20 ms. A request itself takes less than a tenth of that.
 AWAKE_S, BRIEF_S = 0.020, 0.002
 
 
 def processor_time(worker: Watched) -> float:
-    """Return the seconds that its threads have computed so far (clock_getcpuclockid(3))."""
+    """Return the seconds of processor time that the worker's threads have used so far (clock_getcpuclockid(3))."""
     return time.clock_gettime(~worker.worker.process.pid << 3 | 2)
 
 
 def awake(worker: Watched) -> list[float]:
-    """Return the seconds that it computes after each of some requests of a client that then waits."""
+    """Return the seconds of processor time that the worker uses after each of some requests of a waiting client."""
     with closing(Session(worker.port)) as session:
         tensor = Arena(session, 1 << 10).place(Type.F32, 16)
         found = []
@@ -56,7 +56,7 @@ ON_ONE_CORE = ("taskset", "-c", CORE)
 
 @contextmanager
 def somebody_computes() -> Iterator[None]:
-    """On the worker's core, and without an end."""
+    """Keep the worker's core busy without end."""
     process = subprocess.Popen([*ON_ONE_CORE, "sh", "-c", "while :; do :; done"], stdin=subprocess.DEVNULL)
     try:
         yield
@@ -68,7 +68,7 @@ def somebody_computes() -> Iterator[None]:
 def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path) as worker:
         found = awake(worker)
-        # Where other tests compute, no more than a time slice, and none while both cores are taken.
+        # If other tests compute, the worker gets no more than a time slice, and none while both cores are taken.
         for _round in range(ROUNDS):
             if max(found) > BRIEF_S:
                 break
@@ -81,7 +81,7 @@ def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, t
 def test_it_leaves_its_core_to_who_computes_there(release_7: Release, tmp_path: Path) -> None:
     with watched(release_7, tmp_path, under=ON_ONE_CORE) as worker, somebody_computes():
         found = awake(worker)
-    # The kernel lets who has slept have a time slice of some milliseconds first.
+    # The kernel first gives a process that has slept a time slice of some milliseconds.
     assert statistics.median(found) < AWAKE_S / 2, found
 
 

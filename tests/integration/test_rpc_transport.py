@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patch rpc-transport does with a connection: no message waits for a flush that nobody calls."""
+"""The patch rpc-transport on a connection: no message waits for a flush that nobody calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What rpc_worker_info says about real workers of both ends of the supported range, and that it does no harm."""
+"""The results of rpc_worker_info for real workers of both ends of the supported range, and that it does no harm."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker
     worker = start_worker(release)
     endpoint = parse_endpoint(worker.endpoint)
     for _attempt in range(20):
-        # Several at a time: all but one have to wait in the worker's queue.
+        # Two looks run at a time: all but one have to wait in the worker's queue.
         states = [status.state for status in probe([endpoint] * 2, 20)]
         assert states == ["ready", "ready"]
     assert worker.alive
@@ -91,7 +91,7 @@ def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker
 def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Callable[..., Worker]) -> None:
     worker = start_worker(release)
     with client_of(worker, release.protocol) as client:
-        # Two fit into the worker's queue, the others find it full.
+        # Two looks fit into the worker's queue. The others find it full.
         for _attempt in range(4):
             start = time.monotonic()
             status = look(worker, timeout=0.5)
@@ -100,7 +100,7 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
             assert "another client most likely holds it" in status.message
             assert worker.alive
             assert ask_for_memory(client, release.protocol) > 0, "its client is served as before"
-    # Now it works through the queue of those that gave up. This is where a worker dies of a careless look.
+    # Now the worker handles the queue of looks that gave up. A careless look would kill it here.
     status = look(worker)
     assert status.state == "ready", status.message
     with client_of(worker, release.protocol) as client:
@@ -195,8 +195,9 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
                 while not all(worker.held() for worker in workers):
                     assert process.poll() is None
                     time.sleep(0.01)
-                # A master that finds its workers out opens connections for moments, between which they are ready: three
-                # looks that found one busy are meant. How one is found that gets free after the run is not asked here.
+                # A master that queries its workers opens short connections, between which the workers are ready. So the
+                # test waits for three looks that found one busy. It does not test a look at a worker that gets free
+                # after the run.
                 busy = 0 if look_meanwhile else 3
                 while busy < 3 and process.poll() is None:
                     states = {status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3)}
@@ -207,7 +208,7 @@ def test_a_run_is_not_disturbed_by_looks_at_its_workers(
                 if process.poll() is None:
                     process.kill()
                     process.wait(10)
-        # Upstream may end before its last lines are written; where a figure is, the whole text is before it.
+        # Upstream may end before it has written its last lines. If a figure is there, the whole text is before it.
         if b"common_perf_print:" not in (tmp_path / "log").read_bytes():
             return text(look_meanwhile)
         return (tmp_path / "text").read_bytes()

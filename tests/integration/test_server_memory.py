@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What split_plan says of a llama-server, against the buffers that it then allocates: slots, drafts and adapters."""
+"""split_plan's figures for a llama-server, compared with the buffers that it allocates: slots, drafts, adapters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
-    """Return what llama-server says until it serves."""
+    """Return llama-server's log until it serves."""
     port = free_port()
     command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "-lv", "4", "--fit", "off"]
     with log.open("w") as stream:
@@ -72,7 +72,7 @@ def allocated(log: str) -> dict[str, dict[str, float]]:
     for name, kind, size in _BUFFER.findall(log):
         endpoint = re.search(r"\[(.*)\]", name)
         device = found.setdefault(endpoint[1] if endpoint else name.partition("_")[0], {})
-        # A second reservation, or a larger output, takes the place of the first.
+        # A second reservation, or a larger output, replaces the first.
         device[kind] = float(size) if kind in ("compute", "output") else device.get(kind, 0.0) + float(size)
     return found
 
@@ -118,19 +118,19 @@ CASES: dict[str, tuple[str, Load, list[str]]] = {
 
 
 def far(mine: int, theirs: float, allowed: float) -> bool:
-    """Whether bytes are not what llama.cpp says in MiB, of which each buffer has two places."""
+    """Return whether bytes differ from llama.cpp's MiB, which have two decimal places for each buffer."""
     return abs(mine / MIB - theirs) > theirs * allowed + 0.02
 
 
 def later_logits(path: Path, load: Load) -> int:
-    """Return what the output buffer grows by with the first request that wants as much output as may be."""
+    """Return how many bytes the output buffer grows by with the first request for as much output as possible."""
     vocabulary = describe(read_model(path)).shape.vocabulary or 0
     outputs = min(load.ubatch_size, load.parallel * load.outputs_per_slot)
     return 4 * vocabulary * (outputs - load.parallel)
 
 
 def compared(case: str, result: dict[str, Any], real: dict[str, dict[str, float]], later: int) -> list[str]:
-    """Return what is not as planned; print a line for each worker and the master."""
+    """Return the lines that do not match the plan; print a line for each worker and the master."""
     wrong = []
     for mine in [*result["workers"], {**result["master"], "endpoint": "CPU"}]:
         theirs = real[mine["endpoint"]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the playbook size answers: whether a model fits on hosts that are not there yet, and how many it takes."""
+"""The playbook size: whether a model fits on hosts that do not exist yet, and how many hosts it takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def size(**variables: object) -> subprocess.CompletedProcess[str]:
 
 
 def planned(model: Path, count: int, memory_mib: int) -> dict[str, Any]:
-    """Return what the planner says of the same hosts."""
+    """Return the planner's result for the same hosts."""
     workers = [{"endpoint": f"host{i + 1}", "memory_available_bytes": memory_mib * MIB} for i in range(count)]
     result = run_module("split_plan", {"model": str(model), "workers": workers, "ctx_size": 4 * 4096, "parallel": 4})
     return dict(result)

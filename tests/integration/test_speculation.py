@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Speculative decoding over real workers: the same answers, and what role llama_server says before the start."""
+"""Speculative decoding over real workers: the same answers, and role llama_server's messages before the start."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ROLE = ROOT / "roles/llama_server"
 VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
 TYPES = VARIABLES["__llama_server_spec_types"]
 TOKENS = 160
-# What repeats itself, with choices in it, as an answer about a text does: random weights would not say anything twice.
+# A text that repeats itself, with choices in it, like an answer about a text. Random weights would repeat nothing.
 GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
 
 
 def arguments(**given: Any) -> list[str]:
-    """Return what the role gives llama-server for these variables."""
+    """Return the arguments that the role gives llama-server for these variables."""
     return [str(word) for word in worked_out(VARIABLES["__llama_server_spec_arguments"], {**VARIABLES, **given})]
 
 
@@ -48,7 +48,7 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str, Any]]:
-    """Return the tokens that follow a prompt, and how many of them were drafted."""
+    """Return the tokens that follow a prompt, and the timings, which count the drafted tokens."""
     asked = {"prompt": "the quiet river", "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
     status, body = service.request("/completion", {**asked, "return_tokens": True, "grammar": grammar})
     assert status == 200, body
@@ -59,7 +59,7 @@ def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str,
 def plain(
     release_7: Release, model: Path, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory
 ) -> list[list[int]]:
-    """What the model says without speculation: freely, and what repeats itself."""
+    """Return the model's tokens without speculation: for free text, and for text that repeats itself."""
     folder = tmp_path_factory.mktemp("plain")
     with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as service:
         service.wait_for("Serving")
@@ -91,7 +91,7 @@ original = synthetic_models.add_tokenizer
 
 
 def predicting(layer: int, n: Numbers) -> Tensors:
-    """Return the tensors of a layer of a model whose fifth one predicts a further token."""
+    """Return the tensors of a layer of a model whose fifth layer predicts a further token."""
     width = synthetic_models.WIDTH
     if layer < 4:
         return synthetic_models.qwen35(layer, n)
@@ -114,7 +114,7 @@ def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them
             service.wait_for("Serving")
             said.append(continued(service))
     assert said[0][0] == said[1][0]
-    # Its weights are zeros, so each token is as good as any, and what is drafted is accepted by chance alone.
+    # The model's weights are zeros, so each token is equally likely, and a draft is accepted by chance alone.
     assert said[1][1]["draft_n"] > 0
 
 
@@ -179,7 +179,7 @@ def test_a_key_file_that_loses_its_keys_changes_nothing(
     with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
         service.wait_for("Serving")
         service.keys.write_text("# nothing\n")
-        # The service itself asks every ten seconds.
+        # The service itself asks its API every ten seconds.
         with pytest.raises(subprocess.TimeoutExpired):
             service.process.wait(12)
         assert service.request("/v1/models", key=KEY)[0] == 200
@@ -198,7 +198,7 @@ def test_a_model_without_a_chat_template_chats_by_that_of_chatml(
         assert service.request("/v1/chat/completions", asked)[0] == 200
 
 
-# The role's look at the host, whose sentences are collected in one play.
+# The role's check of the host, with the messages of all cases collected in one play.
 PLAY = """
 - hosts: localhost
   gather_facts: false
@@ -223,7 +223,7 @@ CASE = """
 
 @pytest.fixture(scope="module")
 def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what the role says of each case, without a master that it could change."""
+    """Return the role's message for each case, without a master that it could change."""
     folder = tmp_path_factory.mktemp("role")
     with pytest.MonkeyPatch.context() as patch:
         other_vocabulary(patch, "text")
@@ -248,7 +248,7 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "llama_server_endpoints": ["192.0.2.1:50052"],
         "llama_server_prefix": f"{folder}/llama_cpp",
         "llama_server_port": free_port(),
-        # In the place of the real one.
+        # This file replaces the real one.
         "__llama_server_keys_file": f"{folder}/keys",
     }
     (folder / "variables.yml").write_text(yaml.safe_dump(variables))

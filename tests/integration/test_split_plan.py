@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What split_plan says of each worker, against the buffers that llama.cpp then allocates there."""
+"""split_plan's figures for each worker, compared with the buffers that llama.cpp then allocates there."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ MORE: dict[str, Kind] = {
     "seed_oss": ("seed_oss", {}, seed_oss, {}),
     "smollm3": ("smollm3", {"tied": True}, llama, {}),
 }
-# Shapes like those of models that people use: twice as wide, and with 16000 tokens, whose output is the largest node.
+# Shapes like those of models that people use: twice as wide, and with 16000 tokens, so that the output is the largest
+# node.
 WIDE: dict[str, Kind] = {
     "dense, wide": ("llama", {"ff": 2048, "kv_heads": 8}, llama, {}),
     "grouped queries, wide": ("llama", {"ff": 1536, "kv_heads": 2}, llama, {}),
@@ -111,7 +112,7 @@ WIDE: dict[str, Kind] = {
         {"attention.sliding_window": 512},
     ),
 }
-# How many workers, in proportion to which memory, what is loaded, and llama.cpp's options for the same.
+# The workers' memory in proportion to each other, and the load.
 CASES: dict[str, tuple[tuple[int, ...], Load]] = {
     "one": ((1,), Load(ctx_size=2048)),
     "two, ubatch": ((1, 1), Load(ctx_size=4096, batch_size=512, ubatch_size=256)),
@@ -131,23 +132,23 @@ def options(load: Load) -> list[str]:
 
 @pytest.fixture(scope="module")
 def four(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Four workers for all tests of a process."""
+    """Yield four workers for all tests of this module."""
     folder = tmp_path_factory.mktemp("workers")
     with ExitStack() as stack:
         yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(4)]
 
 
 def off(mine: int, theirs: float, allowed: float) -> bool:
-    """Whether a prediction in bytes is not what llama.cpp says in MiB, which it gives to two places."""
+    """Return whether a prediction in bytes differs from llama.cpp's MiB, which have two decimal places."""
     return abs(mine / MIB - theirs) > theirs * allowed + 0.005
 
 
 def compared(release: Release, path: Path, workers: list[Worker], case: str) -> list[str]:
-    """Return what is not as planned; print a line for each worker."""
+    """Return the lines that do not match the plan; print a line for each worker and the master."""
     memory, load = CASES[case]
     model = read_model(path)
     if describe(model).architecture == "deepseek2":
-        # llama.cpp wants one type for both, and so does the planner.
+        # llama.cpp requires one type for both, and so does the planner.
         load = replace(load, cache_type_v=load.cache_type_k)
     used = workers[: len(memory)]
     cluster = Cluster(tuple(Planned(it.endpoint, size * GIB) for it, size in zip(used, memory)))
@@ -170,7 +171,7 @@ def compared(release: Release, path: Path, workers: list[Worker], case: str) -> 
             f"compute {mine['compute_bytes'] / MIB:.2f} as {compute:.2f} MiB"
         )
         print(line)
-        # What is mapped from the file has other tensors in between.
+        # Weights that are mapped from the file have other tensors in between.
         mapped = mine["endpoint"] is None and load.n_gpu_layers < 999
         if (off(mine["weights_bytes"], weights, 0.02) and not mapped) or off(mine["kv_bytes"], kv, 0.02):
             wrong.append(line)
@@ -218,14 +219,14 @@ def resident(worker: Worker) -> int:
 
 
 def test_a_worker_gives_its_memory_back(release_7: Release, model: Path, tmp_path: Path) -> None:
-    """So that what is available on a host can be read while its worker runs."""
+    """So the memory available on a host can be read while its worker runs."""
     with running_worker(release_7, tmp_path / "worker.log") as worker:
         before = resident(worker)
         log_of(release_7, model, "-c", "8192", "--rpc", worker.endpoint, "-ngl", "99")
         deadline = time.monotonic() + 60
         while worker.held() and time.monotonic() < deadline:
             time.sleep(0.05)
-        # The model has 25 MB, its cache 64 MiB.
+        # The model takes 25 MB, and its cache takes 64 MiB.
         while resident(worker) - before > 20 * MIB and time.monotonic() < deadline:
             time.sleep(0.05)
         assert resident(worker) - before <= 20 * MIB
@@ -310,7 +311,7 @@ def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
 
 
 ROLE = f"{COLLECTION}.inference"
-# Each case of its own would begin Ansible anew.
+# If each case had its own play, each would start Ansible anew.
 PLAYS = """
 - hosts: llama_masters
   gather_facts: false

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The sweep over real workers, and what is said where there can be none."""
+"""The sweep over real workers, and the messages where no sweep is possible."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
-    """Two workers of one thread on this machine."""
+    """Return two workers of one thread on this machine."""
     return [start_worker(release_7, threads=1) for _worker in range(2)]
 
 
 @pytest.fixture
 def host(release_7: Release, model: Path, workers: list[Worker]) -> dict[str, Any]:
-    """This machine as the host of these workers, and a short sweep over them."""
+    """Return this machine as the host of these workers, with variables for a short sweep over them."""
     return {
         "rpc_server_bind_address": "127.0.0.1",
         "rpc_server_instances": [{"port": worker.port} for worker in workers],
@@ -52,7 +52,7 @@ def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, An
     figures = json.loads((tmp_path / "tune/figures.json").read_text())
     assert yaml.safe_load(text) == figures["variables"]
     assert figures["summary"] in done.stdout
-    # The other split mode may win: it is tried with other batches then, and needs flash attention.
+    # The other split mode may win. It is then tried with other batches, and it needs flash attention.
     stages = [run["run"]["stage"] for run in figures["runs"]]
     assert list(dict.fromkeys(stages))[:3] == ["start", "ubatch_size", "split_mode"]
     assert ("flash_attn" in stages) != (figures["left_out"].get("flash attention") == "split mode tensor needs it")
@@ -63,7 +63,7 @@ def test_a_sweep_leaves_what_won_as_variables(tmp_path: Path, host: dict[str, An
     assert "# - physical batch, ubatch_size 32: prompt " in text
     assert figures["variables"]["inference_extra_args"][0] == "--check-tensors"
 
-    # As the page on playbooks has it: what won is what runs from then on.
+    # As the page on playbooks describes, later runs use the settings that won.
     report = tmp_path / "report.json"
     given = {**host, "inference_n_predict": 1, "inference_report_path": str(report)}
     done = play_here("infer.yml", tmp_path, given, "-e", f"@{tmp_path / 'tune/variables.yml'}")
@@ -92,7 +92,7 @@ def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
     assert runs[:3] == ["current settings", "split mode tensor", "unified KV cache off"]
     assert [run["failure"] for run in figures["runs"]] == [None] * len(runs)
     (test,) = figures["runs"][0]["tests"]
-    # As the service would be started: with its slots, and its options rather than those of inference.
+    # The server starts like the service: with its slots, and with its options rather than those of inference.
     assert (test["clients"], test["generated_tokens"]) == (3, 3 * 4 * 2)
     assert figures["runs"][0]["run"]["extra_args"] == ["--check-tensors", "--kv-unified", "--ubatch-size", "512"]
     assert figures["left_out"]["speculation"].startswith("it depends on what clients ask")
@@ -106,7 +106,7 @@ def test_a_sweep_for_many_clients_leaves_what_won_as_variables_of_the_service(
 def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
     tmp_path: Path, host: dict[str, Any], model: Path
 ) -> None:
-    """The model drafts for itself here, and nobody says how quickly."""
+    """The model drafts for itself here. The test makes no claim about speed."""
     asked = {
         "tune_goal": "serving", "tune_clients": 1, "tune_n_gen": 4, "tune_ubatch_sizes": [], "tune_parallel": [],
         "tune_split_modes": [], "tune_speculation": ["draft-simple"], "tune_prompts": ["What is a cluster?"],
@@ -117,7 +117,7 @@ def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
     assert done.returncode == 0, done.stdout
     runs = json.loads((tmp_path / "tune/figures.json").read_text())["runs"]
     assert [run["failure"] for run in runs] == [None] * len(runs)
-    # As the service has it: it drafts, so it is asked whether it had better not.
+    # The service drafts, so the sweep also tries it without drafting.
     first, (other,) = runs[0], [run for run in runs if run["run"]["title"] == "speculation none"]
     assert first["run"]["extra_args"][-4:] == ["--spec-draft-model", str(model), "--spec-draft-device", "none"]
     assert first["tests"][0]["drafted_tokens"] > 0
@@ -126,7 +126,7 @@ def test_the_draft_model_of_a_service_is_measured_on_what_clients_ask(
 
 @pytest.mark.long
 def test_a_sweep_that_takes_too_long_is_refused_after_its_first_run(tmp_path: Path, host: dict[str, Any]) -> None:
-    # Each run counts for some seconds, however quick it is; the first one may take as long as all of them.
+    # Each run counts for some seconds, however quick it is. The first one may take as long as all of them.
     many = {"tune_cache_types": ["bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"], "tune_time_limit": 60}
     done = play_here("tune.yml", tmp_path, {**host, **many})
     assert done.returncode == 2
@@ -150,7 +150,7 @@ def test_a_check_says_what_would_be_tried_and_runs_nothing(tmp_path: Path, host:
 def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inference(
     tmp_path: Path, host: dict[str, Any], workers: list[Worker]
 ) -> None:
-    # Of the cache one could hold all in q4_0, and not in f16, which is what is planned with if nothing is told.
+    # One worker could hold the whole cache in q4_0, but not in f16, which is the type of a plan without options.
     memory = dict.fromkeys((f"127.0.0.1:{worker.port}" for worker in workers), 250 << 20)
     changes = {
         "inference_extra_args": ["-fa", "on", "-ctk", "q4_0", "-ctv", "q4_0"],

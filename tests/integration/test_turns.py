@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the patch rpc-turns changes: slots of llama-server take turns over the workers, and prompts come in parts."""
+"""The patch rpc-turns: slots of llama-server take turns over the workers, and prompts come in parts."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-# Commands of the protocol (enum rpc_cmd in ggml-rpc.cpp) that have a worker compute.
+# Commands of the protocol (enum rpc_cmd in ggml-rpc.cpp) that make a worker compute.
 GRAPH_COMPUTE, GRAPH_RECOMPUTE = 10, 16
 
 
 @dataclass
 class Relay:
-    """Stands between a master and a worker, counts the graphs that pass, and can keep the next one back."""
+    """A relay between a master and a worker that counts the graphs, and can hold the next one back."""
 
     worker: Worker
     port: int = 0
@@ -47,7 +47,7 @@ class Relay:
         return f"127.0.0.1:{self.port}"
 
     def requests(self, client: socket.socket, server: socket.socket) -> None:
-        """Pass on whole requests: a byte for the command, eight for the size, and the rest."""
+        """Pass on whole requests: a byte for the command, eight for the size, and the body."""
         with suppress(OSError, EOFError), client.makefile("rb") as asked:
             while command := asked.read(1):
                 size = asked.read(8)
@@ -95,13 +95,13 @@ def relay(worker: Worker) -> Iterator[Relay]:
 
 @dataclass
 class Server:
-    """A llama-server, and what it has said."""
+    """A llama-server, and its log."""
 
     port: int
     log: Path
 
     def ask(self, prompt: str, tokens: int, said: list[str] | None = None) -> str:
-        """Return a text of so many tokens; `said` gets the parts as they come."""
+        """Return a text of so many tokens; add its parts to `said` as they come."""
         said = [] if said is None else said
         wanted: dict[str, Any] = {"prompt": prompt, "n_predict": tokens, "ignore_eos": True, "temperature": 0}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG_S)
@@ -144,7 +144,7 @@ PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that"
 def test_what_is_said_in_turns_is_what_each_says_alone(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, many: int
 ) -> None:
-    """Seven clients on five slots: some wait, prompts come while others generate, and groups change."""
+    """Seven clients use five slots: some wait, prompts come while others generate, and groups change."""
     workers = [start_worker(release_7).endpoint for _number in range(many)]
     with serving(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
         alone = [server.ask(prompt, 20 + 5 * number) for number, prompt in enumerate(PROMPTS)]
@@ -155,7 +155,7 @@ def test_what_is_said_in_turns_is_what_each_says_alone(
 
 
 def graphs_while_the_second_is_held(release: Release, model: Path, workers: list[Worker], log: Path, turns: int) -> int:
-    """Return how many graphs the first worker gets more than the second one, whose next graph is kept back."""
+    """Return how many more graphs the first worker gets than the second one, whose next graph is held back."""
     with relay(workers[0]) as first, relay(workers[1]) as second, ExitStack() as stack:
         options = ["-np", "2", "--turns", str(turns)]
         server = stack.enter_context(serving(release, model, [first.endpoint, second.endpoint], log, *options))
@@ -169,7 +169,7 @@ def graphs_while_the_second_is_held(release: Release, model: Path, workers: list
         until(lambda: second.graphs > 60)
         second.open.clear()
         found = -1
-        while found != first.graphs:  # until nothing comes any more
+        while found != first.graphs:  # until no more graphs come
             found = first.graphs
             time.sleep(0.5)
         return first.graphs - second.graphs
@@ -203,7 +203,7 @@ def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
 def test_a_short_prompt_comes_in_parts(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """Upstream's parts are of 512 tokens: the second worker would wait for the first one's work on all of it."""
+    """Upstream's parts have 512 tokens: the second worker would wait until the first one has done all of it."""
     with relay(start_worker(release_7)) as first, relay(start_worker(release_7)) as second:
         workers = [first.endpoint, second.endpoint]
         with serving(release_7, model, workers, tmp_path / "log", "-np", "1") as server:

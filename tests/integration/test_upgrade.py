@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""All hosts get the new release, or all keep what they have. What else can fail: tests/faults/test_upgrade_order.py."""
+"""All hosts get the new release, or all keep the old one. tests/faults/test_upgrade_order.py has the other failures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
         assert f"{host} has llama.cpp {NEW}, and had llama.cpp {OLD}." in said
     last = max((tmp_path / host / "starts").stat().st_mtime for host in HOSTS[1:])
     assert (tmp_path / "worker3/starts").stat().st_mtime > last
-    # Another time the first one fails, and the second one keeps what it has.
+    # The next time, the first group fails, and the second one keeps its release.
     stage.cue(f"worker2/cue-start-{OLD}-id")
     status, said = stage.play("-e", "rollback=true")
     assert status != 0
@@ -83,7 +83,7 @@ def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
 def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
     stage = Stage(tmp_path, TWO_GROUPS)
     stage.variables["worker2"] = {"rpc_server_instances": [{"port": 50052}, {"port": 50053, "group": "b"}]}
-    # A host of one of them fails, and those of the other have what they had before, too.
+    # A host of one group fails, so the hosts of the other group also go back to their previous release.
     stage.cue(f"worker1/cue-start-{NEW}-id")
     status, said = stage.play(*UPGRADE)
     assert status != 0
@@ -130,7 +130,7 @@ def test_a_mistake_in_the_variables_of_some_hosts_is_found_before_anything_is_do
 
 @pytest.mark.long
 def test_a_killed_run_is_ended_by_the_next_one_once_it_does_nothing_more(stage: Stage) -> None:
-    """What it has begun on a worker would give that one the new release after all have gone back."""
+    """Otherwise the task that it began on a worker would install the new release there after all have gone back."""
     stage.cue(f"worker1/cue-linger-{NEW}-id")
     assert stage.play(*UPGRADE)[0] == -9
     assert [noted for _current, _running, noted in stage.has().values()] == [True] * len(HOSTS)

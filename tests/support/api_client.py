@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A client of an API, wherever that is: one key, and what tests ask for most."""
+"""A client of an API at any address: one key, and the requests that tests make most often."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = "the river"
 
 @dataclass(frozen=True)
 class Client:
-    """Whoever asks the API at this address, with this key or none."""
+    """A client of the API at this address, with this key or none."""
 
     address: str
     port: int
@@ -27,7 +27,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """What other clients call the base URL."""
+        """The API's base URL, by which other clients know it."""
         return f"http://{self.address}:{self.port}/v1"
 
     def _ask(self, connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None) -> None:
@@ -47,7 +47,7 @@ class Client:
 
     @contextmanager
     def stream(self, tokens: int, prompt: str = PROMPT) -> Iterator[http.client.HTTPResponse]:
-        """A stream of so many tokens, whose first one has come."""
+        """Yield a stream of so many tokens, after its first one has come."""
         connection = http.client.HTTPConnection(self.address, self.port, timeout=HANG_S)
         wanted = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True, "temperature": 0}
         self._ask(connection, "/v1/completions", wanted)
@@ -60,13 +60,13 @@ class Client:
             connection.close()
 
     def text(self, tokens: int = 8) -> str:
-        """Return how the API continues a prompt."""
+        """Return the API's continuation of a prompt."""
         status, body = self.request("/v1/completions", {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0})
         assert status == 200, body
         return str(body["choices"][0]["text"])
 
     def answers(self) -> bool:
-        """Whether a token comes."""
+        """Return whether the API generates a token."""
         try:
             return bool(self.text(1))
         except (OSError, http.client.HTTPException, AssertionError):

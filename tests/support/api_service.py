@@ -31,7 +31,7 @@ ALIAS = "noise"
 
 @dataclass
 class Service:
-    """A running service, and what it has said so far."""
+    """A running service, and its output so far."""
 
     process: subprocess.Popen[str]
     port: int
@@ -39,14 +39,14 @@ class Service:
     lines: list[str]
 
     def wait_for(self, start: str, limit_s: float = 60) -> str:
-        """Return the first line with this, once it is said; it may stand behind the last words of llama-server."""
+        """Return the first line that has this text, once it appears; the text may follow llama-server's last words."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             found = next((line for line in list(self.lines) if start in line), None)
             if found is not None:
                 return found
             if self.process.poll() is not None:
-                time.sleep(0.2)  # the last lines are read
+                time.sleep(0.2)  # the reader gets the last lines
                 found = next((line for line in list(self.lines) if start in line), None)
                 if found is not None:
                     return found
@@ -56,13 +56,13 @@ class Service:
 
     @property
     def client(self) -> Client:
-        """Who has the key."""
+        """A client that has the key."""
         return Client("127.0.0.1", self.port, KEY)
 
     def request(
         self, path: str, body: dict[str, Any] | None = None, *, key: str | None = KEY, limit_s: float = HANG_S
     ) -> tuple[int, Any]:
-        """Return status and JSON of an answer."""
+        """Return the status and the JSON of an answer."""
         return replace(self.client, key=key).request(path, body, limit_s=limit_s)
 
     def stream(self, tokens: int, prompt: str = PROMPT) -> AbstractContextManager[http.client.HTTPResponse]:
@@ -70,11 +70,11 @@ class Service:
         return self.client.stream(tokens, prompt)
 
     def text(self) -> str:
-        """Return what the model says first."""
+        """Return the model's continuation of a prompt."""
         return self.client.text()
 
     def drain(self, limit_s: float, *by: str) -> subprocess.Popen[str]:
-        """Start what the unit runs before it stops the service, `by` another program if wanted."""
+        """Start the program that the unit runs before it stops the service, through the programs `by` if given."""
         command = [sys.executable, FILES / "llama_server_drain.py", str(self.process.pid), "127.0.0.1", str(self.port)]
         return subprocess.Popen(
             [*by, *command, self.keys, str(limit_s)],
@@ -85,7 +85,7 @@ class Service:
         )
 
 
-# Without the chat page.
+# This leaves out the chat page.
 NO_PAGE = ("--no-ui",)
 
 
@@ -98,7 +98,7 @@ def settings(
     options: Sequence[str],
     ready_port: int = 0,
 ) -> dict[str, Any]:
-    """Return what role llama_server writes."""
+    """Return the settings that role llama_server writes."""
     arguments = ["--model", str(model), "--alias", ALIAS, "--host", "127.0.0.1", "--port", str(port), "--threads", "1"]
     arguments += ["--parallel", "2", "--ctx-size", "1024", "--n-gpu-layers", "999", "--fit", "off", "--metrics"]
     arguments += ["--api-key-file", str(keys), "--cache-ram", "64", "--ubatch-size", "64", *options]
@@ -128,7 +128,7 @@ def running_service(
     options: Sequence[str] = NO_PAGE,
     ready_port: int = 0,
 ) -> Iterator[Service]:
-    """Start the service, with further options of llama-server, give it, and end it by its own process id."""
+    """Start the service with further options of llama-server; yield it, and end it by its own process id."""
     port = port or free_port()
     keys = folder / "keys"
     if not keys.exists():
@@ -141,7 +141,7 @@ def running_service(
 
 
 def connects(port: int, limit_s: float, address: str = "127.0.0.1") -> bool:
-    """Whether a connection comes about within the limit."""
+    """Return whether a connection is established within the limit."""
     try:
         with socket.create_connection((address, port), limit_s):
             return True

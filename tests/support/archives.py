@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Archives with what a test says, and what was unpacked."""
+"""Archives with given members, and a list of what was unpacked."""
 
 from __future__ import annotations
 

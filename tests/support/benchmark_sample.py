@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What modules return of a benchmark over three workers, and its history: for tests of the report."""
+"""Results of modules for a benchmark over three workers, and its history: for tests of the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 MIB = 1 << 20
 GIB = 1 << 30
-# As long as a name may be, with what would be markup in HTML, in Markdown or on a terminal.
+# A name of the greatest length, with characters that are markup in HTML, in Markdown or on a terminal.
 HOSTILE = (
     "<script>alert(1)</script>\"'><img src=//192.0.2.9/x onerror=alert(1)> | `[x](//192.0.2.9)` \x1b[2J\u202e &amp; "
 )
@@ -80,7 +80,7 @@ IDENTITY = {key: MODEL[key] for key in ("name", "file_type", "parameters", "size
 
 
 def run(time: str, prompt: float, generation: float, commit: str = "0c1e57098", **changes: Any) -> dict[str, Any]:
-    """A line of the history."""
+    """Return a line of the history."""
     return {
         "schema_version": 1,
         "time": time,
@@ -94,7 +94,7 @@ def run(time: str, prompt: float, generation: float, commit: str = "0c1e57098", 
 
 
 def history() -> list[dict[str, Any]]:
-    """Runs of an older build, of another model, and of this build."""
+    """Return runs of an older build, of another model, and of this build."""
     small = {**IDENTITY, "name": "Llama 3.2 3B Instruct", "parameters": 3_212_749_888, "size_bytes": 2_019_377_696}
     return [
         *(
@@ -108,12 +108,12 @@ def history() -> list[dict[str, Any]]:
 
 
 def lines(runs: list[dict[str, Any]]) -> str:
-    """The text of a history."""
+    """Return the text of a history."""
     return "".join(json.dumps(line) + "\n" for line in runs)
 
 
 def results(**changes: Any) -> dict[str, Any]:
-    """All that a report is made of."""
+    """Return all data that a report is made from."""
     found = _results(**changes)
     return {**found, "history": lines(found["history"])}
 
@@ -236,7 +236,7 @@ def _results(**changes: Any) -> dict[str, Any]:
 
 
 def hostile() -> dict[str, Any]:
-    """The same with names that are meant to do harm, wherever a text comes from outside."""
+    """Return the same data with harmful names wherever a text comes from outside."""
     text = json.dumps(_results())
     for name in (
         *NAMES,

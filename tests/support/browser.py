@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A headless Chromium, driven over two pipes by its DevTools protocol: no port, no profile that stays, no network."""
+"""A headless Chromium, driven over two pipes by its DevTools protocol: no port, no lasting profile, no network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIONS = (
     "--remote-debugging-pipe",
 )
 ANSWER_LIMIT_S = 60
-# The program gets its pipes as 3 and 4, whatever numbers they have here.
+# The program expects its pipes at the numbers 3 and 4, whatever numbers they have here.
 _START = """
 import os, sys
 for number, to in zip(sys.argv[1:3], (3, 4)):
@@ -47,7 +47,7 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 
 class Page:
-    """One page. What the browser says by itself is kept in `events`."""
+    """One page. `events` holds the messages that the browser sends by itself."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._to, self._from = to_browser, from_browser
@@ -95,7 +95,7 @@ class Page:
             self.events.append(self._message())
 
     def show(self, width: int, scheme: str = "light", media: str = "screen") -> None:
-        """Give the page a width, and say what the person prefers."""
+        """Set the width of the page, the preferred colour scheme and the medium."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -126,14 +126,14 @@ class Page:
         raise AssertionError(f"not so within {limit_s} s: {script}; but the page shows: {shown}")
 
     def type(self, text: str) -> None:
-        """Type into what has the focus, and press Enter."""
+        """Type into the focused element, and press Enter."""
         self.call("Input.insertText", text=text)
         enter = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, **enter)
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """Write a picture of the whole page, or of what the window shows."""
+        """Write a picture of the whole page, or of the part that the window shows."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 8000), "scale": 1}
         beyond = {"clip": clip, "captureBeyondViewport": True} if whole else {}
@@ -149,7 +149,7 @@ class Page:
 
 
 def installed_browser() -> str:
-    """Return the browser's program; as root it is installed, where Debian's packages are."""
+    """Return the browser's program; as root, install it if Debian's packages are available."""
     for attempt in range(2):
         found = next(filter(None, map(shutil.which, PROGRAMS)), None)
         if found:
@@ -166,14 +166,14 @@ def installed_browser() -> str:
             stdout=subprocess.DEVNULL,
         )
     missing = "there is no Chromium here, and it could not be installed (as root, with apt-get)"
-    # There, nobody would notice that the page is never looked at.
+    # In CI, nobody would notice that the page is never tested.
     if os.environ.get("CI"):
         pytest.fail(missing)
     return pytest.skip(missing)
 
 
 def _high(descriptor: int) -> int:
-    """Return a copy that is out of the way of 3 and 4."""
+    """Return a copy of a descriptor with a number above 3 and 4; close the original."""
     copy = fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10)
     os.close(descriptor)
     return copy

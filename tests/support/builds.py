@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Builds of the default source that no role makes: upstream's as it is and ours, with sanitizers, for another machine.
+"""Builds of the default source that no role makes: unpatched and patched, with sanitizers, and for another machine.
 
-They are kept in the cache, by what they are made of; a second run builds nothing.
+The cache keeps them by their inputs, so a second run builds nothing.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from support.pinned_source import ARCHIVES, DEFAULT
 
 ROLE = ROOT / "roles/llama_cpp"
 VERSION = DEFAULT
-# What the role applies to it, in this order.
+# The patches that the role applies, in this order.
 PATCHES = tuple(ARCHIVES[VERSION]["patches"])
 ARCHIVE = CACHE / f"sources/llama_cpp_python-{VERSION}.tar.gz"
 SUBDIR = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
 LIMIT_S = 3600
-# As the role has them.
+# The options that the role uses.
 OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "OFF", "GGML_NATIVE": "ON", "GGML_RPC": "ON",
     "GGML_RPC_RDMA": "OFF", "GGML_BLAS": "OFF", "LLAMA_CURL": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_UI": "OFF",
@@ -35,10 +35,10 @@ SANITIZED = {
     "CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_ADDRESS": "ON", "GGML_SANITIZE_UNDEFINED": "ON",
     "GGML_OPENMP": "OFF",
 }  # fmt: skip
-# Where only behaviour counts.
+# For builds of which only the behaviour counts.
 QUICK = {"CMAKE_C_FLAGS_RELEASE": "-O1 -DNDEBUG", "CMAKE_CXX_FLAGS_RELEASE": "-O1 -DNDEBUG"}
 RACES = {"CMAKE_BUILD_TYPE": "RelWithDebInfo", "GGML_SANITIZE_THREAD": "ON", "GGML_OPENMP": "OFF"}
-# For processors from before the kernels' instructions, of either architecture.
+# For processors of either architecture that lack the instructions of the kernels.
 OLD_CPU = {
     "GGML_NATIVE": "OFF", "GGML_SSE42": "ON", "GGML_AVX": "OFF", "GGML_AVX2": "OFF", "GGML_BMI2": "OFF",
     "GGML_FMA": "OFF", "GGML_F16C": "OFF", "GGML_CPU_ARM_ARCH": "armv8-a",
@@ -62,7 +62,7 @@ class Build:
 
 
 def _source(names: tuple[str, ...]) -> Path:
-    """Return upstream's tree with these patches of ours."""
+    """Return the folder of upstream's source with these patches of ours."""
     sha256 = hashlib.sha256(ARCHIVE.read_bytes()).hexdigest()
     patches = [read_patch(ROLE / "files/patches" / VERSION / f"{name}.patch") for name in names]
     for patch in patches:
@@ -77,16 +77,16 @@ def _source(names: tuple[str, ...]) -> Path:
 
 def build(name: str, options: dict[str, str], targets: list[str], patches: tuple[str, ...]) -> Build:
     (CACHE / "performance").mkdir(exist_ok=True)
-    # With `pytest -n` the processes share what is built.
+    # With `pytest -n`, several processes share the builds.
     with (CACHE / "performance/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return built(name, options, targets, _source(patches))
 
 
 def built(name: str, options: dict[str, str], targets: list[str], source: Path) -> Build:
-    """Build programs of an unpacked source, in a folder of this name in it."""
+    """Build programs of an unpacked source, in a subfolder of this name."""
     folder = source / name
-    # The builds have most of what is compiled in common.
+    # The builds have most of their compiled files in common.
     ccache = {"CCACHE_DIR": str(CACHE / "ccache"), "CCACHE_BASEDIR": str(source.parent), "CCACHE_NOHASHDIR": "1"}
     environment = {**os.environ, **ccache}
     given = [f"-D{option}={value}" for option, value in {**OPTIONS, **options}.items()]

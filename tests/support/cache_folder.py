@@ -19,7 +19,7 @@ PROGRAM = RELEASES["7.0.0"].rpc_cache
 
 
 def fnv(data: bytes) -> str:
-    """The name of an entry, as upstream's fnv_hash makes it."""
+    """Return the name of an entry, as upstream's fnv_hash computes it."""
     value = 0xCBF29CE484222325
     for byte in data:
         value = ((value ^ byte) * 0x100000001B3) & (1 << 64) - 1
@@ -28,7 +28,7 @@ def fnv(data: bytes) -> str:
 
 @dataclass
 class Cache:
-    """A worker's cache folder, and what is kept beside it."""
+    """A worker's cache folder, and the state beside it."""
 
     root: Path
 

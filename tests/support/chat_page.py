@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama.cpp's chat page as a person uses it: they give the key, type, and see the answer come."""
+"""Use llama.cpp's chat page as a person does: give the key, type, and see the answer come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER = "([...document.querySelectorAll('.chat-message-assistant')].at(-1)?.inn
 
 
 def give_key(page: Page, key: str) -> None:
-    """Give the page a key, which it has asked for."""
+    """Give the page the key that it has asked for."""
     button = "[...document.querySelectorAll('button')].find(e => e.innerText.includes('Enter API Key'))"
     page.wait(f"Boolean({button} || {KEY_FIELD})")
     page.run(f"{KEY_FIELD} || {button}.click()")
@@ -28,7 +28,7 @@ def give_key(page: Page, key: str) -> None:
 
 
 def ask(page: Page, text: str) -> list[int]:
-    """Send a text; return how long the answer was each time that it had grown, until it grows no more for 3 s."""
+    """Send a text; return the length of the answer each time that it had grown, until it has not grown for 3 s."""
     page.wait(f"Boolean({TEXT_FIELD})")
     page.run(f"{TEXT_FIELD}.focus()")
     page.type(text)
@@ -46,15 +46,15 @@ def ask(page: Page, text: str) -> list[int]:
 
 
 def asked_elsewhere(page: Page, origin: str) -> list[str]:
-    """Return what the page has requested from other places than this one."""
+    """Return the URLs that the page has requested from other origins than this one."""
     urls = [event["request"]["url"] for event in page.said("Network.requestWillBeSent")]
     assert any(url.startswith(origin) for url in urls), "no request was seen at all"
     return [url for url in urls if not url.startswith((f"{origin}/", "data:", "blob:"))]
 
 
 def picture(page: Page, folder: Path) -> None:
-    """Leave a picture of the page, to be looked at."""
+    """Save a picture of the page for a person to look at."""
     folder.mkdir(parents=True, exist_ok=True)
     page.show(1200)
-    # Its bars stay where the window is.
+    # The bars of the page stay where the window is.
     page.screenshot(folder / "chat-page.png", whole=False)

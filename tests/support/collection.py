@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Parts of the collection for programs that run outside of pytest, whose conftest.py has installed the loader."""
+"""Parts of the collection for programs that run outside pytest. In pytest, conftest.py installs the loader."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes `ansible_collections.llama_cpp.cluster` importable, by Ansible's own loader.
+"""Make `ansible_collections.llama_cpp.cluster` importable, by Ansible's own loader.
 
-The folder of collections in .venv is on no search path of Python: Ansible would find the collection there, too, where a
-test gives it another copy.
+The folder of collections in .venv is on no search path of Python. Otherwise Ansible would also find the collection
+there when a test gives it another copy.
 """
 
 from __future__ import annotations

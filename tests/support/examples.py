@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The code blocks of the pages, and plays and tasks in them."""
+"""The code blocks of the documentation, and the plays and tasks in them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each fault came to, as a table at the end and as JSON in the cache. For a conftest.py, which imports it."""
+"""The outcome of each fault, as a table at the end and as JSON in the cache. A conftest.py imports this module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Seen:
     fault: str
     where: str
     sentence: str
-    # None where nobody says anything.
+    # None if nothing reports the fault.
     detected_after_s: float | None
     ready_again_after_s: float
 
@@ -32,7 +32,7 @@ _SEEN: list[Seen] = []
 
 @pytest.fixture
 def saw() -> Callable[..., None]:
-    """Keep what a fault came to."""
+    """Return a function that records the outcome of a fault."""
 
     def keep(fault: str, where: str, sentence: str, detected: float | None, ready: float) -> None:
         _SEEN.append(Seen(fault, where, sentence, None if detected is None else round(detected, 1), round(ready, 1)))
@@ -43,7 +43,7 @@ def saw() -> Callable[..., None]:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not _SEEN:
         return
-    # Those of another call remain: the hosts have one of their own.
+    # Keep the outcomes of other runs of pytest. The faults on hosts have a run of their own.
     before = json.loads(FILE.read_text()) if FILE.exists() else []
     names = {(seen.fault, seen.where) for seen in _SEEN}
     FILE.parent.mkdir(parents=True, exist_ok=True)

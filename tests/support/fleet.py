@@ -15,13 +15,13 @@ from typing import Any
 from support.harness import ROOT
 from support.stand_in_source import Run, digest
 
-LIMIT_S = 900  # a hang, whatever else the machine has to do
+LIMIT_S = 900  # longer than this is a hang, however busy the machine is
 SITE = [{"hosts": "all", "gather_facts": False, "roles": ["llama_cpp.cluster.llama_cpp"]}]
 
 
 @dataclass
 class Fleet:
-    """A controller, and hosts that have nothing in common but this machine."""
+    """A controller, and hosts that share nothing but this machine."""
 
     folder: Path
     variables: dict[str, Any]
@@ -35,7 +35,7 @@ class Fleet:
     def start(
         self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any
     ) -> subprocess.Popen[str]:
-        """Start a run of its own, and of its own inventory."""
+        """Start a run with an inventory of its own; return its process."""
         inventory = {
             "llama_workers": {"hosts": {name: self.hosts[name] for name in hosts if "master" not in name}},
             "llama_masters": {"hosts": {name: self.hosts[name] for name in hosts if "master" in name}},
@@ -75,7 +75,7 @@ class Fleet:
         return ended(self.start(*hosts, **options))
 
     def builds(self) -> list[str]:
-        """Give the hosts that have built since the last call."""
+        """Return the hosts that have built since the last call."""
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return [Path(line).relative_to(self.folder).parts[0] for line in lines]
@@ -97,21 +97,21 @@ class Fleet:
         return {path.name: path.read_bytes() for path in (self.current(host) / "bin").iterdir()}
 
     def has_an_older_release(self, host: str) -> None:
-        """Let a host have a release, as of an earlier run."""
+        """Give a host a release, as if from an earlier run."""
         folder = self.folder / host / "releases" / "old"
         folder.mkdir(parents=True)
         (folder / "manifest.json").write_text("{}")
         self.current(host).symlink_to("releases/old")
 
     def is_as_it_was(self, host: str) -> bool:
-        """Whether it has the older release in use, and nothing half-written."""
+        """Return whether the host uses the older release, and has nothing half-written."""
         left = {str(path.relative_to(self.folder / host)) for path in (self.folder / host).rglob("*")}
         return self.release(host) == "old" and left == {
             "current", "releases", "releases/old", "releases/old/manifest.json",
         }  # fmt: skip
 
     def failed(self, run: Run, host: str, *words: str) -> None:
-        """Hold a host to have failed with a sentence that has these words."""
+        """Assert that a host failed with a message that has these words."""
         found = re.findall(rf"^(?:fatal|failed): \[{host}\].*(?:\n .*)*", run.text, re.MULTILINE) or ["no failure"]
         text = " ".join(found[-1].split()).replace("''", "'")  # as YAML quotes it
         for word in words:
@@ -119,7 +119,7 @@ class Fleet:
 
 
 def ended(process: subprocess.Popen[str]) -> Run:
-    """Wait for a run."""
+    """Wait for the end of a run; return its status and output."""
     try:
         text, _errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

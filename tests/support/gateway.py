@@ -31,13 +31,13 @@ LIBRARIES = {
     "libopentracing-c-wrapper0": "libopentracing-c-wrapper.so.0",
     "libopentracing1": "libopentracing.so.1",
 }
-# As the unit's MemoryDenyWriteExecute= (PR_SET_MDWE of linux/prctl.h), under which HAProxy compiles no regular
-# expression. Before Linux 6.3 it has no effect.
+# Like the unit's MemoryDenyWriteExecute= (PR_SET_MDWE of linux/prctl.h), under which HAProxy compiles no regular
+# expression. It has no effect before Linux 6.3.
 CONFINED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def make_program(folder: Path) -> Path:
-    """Write a program that runs HAProxy, from Debian's packages if it is not installed; returns its path."""
+    """Write a program that runs HAProxy, from Debian's packages if HAProxy is not installed; return its path."""
     program = debian_program("haproxy", "usr/sbin/haproxy")
     place = f"usr/lib/{sysconfig.get_config_var('MULTIARCH')}"
     paths = {debian_program(package, f"{place}/{name}").parent for package, name in LIBRARIES.items()}
@@ -50,7 +50,7 @@ def make_program(folder: Path) -> Path:
 
 @dataclass
 class Gateway:
-    """A gateway that runs."""
+    """A running gateway."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -59,7 +59,7 @@ class Gateway:
 
     @property
     def client(self) -> Client:
-        """Who has the first key."""
+        """A client that has the first key."""
         return Client("127.0.0.1", self.port, CLIENT_KEY)
 
     def write(self, **variables: Any) -> None:
@@ -69,14 +69,14 @@ class Gateway:
         assert result.returncode == 0, result.stdout + result.stderr
 
     def reload(self) -> None:
-        """Have HAProxy read its configuration again."""
+        """Make HAProxy read its configuration again."""
         before = self.worker
         self.process.send_signal(signal.SIGUSR2)
         wait_for(lambda: self.worker not in ("", before), 20)
 
     @property
     def worker(self) -> str:
-        """The id of the process that takes requests; empty while the next one starts."""
+        """The line with the id of the process that takes requests; empty while the next one starts."""
         try:
             lines = self.tell("show info").splitlines()
         except OSError:
@@ -84,7 +84,7 @@ class Gateway:
         return next((line for line in lines if line.startswith("Pid:")), "")
 
     def tell(self, command: str) -> str:
-        """Say something to HAProxy's own socket, and return what it answers."""
+        """Send a command to HAProxy's own socket; return the answer."""
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(10)
             sock.connect(str(self.folder / "admin.sock"))
@@ -95,12 +95,12 @@ class Gateway:
         return b"".join(parts).decode()
 
     def log(self) -> str:
-        """Return what it has logged."""
+        """Return the log."""
         return (self.folder / "log").read_text()
 
 
 def write_configuration(folder: Path, variables: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    """Play the role's tasks that write the configuration."""
+    """Run the role's tasks that write the configuration."""
     place = {"gateway_folder": str(folder), "gateway_program": str(folder / "haproxy")}
     (folder / "variables.json").write_text(json.dumps({**place, **variables}))
     hosts = {"llama_gateways": {"hosts": {"gateway": {}}}}
@@ -108,7 +108,7 @@ def write_configuration(folder: Path, variables: dict[str, Any]) -> subprocess.C
 
 
 def make_certificate(folder: Path, name: str) -> tuple[str, str]:
-    """Write a certificate of 30 days that nobody has signed, and its key; returns both as texts."""
+    """Write a self-signed certificate of 30 days, and its key; return both as texts."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "30", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(
@@ -120,7 +120,7 @@ def make_certificate(folder: Path, name: str) -> tuple[str, str]:
 
 @contextmanager
 def running_gateway(folder: Path, groups: Sequence[dict[str, Any]], **variables: Any) -> Iterator[Gateway]:
-    """Start a gateway in front of groups, as variables of the role, and end it by its own process id."""
+    """Start a gateway in front of groups, with variables of the role; yield it, and end it by its own process id."""
     port = free_port()
     chosen = {
         "llama_gateway_port": port,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
-# A hang, whatever else the host has to do.
+# Longer than this is a hang, however busy the host is.
 HANG_S = 180
 START_LIMIT_S = 20
 
@@ -35,9 +35,9 @@ def run_module(
     changes: bool = False,
     prefix: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Run a module of the collection as Ansible does on a host, and return its result; `changes` is what it must say.
+    """Run a module of the collection as Ansible does on a host; return its result, which must report `changes`.
 
-    The documented examples are run in plays (test_documented_examples.py); without one it takes a fifth of the time.
+    The documented examples run in plays (test_documented_examples.py). A run without a play takes a fifth of the time.
     """
     done = subprocess.run(
         [*prefix, sys.executable, "-m", f"ansible_collections.llama_cpp.cluster.plugins.modules.{name}"],
@@ -72,7 +72,7 @@ def play_here(
 def play_over(
     playbook: str, folder: Path, groups: Mapping[str, Any], *options: str, prefix: tuple[str, ...] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """Run a playbook over the hosts of these groups, which are all this machine, from a folder of its own."""
+    """Run a playbook over the hosts of these groups, all of which are this machine, from a folder of its own."""
     connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     inventory = {"all": {"children": dict(groups), "vars": connection}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
@@ -80,7 +80,7 @@ def play_over(
     done = subprocess.run(
         [*prefix, program, "-i", "hosts.json", ROOT / "playbooks" / playbook, *options],
         cwd=folder,
-        # PWD as a shell sets it: relative paths are from there.
+        # Set PWD as a shell does: relative paths start there.
         env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
         capture_output=True,
         text=True,
@@ -118,7 +118,7 @@ class Release:
 
 
 class AnyRelease(Protocol):
-    """What has workers to start: a release, or a build that a test made."""
+    """An object that has workers to start: a release, or a build that a test made."""
 
     @property
     def rpc_server(self) -> Path: ...
@@ -128,7 +128,7 @@ RELEASES = {
     "7.0.0": Release("0.3.36", "7.0.0"),
     "2.0.0": Release("0.3.16", "2.0.0"),
 }
-# One of each generation of the protocol, the oldest first. Those between are built for `make test-matrix` alone.
+# One release of each generation of the protocol, the oldest first. Only `make test-matrix` builds those in between.
 GENERATIONS = {
     "2.0.0": RELEASES["2.0.0"],
     "3.6.1": Release("0.3.20", "3.6.1"),
@@ -160,12 +160,12 @@ class Worker:
         self.process.wait(10)
 
     def held(self) -> bool:
-        """Whether a client's connection to this worker is established (read from the kernel, no connection made)."""
+        """Return whether a client's connection to this worker is established, as the kernel says."""
         return any(port == self.port and state == "01" for port, state in _tcp_sockets())
 
 
 def _tcp_sockets(pid: int | str = "self") -> Iterator[tuple[int, str]]:
-    """Yield port and state of the sockets in the network that this process is in."""
+    """Yield the port and state of each socket in a process's network namespace."""
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         yield int(fields[1].rsplit(":", 1)[1], 16), fields[3]
@@ -174,12 +174,12 @@ def _tcp_sockets(pid: int | str = "self") -> Iterator[tuple[int, str]]:
 def listens(pid: int, port: int) -> bool:
     try:
         return any(found == port and state == "0A" for found, state in _tcp_sockets(pid))
-    except OSError:  # It has ended.
+    except OSError:  # The process has ended.
         return False
 
 
 def free_port() -> int:
-    """Return a loopback port that nothing uses; below the range from which the kernel gives ports to clients."""
+    """Return a loopback port that nothing uses, below the range from which the kernel gives ports to clients."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _attempt in range(200):
         port = 1024 + int.from_bytes(os.urandom(2), "big") % (low - 1024)
@@ -194,7 +194,7 @@ def free_port() -> int:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, also one that is stopped or does not listen."""
+    """End a process, even if it is stopped or ignores SIGTERM."""
     if process.poll() is None:
         process.send_signal(signal.SIGCONT)
         process.terminate()
@@ -209,7 +209,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def talking(
     command: Sequence[str | Path], environment: Mapping[str, str]
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """Start a program, give it with the lines that it has said so far, and end it by its own process id."""
+    """Start a program; yield it with the lines of its output so far, and end it by its own process id."""
     process = subprocess.Popen(
         command,
         env={**os.environ, **environment},
@@ -236,7 +236,7 @@ def talking(
 
 
 def over(workers: Sequence[int]) -> list[str]:
-    """Return the options of a llama.cpp program that give workers on these ports of loopback equal parts of a model."""
+    """Return the options that make a llama.cpp program give workers on these loopback ports equal parts of a model."""
     if not workers:
         return []
     endpoints = ",".join(f"127.0.0.1:{port}" for port in workers)
@@ -254,7 +254,7 @@ def running_worker(
     address: str = "127.0.0.1",
     port: int | None = None,
 ) -> Iterator[Worker]:
-    """Start one worker, give it, and end it by its own process id."""
+    """Start one worker; yield it, and end it by its own process id."""
     port = port or free_port()
     command = [*prefix, str(release.rpc_server), "-H", address, "-p", str(port), "-t", str(threads), *options]
     with log.open("wb") as output:
@@ -273,7 +273,7 @@ def running_worker(
 
 
 def log_of(release: Release, model: Path, *options: str) -> str:
-    """Load a model with little to do, and return what llama.cpp says."""
+    """Load a model with little to do; return llama.cpp's log."""
     command = [release.bin / "llama-completion", "-m", model, "-n", "1", "-p", "the river", "-no-cnv", "--no-warmup"]
     for _attempt in range(5):
         done = subprocess.run(
@@ -287,7 +287,7 @@ def log_of(release: Release, model: Path, *options: str) -> str:
             check=False,
         )
         assert done.returncode == 0, done.stdout[-2000:]
-        # Upstream's logger is not flushed at exit: a run in a hundred loses some of it, or all.
+        # Upstream's logger is not flushed at exit: one run in a hundred loses some of it, or all.
         if "memory breakdown" in done.stdout:
             return done.stdout
     raise AssertionError("llama.cpp lost its log five times: " + done.stdout)

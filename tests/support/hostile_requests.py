@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests that only a hostile client sends, each by itself, and the like that clients do send.
+"""Requests that only a hostile client sends, each by itself, and similar ones that clients do send.
 
-malformed_sessions.py spoils whole sessions at random. Here each request is known to end upstream's worker, or to let it
-read or write beside its tensors.
+malformed_sessions.py spoils whole sessions at random. Here each request is known to end upstream's worker, or to make
+it read or write beside its tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Attack = Callable[[Session], None]
 NOWHERE = 0x4141414141414141
-# Three strides, an offset, and whether the result takes the place of the first source: parameters of ACC and SET.
+# The parameters of ACC and SET: three strides, an offset, and whether the result takes the place of the first source.
 PART = struct.Struct("<5i")
 
 
 def tensor(session: Session, kind: Type, *ne: int, numbers: Iterable[float] | None = None) -> Tensor:
-    """Store a tensor in a buffer that is as large as it is: so a sanitizer sees what goes beyond."""
+    """Store a tensor in a buffer of exactly its size, so that a sanitizer sees any access beyond it."""
     made = Tensor(kind, ne)
     made.buffer = session.alloc(made.nbytes)
     made.data = made.buffer.base
@@ -47,7 +47,7 @@ def over(target: Tensor, op: Op, src: tuple[Tensor, ...], params: bytes = b"") -
 
 def computed(session: Session, *nodes: Tensor) -> None:
     session.compute(*nodes)
-    # That has no answer; this has.
+    # A graph has no answer. This request has one, and so waits for the graph.
     session.get(nodes[-1], 0, 4)
 
 
@@ -90,7 +90,7 @@ def rows_without_a_buffer(session: Session) -> None:
 
 
 def rows_whose_size_is_too_large_for_a_number(session: Session) -> None:
-    """It is 0 modulo 2**64, which is in any buffer."""
+    """The size is 0 modulo 2**64, and 0 bytes are in any buffer."""
     rows, which = tensor(session, Type.F32, 1), tensor(session, Type.I32, 1, 4, numbers=[1000, 0, 0, 0])
     rows.ne, rows.nb = (1, (1 << 32) - 1, 4, 1), (4, (1 << 32) - 1, (1 << 32) - 2, 0)
     computed(session, node(session, Op.GET_ROWS, (rows, which), 1, 1, 4))
@@ -113,7 +113,7 @@ def rows_into_a_type_that_nothing_is_converted_to(session: Session) -> None:
 
 
 def part(op: Op, ne: tuple[int, ...], *params: int) -> Attack:
-    """Upstream's issue 25764, and what of a result of 64 numbers is outside of it otherwise."""
+    """Return an attack that reaches outside a result of 64 numbers. One of them is upstream's issue 25764."""
 
     def attack(session: Session) -> None:
         target, source = tensor(session, Type.F32, 64), tensor(session, Type.F32, *ne)
@@ -123,14 +123,14 @@ def part(op: Op, ne: tuple[int, ...], *params: int) -> Attack:
 
 
 def scan(session: Session, ids: tuple[int, int] = (0, 1)) -> Tensor:
-    """Two sequences of three tokens, two heads."""
+    """Return a scan over two sequences of three tokens, with two heads."""
     shapes = (4, 4, 2, 2), (4, 2, 3, 2), (2, 3, 2), (1, 2), (4, 1, 3, 2), (4, 1, 3, 2)
     src = *(tensor(session, Type.F32, *ne) for ne in shapes), tensor(session, Type.I32, 2, numbers=ids)
     return node(session, Op.SSM_SCAN, src, 48 + 64, params=struct.pack("<i", 1))
 
 
 def delta_net(session: Session, n_snapshots: int = 1) -> Tensor:
-    """The same."""
+    """Return a gated delta net over two sequences of three tokens, with two heads."""
     shapes = (4, 2, 3, 2), (4, 2, 3, 2), (4, 2, 3, 2), (1, 2, 3, 2), (1, 2, 3, 2), (4, 4, 2, 2)
     src = tuple(tensor(session, Type.F32, *ne) for ne in shapes)
     return node(session, Op.GATED_DELTA_NET, src, 8, 6 + 8, params=struct.pack("<i", n_snapshots))
@@ -188,7 +188,7 @@ def a_request_of_more_bytes_than_there_are_numbers_for(session: Session) -> None
 
 ATTACKS: dict[str, Attack] = {
     **{f"a function of {op.name}": custom(op) for op in (Op.MAP_CUSTOM1, Op.MAP_CUSTOM2, Op.MAP_CUSTOM3, Op.CUSTOM)},
-    # Strides that cancel each other out where the kernel looks, at the last number; and one that ends a byte too far.
+    # Some strides cancel each other out at the last number, where the kernel looks. One part ends a number too far.
     "added to before its begin": part(Op.ACC, (4, 2, 2), -16, 16, 0, 0),
     "stored before its begin": part(Op.SET, (4, 2, 2), -16, 16, 0, 0),
     "added to before its begin, by an offset": part(Op.ACC, (4, 2), 16, 0, 0, -16),
@@ -236,12 +236,12 @@ def a_row_that_there_is_not(session: Session) -> None:
     computed(session, node(session, Op.GET_ROWS, (rows, which), 16, 1))
 
 
-# By numbers in a buffer, which nothing but the kernel sees: they end the process.
+# These use numbers in a buffer, which only the kernel sees. They end the process.
 DEADLY: list[Attack] = [an_expert_that_there_is_not, a_state_that_there_is_not, a_row_that_there_is_not]
 
 
 def harmless(session: Session) -> list[tuple[Tensor, np.ndarray | None]]:
-    """Return nodes that clients do send, and what is to come of them where it is easily said."""
+    """Return nodes that clients do send, and their results where those are easy to give."""
     numbers = np.arange(64, dtype=np.float32)
     rows = tensor(session, Type.F32, 8, 4, 2, numbers=numbers)
     which = tensor(session, Type.I32, 3, 2, numbers=[3, 0, 3, 1, 1, 2])
@@ -253,7 +253,7 @@ def harmless(session: Session) -> list[tuple[Tensor, np.ndarray | None]]:
     after = np.zeros((2, 4, 8), np.float32)
     after[:, [2, 0]] = np.arange(32).reshape(2, 2, 8)
 
-    # A stride of a dimension of one is anything: that of 4 GiB has lost its upper half in a parameter.
+    # The stride of a dimension of one may be anything: a stride of 4 GiB has lost its upper half in a parameter.
     columns = tensor(session, Type.F32, 2, 4, numbers=range(8))
     parts = []
     for op in Op.ACC, Op.SET:
@@ -265,7 +265,7 @@ def harmless(session: Session) -> list[tuple[Tensor, np.ndarray | None]]:
 
 
 def served_well(port: int) -> None:
-    """A client is served by the worker on this port of loopback, and what it gets is right."""
+    """Assert that the worker on this loopback port serves a client, and that the client gets the right results."""
     with closing(Session(port)) as session:
         for asked, wanted in harmless(session):
             session.compute(asked)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A stand-in for the Hugging Face hub, on loopback: two servers that answer as the hub and its storage do.
 
-What the hub answers was taken from its documented protocol, as its own client uses it: a file's address redirects to
-storage at another host, and carries `X-Linked-Etag` (the SHA-256 of a large file), `X-Linked-Size` and `X-Repo-Commit`;
-reasons for a refusal are in `X-Error-Code`. It is not the hub: that cannot be reached from where these tests run.
+The answers follow the hub's documented protocol, as its own client uses it. A file's address redirects to storage at
+another host, and carries `X-Linked-Etag` (the SHA-256 of a large file), `X-Linked-Size` and `X-Repo-Commit`. Reasons
+for a refusal are in `X-Error-Code`. The hub itself cannot be reached from where these tests run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Seen:
 
 @dataclass
 class Hub:
-    """What the servers have, how they behave, and what they were asked."""
+    """The files and the behaviour of the servers, and the requests that they got."""
 
     files: dict[str, bytes]
     repo: str = "someone/model-GGUF"
@@ -183,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_hub(files: dict[str, bytes], **behaviour: Any) -> Iterator[Hub]:
-    """Start both servers, under two names of this host, and end them."""
+    """Start both servers, under two names of this host; yield the hub, and end them."""
     hub = Hub(files, **behaviour)
     servers = []
     for name in ("front", "store"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers that are kept as their unit keeps them, and runs over them that something happens to."""
+"""Workers that are restarted as their unit would restart them, and runs over them that tests disturb."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KEEPALIVE = ROOT / "plugins/module_utils/_rpc/keepalive.py"
-# What the unit says: Restart=always, RestartSec=1, IgnoreSIGPIPE=true, and ExecStartPost=.
+# The unit's settings: Restart=always, RestartSec=1, IgnoreSIGPIPE=true, and ExecStartPost=.
 KEEP = r"""
 trap '' PIPE
 pid_file=$1 python=$2 keepalive=$3 port=$4
@@ -67,13 +67,13 @@ class Kept:
         return self.pid_file.exists() and listens(self.pid, self.port)
 
     def held(self) -> bool:
-        """Whether a client holds it, as its own kernel says."""
+        """Return whether a client holds the worker, according to the worker's network namespace."""
         lines = [line.split() for line in Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]]
         return any(fields[1].endswith(f":{self.port:04X}") and fields[3] == "01" for fields in lines)
 
 
 def kept_in(cache: Path) -> dict[str, str]:
-    """As the unit says it, with what the role leaves free of a disk by default."""
+    """Return the variables that the unit sets, with the role's default of the free part of a disk."""
     return {"LLAMA_CACHE": str(cache), "GGML_RPC_CACHE_MIN_FREE": "10%"}
 
 
@@ -86,7 +86,7 @@ def kept(
     address: str = "127.0.0.1",
     cache: Path | None = None,
 ) -> Iterator[Kept]:
-    """Keep a worker, and end it with all that was started for it."""
+    """Keep a worker running; yield it, and end it with everything that was started for it."""
     port = free_port()
     pid_file, log = folder / f"worker-{port}.pid", folder / f"worker-{port}.log"
     server = [str(release.rpc_server), "-H", address, "-p", str(port), "-t", "1", *options]
@@ -107,7 +107,7 @@ def kept(
 
 
 def until(true: Callable[[], Any], limit_s: float = 60) -> Any:
-    """Return what is true as soon as it is."""
+    """Return the value of `true` as soon as it is true."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         found = true()
@@ -144,7 +144,7 @@ class Running:
         self._struck = 0.0
 
     def phase(self) -> str:
-        """Return where the run is; a run that has ended is nowhere."""
+        """Return the phase of the run, empty if there is none yet; fail if the run has ended."""
         assert not self._result.done(), self._result.result().get("msg")
         try:
             state = read_state(self._file.read_text())
@@ -153,16 +153,16 @@ class Running:
         return state.phase if state else ""
 
     def reaches(self, phase: str, worker: Kept | None = None) -> None:
-        """Wait until it is in this phase, and the worker is at work."""
+        """Wait until the run is in this phase, and the worker is at work."""
         until(lambda: self.phase() == phase and (worker is None or worker.held()))
 
     def strike(self, what: Callable[[], Any]) -> None:
-        """Let something happen, from which on time is measured."""
+        """Make something happen, and measure time from then on."""
         what()
         self._struck = time.monotonic()
 
     def result(self) -> tuple[dict[str, Any], float]:
-        """Return the result, and how long after the strike it was there."""
+        """Return the result, and how many seconds after the strike it came."""
         try:
             found = self._result.result(HANG_S)
         finally:
@@ -171,7 +171,7 @@ class Running:
 
 
 def ready_after(workers: list[Kept], limit_s: float, since: float | None = None) -> float:
-    """Return how long it takes, from now on or since then, until all workers are ready."""
+    """Return the seconds, from now or from `since`, until all workers are ready."""
     since = time.monotonic() if since is None else since
     left = limit_s - (time.monotonic() - since)
     found = probe_until_ready([parse_endpoint(worker.endpoint) for worker in workers], 5, wait=max(0.0, left))
@@ -180,13 +180,13 @@ def ready_after(workers: list[Kept], limit_s: float, since: float | None = None)
 
 
 def state_of(worker: Kept) -> tuple[str, str]:
-    """Return state and sentence of a worker."""
+    """Return the state and the message of a worker."""
     (status,) = probe([parse_endpoint(worker.endpoint)], 5)
     return status.state, status.message
 
 
 def masters(worker: Kept) -> list[int]:
-    """Return the processes of llama.cpp, other than itself, that were told of this worker."""
+    """Return the ids of the llama.cpp processes, other than the worker itself, that were told to use it."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):

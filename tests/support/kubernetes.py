@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Manifests as role kubernetes writes them, and what they mean: who is let in, and what LeaderWorkerSet refuses."""
+"""Manifests as role kubernetes writes them, and their meaning: who is let in, and what LeaderWorkerSet refuses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-# A date of snapshot.debian.org where that can be reached; Debian's mirror moves on.
+# This may be a date of snapshot.debian.org if that can be reached, because Debian's mirror moves on.
 MIRROR = os.environ.get("KUBERNETES_IMAGE_MIRROR") or "http://deb.debian.org/debian"
 IMAGE = f"registry.example.com/llama@sha256:{'0123456789abcdef' * 4}"
-# The least that a user gives.
+# The minimum that a user gives.
 GIVEN: dict[str, Any] = {
     "kubernetes_image": IMAGE,
     "kubernetes_worker_cpu": 8,
@@ -44,12 +44,12 @@ INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 
 
 def given(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these variables besides the least; without those that are None."""
+    """Return the minimum with these variables; leave out those that are None."""
     return {name: it for name, it in {**GIVEN, **variables}.items() if it is not None}
 
 
 def play(folder: Path, variables: Mapping[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
-    """Run the playbook with these variables besides the least."""
+    """Run the playbook with the minimum and these variables."""
     (folder / "cluster.json").write_text(json.dumps(given(variables)))
     return play_over("kubernetes.yml", folder, {}, "-e", "@cluster.json", *options)
 
@@ -72,7 +72,7 @@ def the_set(manifests: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def templates(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what pods are made from, by what they are."""
+    """Return the templates of pods, by the part of the cluster."""
     groups = the_set(manifests)["spec"]["leaderWorkerTemplate"]
     found = {"leader": groups["leaderTemplate"], "worker": groups["workerTemplate"]}
     for deployment in of_kind(manifests, "Deployment"):
@@ -87,7 +87,7 @@ def labels(manifests: list[dict[str, Any]], part: str, group: int | None = None)
 
 
 def lets_through(manifests: list[dict[str, Any]], source: Labels, target: Labels, port: int) -> bool:
-    """Whether a connection between pods of the namespace comes about, by the policies of both ends."""
+    """Return whether a connection between pods of the namespace is established, by the policies of both ends."""
     return _allowed(manifests, "Egress", source, target, port) and _allowed(manifests, "Ingress", target, source, port)
 
 
@@ -98,7 +98,7 @@ def _allowed(manifests: list[dict[str, Any]], direction: str, own: Labels, other
         for policy in of_kind(manifests, "NetworkPolicy")
         if _selects(policy["spec"]["podSelector"], own) and direction in policy["spec"]["policyTypes"]
     ]
-    # A pod that no policy is for is open.
+    # A pod that no policy selects is open.
     return not policies or any(
         (
             peers not in rule
@@ -116,7 +116,7 @@ def _selects(selector: Mapping[str, Any], found: Labels) -> bool:
 
 
 def refusals(manifest: dict[str, Any]) -> Iterator[str]:
-    """Say what LeaderWorkerSet or llama.cpp would refuse of a set, which no schema says."""
+    """Yield what LeaderWorkerSet or llama.cpp would refuse in a set although no schema refuses it."""
     spec, name = manifest["spec"], manifest["metadata"]["name"]
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
         yield f"{name} is no DNS-1035 label"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compares what two kinds of processor compute of one text: whether they differ by rounding, or one of them is wrong.
+"""Compare what two kinds of processor compute of one text, to tell rounding from a fault.
 
-Upstream's `llama-results` writes the logits of every position of a prompt to a GGUF file, in 32-bit floats. Kernels add
-in different orders, which moves all logits a little; a fault moves some of them by more, and text shows that late or
-never. How much is a little depends on the model. With weights and caches in floats it is a millionth of the logits'
-spread. With weights of eight bits activations are rounded to eight bits too, now and then the other way, and from there
-on everything is: one and the same processor differs from itself by 2 % when its attention adds in another order. What
-is to be rounding must not be more than that.
+Upstream's `llama-results` writes the logits of every position of a prompt to a GGUF file, as 32-bit floats. Kernels add
+in different orders, which changes all logits a little. A fault changes some of them by more, and text shows that late
+or never. The size of a rounding difference depends on the model. With weights and caches in floats it is a millionth of
+the logits' spread. With weights of eight bits, activations are also rounded to eight bits. Sometimes one is rounded the
+other way, and everything after it changes: one and the same processor differs from itself by 2 % when its attention
+adds in another order. A difference that counts as rounding must not be larger than that.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-# The share of the logits' spread by which they may differ where nothing is rounded but sums. Seen: 0.0000007.
+# The share of the logits' spread by which they may differ if only sums are rounded. Seen: 0.0000007.
 SUMS = 1e-5
-# One position may stand out from the average by the first, and one logit by the second: the largest of some thousands.
+# The limit is for the average position. One position may exceed it by the first factor, and one logit, the largest of
+# some thousands, by the second.
 OUTLIER = 2.5
 LARGEST = 5
-# As many are shown.
+# The number of partings that are shown.
 SHOWN = 3
 
 
@@ -33,7 +34,7 @@ class DifferentTextError(ValueError):
 
 @dataclass(frozen=True)
 class Logits:
-    """One row of `values` for each of `tokens`: what is to follow it."""
+    """The logits that follow each of `tokens`: one row of `values` for each."""
 
     tokens: np.ndarray
     values: np.ndarray
@@ -53,11 +54,11 @@ class Parting:
     tokens: tuple[int, int]  # the first side's choice, and the second's
     first: tuple[float, float]  # the logits of both tokens on the first side
     second: tuple[float, float]
-    allowed: float  # by which one logit may differ: what it does elsewhere, if that is within the limit
+    allowed: float  # what one logit may differ by: as much as elsewhere, within the limit
 
     @property
     def is_rounding(self) -> bool:
-        """Tell whether the two differences that make them part are such as there are elsewhere."""
+        """Return whether the two differences that make the sides part are no larger than differences elsewhere."""
         return (self.first[0] - self.first[1]) + (self.second[1] - self.second[0]) <= 2 * self.allowed
 
     def __str__(self) -> str:
@@ -76,7 +77,7 @@ class Comparison:
     spread: float
     largest: float  # difference of one logit
     largest_at: int
-    relative: np.ndarray  # of each position: root mean square of the differences, by the spread there
+    relative: np.ndarray  # for each position: root mean square of the differences, divided by the spread there
     partings: tuple[Parting, ...]
 
     @property
@@ -106,7 +107,7 @@ def compare(first: Logits, second: Logits, limit: float = SUMS) -> Comparison:
         raise DifferentTextError("the two sides have read different tokens: give both the same model and text.")
     if not (np.isfinite(first.values).all() and np.isfinite(second.values).all()):
         raise DifferentTextError("a logit is not a number.")
-    # The tests' model leaves the logits of most tokens at 0: they say nothing.
+    # The tests' model leaves the logits of most tokens at 0. They carry no information.
     live = (first.values != 0).any(axis=0) | (second.values != 0).any(axis=0)
     if not live.any():
         raise DifferentTextError("all logits are 0.")
@@ -135,14 +136,14 @@ def compare(first: Logits, second: Logits, limit: float = SUMS) -> Comparison:
 
 
 def first_choices(logits: Logits, count: int) -> tuple[list[int], list[int]]:
-    """Return the last `count` tokens of the text, and what the logits before each of them prefer."""
+    """Return the last `count` tokens of the text, and the tokens that the logits before each of them prefer."""
     return [int(token) for token in logits.tokens[-count:]], [
         int(choice) for choice in logits.values[-count - 1 : -1].argmax(axis=1)
     ]
 
 
 def main() -> int:
-    """Compare two files, by a limit that may follow; exit status 1 says that it is not rounding."""
+    """Compare two files, by a limit that may follow; return 1 if the difference is not rounding, 2 after an error."""
     try:
         first, second = (Logits.read(Path(path)) for path in sys.argv[1:3])
         found = compare(first, second, float(sys.argv[3]) if len(sys.argv) > 3 else SUMS)

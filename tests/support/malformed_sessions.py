@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ask a worker for what no client asks: recorded sessions with something wrong in them."""
+"""Send a worker requests that no client sends: recorded sessions with faults in them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from support.rpc_session import WIRE_TENSOR, Command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Whose answer a client waits for.
+# The commands whose answer a client waits for.
 ANSWERED = {
     Command.ALLOC_BUFFER, Command.BUFFER_GET_BASE, Command.GET_ALIGNMENT, Command.GET_MAX_SIZE, Command.SET_TENSOR_HASH,
     Command.GET_TENSOR, Command.COPY_TENSOR, Command.GET_DEVICE_MEMORY, Command.GET_ALLOC_SIZE, Command.HELLO,
     Command.DEVICE_COUNT,
 }  # fmt: skip
-# Those with a buffer's handle at their begin, and where those with tensors have them.
+# The commands that begin with a buffer's handle, and the offset and number of tensors in commands that have them.
 WITH_HANDLE = {Command.BUFFER_GET_BASE, Command.FREE_BUFFER, Command.BUFFER_CLEAR}
 WITH_TENSORS = {
     Command.SET_TENSOR: (0, 1), Command.SET_TENSOR_HASH: (0, 1), Command.GET_TENSOR: (0, 1),
@@ -31,7 +31,7 @@ WITH_TENSORS = {
     Command.GET_ALLOC_SIZE: (4, 11),
 }  # fmt: skip
 SIZE = WIRE_TENSOR.size
-# Offsets in a tensor.
+# The offsets of fields in a tensor.
 TYPE, BUFFER, NE, NB, OP, SRC, DATA = 8, 12, 20, 36, 52, 124, 220
 ANSWER_S = 2.0
 
@@ -39,7 +39,7 @@ Message = tuple[int, bytes]
 
 
 def _tensors(command: int, payload: bytes) -> Iterator[int]:
-    """Give the offsets of a request's tensors."""
+    """Yield the offsets of a request's tensors."""
     begin, many = WITH_TENSORS.get(Command(command), (0, 0)) if command in set(Command) else (0, 0)
     if command == Command.GRAPH_COMPUTE and len(payload) >= 8:
         (nodes,) = struct.unpack_from("<I", payload, 4)
@@ -53,16 +53,16 @@ def _tensors(command: int, payload: bytes) -> Iterator[int]:
 
 @dataclass
 class Recording:
-    """What a client sent, and by which handles and addresses it knew buffers."""
+    """The messages of a client, and the handles and addresses by which it knew buffers."""
 
     messages: list[Message]
-    bases: dict[int, int]  # of handles
+    bases: dict[int, int]  # by handle
 
 
 def recorded(client: list[str], worker: int) -> Recording:
     """Run a client, whose last argument is to be an endpoint, through a relay to a worker that serves it alone.
 
-    A client connects several times; what it sends over the last connection counts, which is the one that computes.
+    A client connects several times. Only the messages of the last connection count, as that one computes.
     """
     recordings: list[Recording] = []
 
@@ -113,7 +113,7 @@ def recorded(client: list[str], worker: int) -> Recording:
     return max(recordings, key=lambda recording: len(recording.messages))
 
 
-# What can be wrong in a tensor: a field of it, or what it shares with another of the same request.
+# The possible faults in a tensor: a wrong field, or fields copied from another tensor of the same request.
 FIELDS = [
     (TYPE, 1, list(range(45))),
     (NE, 4, [0, 1, 7, 8, 31, 32, 256, 1 << 20]),
@@ -158,7 +158,7 @@ def _spoil(rng: random.Random, command: int, payload: bytearray) -> tuple[int, b
 
 
 def _unasked(rng: random.Random, weights: list[bytes]) -> list[Message]:
-    """Return valid requests about weights that no client sends: they are read, written in part, copied and freed."""
+    """Return valid requests about weights that no client sends: they read, partly write, copy and free weights."""
     tensor, other = bytearray(rng.choice(weights)), rng.choice(weights)
     kind = rng.randrange(7)
     if kind == 0:
@@ -173,7 +173,7 @@ def _unasked(rng: random.Random, weights: list[bytes]) -> list[Message]:
     if kind == 4:
         return [(rng.choice([Command.FREE_BUFFER, Command.BUFFER_CLEAR]), bytes(tensor[BUFFER : BUFFER + 8]))]
     if kind == 5:
-        # Another shape in its place, over it and over the next.
+        # Put another shape in the weight's place, over this weight and over the next.
         struct.pack_into("<4I4I", tensor, NE, 256, rng.choice([8, 24, 64]), 1, 1, 18, 144, 144 * 64, 144 * 64)
         struct.pack_into("<I", tensor, TYPE, 2)
         return [(Command.SET_TENSOR, tensor + struct.pack("<BQ", 0, 0) + rng.randbytes(rng.choice([1152, 3456, 9216])))]
@@ -187,7 +187,7 @@ def spoilt(recording: Recording, seed: int) -> list[Message]:
     weights = [payload[:SIZE] for command, payload in messages if command == Command.SET_TENSOR]
     computing = next(i for i, (command, _payload) in enumerate(messages) if command == Command.GRAPH_COMPUTE)
     for _fault in range(rng.randint(1, 5)):
-        # Half of them when the weights are there.
+        # Half of the faults come once the weights are there.
         at = rng.randrange(computing if rng.random() < 0.5 else 1, len(messages))
         kind = rng.randrange(8)
         if kind < 4:
@@ -203,7 +203,7 @@ def spoilt(recording: Recording, seed: int) -> list[Message]:
 
 
 class _Client:
-    """Sends recorded messages, about a worker's own buffers in place of the recorded ones."""
+    """A client that sends recorded messages, with a worker's own buffers in place of the recorded ones."""
 
     def __init__(self, sock: socket.socket, recording: Recording) -> None:
         self.sock, self.recording = sock, recording
@@ -221,7 +221,7 @@ class _Client:
         return found
 
     def address(self, recorded_address: int) -> int:
-        """Return where it is, counted from the buffer that begins before it or shortly after."""
+        """Return the worker's address for a recorded one, from the buffer that begins before it or shortly after."""
         near = [(base, handle) for handle, base in self.recording.bases.items() if 0 < base <= recorded_address + 64]
         if not recorded_address or not near:
             return recorded_address
@@ -252,7 +252,7 @@ class _Client:
 
 
 def send(port: int, recording: Recording, messages: list[Message]) -> None:
-    """Send a worker on this port of loopback these messages, as far as it takes them."""
+    """Send these messages to a worker on this loopback port, as far as it takes them."""
     with closing(socket.create_connection(("127.0.0.1", port))) as sock:
         sock.settimeout(ANSWER_S)
         client = _Client(sock, recording)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A weight on a worker, what happens to it there, and what its products are."""
+"""A weight on a worker, the events that change it there, and its products."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from support.rpc_session import Arena, Op, Session, Tensor, Type, view
 from support.watched_worker import Watched
 
 COLUMNS, ROWS, BATCH = 512, 64, 6
-# By which the product of a type of four bits and a row that is rounded to eight may be off, of the products' deviation.
+# The error that a product may have, as a share of the products' deviation, if the weight has four bits and the row is
+# rounded to eight.
 ROUNDING = 0.03
 
 
 class Multiplication:
-    """A weight on a worker, and what comes of it."""
+    """A weight on a worker, and its product with inputs."""
 
     def __init__(self, session: Session, kind: Type, experts: int = 0) -> None:
         self.rng = np.random.default_rng(7)
@@ -43,7 +44,7 @@ class Multiplication:
         return gguf.dequantize(raw, self.kind).reshape(-1, columns)
 
     def check(self, node: Tensor | None = None, weight: np.ndarray | None = None, *, again: bool = False) -> None:
-        """The product is right: of what is stored and the inputs, if nothing else is said."""
+        """Assert that the product is right: by default that of the stored weight and the inputs."""
         node = node or self.product
         if again:
             self.session.recompute()
@@ -54,7 +55,7 @@ class Multiplication:
         )
 
     def check_all(self) -> None:
-        """The weight is right for everyone who asks."""
+        """Assert that the weight is right in a product and when it is read."""
         self.check()
         assert self.session.get(self.weight) == self.stored
         self.check()
@@ -98,7 +99,7 @@ def changes_often(m: Multiplication) -> None:
 
 
 def becomes_another(m: Multiplication) -> None:
-    # Over half of it, and all of another beside it.
+    # Write a whole tensor beside the weight, and then another one over half of each.
     m.session.set(Tensor(m.kind, (COLUMNS, ROWS), m.arena.buffer, m.weight.data + len(m.stored)), m.random(ROWS))
     other = Tensor(m.kind, (2 * COLUMNS, ROWS // 2), m.arena.buffer, m.weight.data + len(m.stored) // 2)
     stored = m.random(ROWS // 2, 2 * COLUMNS)
@@ -140,7 +141,7 @@ def is_copied_between_buffers(m: Multiplication) -> None:
     m.session.copy(m.weight, copy)
     m.check(product)
     assert m.session.get(copy) == m.stored
-    # And back, when both are repacked.
+    # Copy it back, when both are repacked.
     m.stored = m.random(ROWS)
     m.session.set(copy, m.stored)
     m.check(product)
@@ -159,7 +160,7 @@ def is_copied_by_a_graph(m: Multiplication) -> None:
 def is_written_by_the_graph_that_multiplies(m: Multiplication) -> None:
     other, m.stored = m.arena.place(m.kind, COLUMNS, ROWS), m.random(ROWS)
     m.session.set(other, m.stored)
-    # Once where it is known, and once where it comes with this graph.
+    # The worker knows the first target already. The second one comes with this graph.
     for target in m.weight, m.arena.place(m.kind, COLUMNS, ROWS):
         written = Tensor(m.kind, (COLUMNS, ROWS), target.buffer, target.data, Op.CPY, (other, target), target)
         product = m.results.place(Type.F32, ROWS, BATCH, op=Op.MUL_MAT, src=(target, m.x))
@@ -203,7 +204,7 @@ def is_multiplied_with_more_dimensions(m: Multiplication) -> None:
 
 
 def is_multiplied_with_rows_apart(m: Multiplication) -> None:
-    # Every other row of twice as many.
+    # The inputs are every other row of twice as many rows.
     apart = m.results.place(Type.F32, COLUMNS, 2 * BATCH)
     m.session.set(apart, np.repeat(m.inputs, 2, axis=0).tobytes())
     row = COLUMNS * 4
@@ -258,7 +259,7 @@ EXPERTS, USED = 4, 2
 
 
 def experts(session: Session, kind: Type) -> Multiplication:
-    """Some experts are multiplied by each token, and had back."""
+    """Multiply each token by some experts, and read the experts back; return the multiplication."""
     m = Multiplication(session, kind, EXPERTS)
     chosen = m.rng.integers(0, EXPERTS, size=(BATCH, USED), dtype=np.int32)
     ids = m.results.place(Type.I32, USED, BATCH)
@@ -274,7 +275,7 @@ def experts(session: Session, kind: Type) -> Multiplication:
 
 
 def experts_as_a_batch(m: Multiplication) -> None:
-    """They are multiplied as matrices of a batch, which no kernel multiplies."""
+    """Multiply the experts as matrices of a batch, which no kernel multiplies."""
     inputs = m.results.place(Type.F32, COLUMNS, BATCH, EXPERTS)
     m.session.set(inputs, np.tile(m.inputs, (EXPERTS, 1)).tobytes())
     batch = m.results.place(Type.F32, ROWS, BATCH, EXPERTS, op=Op.MUL_MAT, src=(m.weight, inputs))
@@ -287,7 +288,7 @@ def experts_as_a_batch(m: Multiplication) -> None:
 
 
 def experts_named_more_than_once(session: Session, kind: Type, tokens: int) -> None:
-    """As GroveMoE's are. Upstream's kernels had no room for that."""
+    """Name experts more than once, as GroveMoE does. Upstream's kernels had no room for that."""
     m = Multiplication(session, kind, 8)
     x = view(m.x, Type.F32, (COLUMNS, 1, tokens))
     for named in (2, 2, 3, 3), (7, 7, 7, 7):
@@ -303,7 +304,7 @@ def experts_named_more_than_once(session: Session, kind: Type, tokens: int) -> N
 
 
 def is_had_from_the_cache(worker: Watched, kind: Type) -> None:
-    """A weight is kept, and another client has it without sending it."""
+    """Keep a weight, and give it to another client that does not send it."""
     with closing(Session(worker.port)) as session:
         m = Multiplication(session, kind)
         assert not session.set_by_hash(m.weight, m.stored[::-1])
@@ -318,7 +319,7 @@ def is_had_from_the_cache(worker: Watched, kind: Type) -> None:
 
 
 def is_right_whatever_happens(worker: Watched, kind: Type) -> None:
-    """All that can happen to a weight of one type; for workers that no test here starts."""
+    """Try everything that can happen to a weight of one type, for workers that no test here starts."""
     for happening in HAPPENINGS:
         with closing(Session(worker.port)) as session:
             m = Multiplication(session, kind)

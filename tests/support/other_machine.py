@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host that looks like another machine, for what is built for that machine elsewhere."""
+"""A host that looks like another machine, for tests that build for that machine elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What /proc/cpuinfo of a Neoverse N1 says.
+# The content of /proc/cpuinfo on a Neoverse N1.
 NEOVERSE_N1 = """\
 processor\t: 0
 Features\t: fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs
@@ -20,7 +20,7 @@ CPU part\t: 0xd0c
 
 
 def masquerade(folder: Path, libc: str = "", cpuinfo: str = "", machine: str = "", bits: str = "") -> str:
-    """Write an interpreter for a host, which then looks like another one, with the tools of BusyBox; give its path."""
+    """Write an interpreter that makes a host look like another one, with the tools of BusyBox; return its path."""
     tools = folder / "tools"
     tools.mkdir(parents=True)
     answers = [("getconf", "GNU_LIBC_VERSION", libc), ("uname", "-m", machine), ("getconf", "LONG_BIT", bits)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sources of llama.cpp that the role has a digest for, with patches of the collection's own."""
+"""Sources of llama.cpp that the role has a digest for, with the collection's own patches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_ve
 
 
 def choices(version: str) -> list[tuple[str, ...]]:
-    """Return which of its patches a version may have: all, all but one, none."""
+    """Return the sets of patches that a version may have: all, all but one, none."""
     own = tuple(ARCHIVES[version].get("patches", []))
     return [own, *(tuple(name for name in own if name != left_out) for left_out in own), *([()] if own else [])]
 
@@ -31,7 +31,7 @@ def patches(version: str, names: Sequence[str]) -> list[Patch]:
 
 
 def source(version: str) -> Path:
-    """Return the archive of a version. That of the default one is there, as the release under test is built from it."""
+    """Return the archive of a version. The default one is always there, as the release under test is built from it."""
     path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
     if not path.exists():
         pytest.fail(f"the source {version} is not in the cache: run `make test`, which fetches it")
@@ -39,6 +39,6 @@ def source(version: str) -> Path:
 
 
 def opened(version: str, names: Sequence[str]) -> Archive:
-    """Open a source with these patches; PatchError if one does not apply."""
+    """Open a source with these patches; raise PatchError if one does not apply."""
     subdir = f"llama_cpp_python-{version}/vendor/llama.cpp"
     return Archive(str(source(version)), ARCHIVES[version]["sha256"], subdir, patches(version, names))

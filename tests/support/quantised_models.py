@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write small models of random weights in the types that kernels are made for, dense or of experts.
 
-Unlike the zeros of synthetic_models.py they compute something, so that logits can be compared. Types can be mixed as
-people's models mix them, or all be one.
+Unlike the zeros of synthetic_models.py they compute something, so that logits can be compared. Types can be mixed, as
+in people's models, or all be the same.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from random_model import add_shape, add_tokenizer, vocabulary
 
 Type = gguf.GGMLQuantizationType
-# Where in a block the scales are that are floats of 16 bits, and what the second one is of the first: so that the
-# weights' mean is about 0.
+# The offsets in a block of the scales that are 16-bit floats, each with its ratio to the first one. The ratios make the
+# weights' mean about 0.
 SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
     Type.Q4_0: ((0, 1),),
     Type.Q8_0: ((0, 1),),
@@ -28,12 +28,12 @@ SCALES: dict[Type, tuple[tuple[int, float], ...]] = {
     Type.MXFP4: (),
 }
 TYPES = tuple(SCALES)
-# Rows of 256 are whole blocks of all types.
+# Rows of 256 numbers are whole blocks of all types.
 WIDTH, LAYERS, CONTEXT = 256, 2, 1024
 
 
 def random_blocks(rng: np.random.Generator, kind: Type, rows: int, columns: int) -> np.ndarray:
-    """Return a weight of random blocks, whose deviation is that of a usual initialisation."""
+    """Return a weight of random blocks with the deviation of a usual initialisation."""
     size, width = gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, size=(rows * columns // size, width), dtype=np.uint8)
     wanted = 1 / np.sqrt(columns)
@@ -63,7 +63,7 @@ def write_quantised(
     rng = np.random.default_rng(seed)
     tokens, scores, kinds = vocabulary()
     if tied:
-        # Else, as they are, they are of no number of rows that kernels interleave: a shape that stays plain.
+        # Without these, the number of rows is one that kernels do not interleave, and the weight stays plain.
         for number in range(-len(tokens) % 32):
             tokens.append(b"<unused%d>" % number)
             scores.append(0.0)

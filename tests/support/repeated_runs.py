@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Role inference over workers, one of which is killed in its first run."""
+"""Role inference over workers, one of which is killed in the first run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB = 1 << 30
-# In the first run alone.
+# Runs a command in the first run only.
 ONCE = 'if mkdir "$here/first" 2>/dev/null; then {}; fi'
 
 
@@ -50,7 +50,7 @@ def kills(worker: Worker) -> str:
 
 
 def reaped(worker: Worker) -> None:
-    """Let the process go as soon as it has ended."""
+    """Reap the process as soon as it has ended."""
     import threading
 
     threading.Thread(target=worker.process.wait, daemon=True).start()

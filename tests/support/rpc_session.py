@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Talk to an RPC worker of protocol 7 as a client does, request by request.
 
-llama.cpp's own clients only do what inference needs. A worker must be right, or refuse, whatever else it is asked.
+llama.cpp's own clients only do what inference needs. A worker must answer any other request correctly, or refuse it.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class Op(IntEnum):
     COUNT = 101
 
 
-# Whose flag is set is computed.
+# Nodes with this flag are computed.
 COMPUTE = 16
-# Upstream's: id, type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name, use_count.
+# Upstream's tensor on the wire: id, type, buffer, ne, nb, op, op_params, flags, src, view_src, view_offs, data, name,
+# use_count.
 WIRE_TENSOR = struct.Struct("<QIQ4I4II64si10QQQQ64si")
 NUMPY = {Type.F32: np.float32, Type.I32: np.int32, Type.I64: np.int64}
 
@@ -86,7 +87,7 @@ class Buffer:
 
 @dataclass(eq=False)
 class Tensor:
-    """`ne` as upstream has it, the length of a row first."""
+    """A tensor. `ne` is as in upstream's code, with the length of a row first."""
 
     type: Type
     ne: tuple[int, ...]
@@ -123,7 +124,7 @@ class Tensor:
 
 
 class Session:
-    """A client's connection; to be closed, for the worker serves one at a time."""
+    """A client's connection. Close it after use, because a worker serves one client at a time."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
@@ -154,7 +155,7 @@ class Session:
             raise WorkerClosedError from error
 
     def request(self, command: int, payload: bytes, *, answer: int | None = None) -> bytes:
-        """Send a request that has an answer, of so many bytes if that is given, and return it."""
+        """Send a request that has an answer, and return the answer, which must have so many bytes if that is given."""
         self.send(command, payload)
         (size,) = struct.unpack("<Q", self._read(8))
         assert answer in (None, size)
@@ -233,7 +234,7 @@ def view(tensor: Tensor, kind: Type, ne: tuple[int, ...], offset: int = 0, op: O
 
 
 def fnv_1a(data: bytes) -> int:
-    """Return what the worker's cache names this data by."""
+    """Return the hash by which the worker's cache names this data."""
     value = 0xCBF29CE484222325
     for byte in data:
         value = (value ^ byte) * 0x100000001B3 & (1 << 64) - 1

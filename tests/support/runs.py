@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs over real workers: what can be seen of them from outside, and how they failed."""
+"""Runs over real workers: what is visible of them from outside, and their failures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def wrapped(release: Release, folder: Path, script: str) -> Path:
-    """Make a folder of programs whose completion program does something before each run; returns the folder.
+    """Write a completion program that runs a script before each run; return its folder.
 
-    The script has $real, the program of the release, and $here, the folder; then the program itself follows.
+    The script has $real, the program of the release, and $here, the folder. The program itself runs after it.
     """
     name = next(name for name in ("llama-completion", "llama-cli") if (release.bin / name).exists())
     program = folder / name
@@ -36,7 +36,7 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
 
 
 def failure(result: dict[str, Any]) -> tuple[str, str | None]:
-    """Return kind and endpoint of a failure, whose result is as whole as that of a success."""
+    """Return the kind and endpoint of a failure; assert that its result is as complete as that of a success."""
     assert result["failed"]
     found = result["failure"]
     assert found is not None, result
@@ -64,13 +64,13 @@ def wait_for(what: Callable[[], Any], limit: float = 60) -> Any:
 
 
 def generating(worker: Worker) -> bool:
-    """Whether the worker computes: loading the model takes it a few milliseconds of CPU time."""
+    """Return whether the worker computes: loading the model takes it only a few milliseconds of CPU time."""
     return worker.held() and cpu_seconds(worker.process.pid) > 0.5
 
 
 @contextmanager
 def held_by_another_client(worker: Worker, release: Release) -> Iterator[None]:
-    """Hold a worker as a client does that has said HELLO."""
+    """Hold a worker like a client that has sent HELLO."""
     payload = bytes(24) if release.protocol == "7.0.0" else b""
     with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
         client.sendall(struct.pack("<BQ", 14, len(payload)) + payload)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a model says of a text, token by token, from the programs that every release has.
+"""A model's logits for a text, token by token, from the programs that every release has.
 
-`llama-results` would write logits, but is in no default release. `llama-server` tells the logarithm of each token's
-probability, of all tokens when that many are asked for: the logits but for a constant.
+`llama-results` would write logits, but no default release has it. `llama-server` gives the logarithm of each token's
+probability, for all tokens if that many are requested. These are the logits except for a constant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-# A text of several batches, then one token more at a time: both are computed by kernels of their own.
+# A text of several batches comes first, then one more token at a time. Different kernels compute these two cases.
 FIRST, LAST = 75, 81
 
 
@@ -53,7 +53,7 @@ def _ready(port: int) -> bool:
 
 
 def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int] = (), *, threads: int = 2) -> Logits:
-    """Return what follows a text, computed here or by the workers on these ports of loopback."""
+    """Return the logits that follow a text, computed here or by the workers on these loopback ports."""
     port = free_port()
     command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), "-c", "256"]
     command += ["-t", str(threads), "-ub", "32", "-np", "1", "--no-ui", "-fit", "off"]

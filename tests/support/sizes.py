@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/how-to/size.md: what the planner says of models of some shapes, before anybody has such a model.
+"""The tables of docs/how-to/size.md: the planner's figures for models of some shapes, before anybody has such a model.
 
-A model is its header alone, made here: the planner reads nothing else of a model.
+A model here is only its header, because the planner reads nothing else of a model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result imp
 
 GIB, MIB = 1 << 30, 1 << 20
 TYPES = {kind.name: number for number, kind in TENSOR_TYPES.items()}
-# An API with the defaults of role llama_server, and the reserve of module split_plan.
+# The load is an API with the defaults of role llama_server, and the reserve is that of module split_plan.
 LOAD = Load(ctx_size=4 * 4096, parallel=4, master_other_bytes=1024 * MIB)
 RESERVE_BYTES, RESERVE_PERCENT = 256 * MIB, 5.0
 COUNTS, HOSTS_GIB = (1, 2, 3, 4, 8), (7, 15, 31, 63)
@@ -25,7 +25,7 @@ PLENTY = 1024 * GIB
 
 @dataclass(frozen=True)
 class Shape:
-    """A model of the architecture llama, or of qwen3moe if it has experts; heads are of 128."""
+    """The shape of a model of the architecture llama, or of qwen3moe if it has experts; heads are of 128."""
 
     name: str
     layers: int
@@ -49,7 +49,7 @@ SHAPES = (
 
 
 def tensors(shape: Shape) -> list[Tensor]:
-    """Return what upstream's llama-quantize makes of it as Q4_0: Q6_K for the output, Q4_0, and F32."""
+    """Return the tensors that upstream's llama-quantize makes for Q4_0: Q6_K for the output, Q4_0, and F32."""
     found: list[Tensor] = []
 
     def add(name: str, *sizes: int, kind: str = "") -> None:
@@ -108,7 +108,7 @@ def header(shape: Shape) -> Header:
 
 
 def fits(of: Header, workers: int, each_bytes: int, master_bytes: int = PLENTY) -> bool:
-    """Whether an API fits on so many equal workers with so much memory available each."""
+    """Return whether an API fits on so many equal workers with so much memory available each."""
     hosts = tuple(Worker(f"worker{number}:50052", each_bytes) for number in range(workers))
     result = plan(
         [of], LOAD, Cluster(hosts, RESERVE_BYTES, RESERVE_PERCENT, master_memory_available_bytes=master_bytes)
@@ -119,7 +119,7 @@ def fits(of: Header, workers: int, each_bytes: int, master_bytes: int = PLENTY) 
 
 
 def least_tenths(of: Header, workers: int) -> int:
-    """Return the least tenths of a GiB that each worker must have available."""
+    """Return the least memory that each worker must have available, in tenths of a GiB."""
     low, high = 0, 10 * 64
     while high - low > 1:
         middle = (low + high) // 2
@@ -128,7 +128,7 @@ def least_tenths(of: Header, workers: int) -> int:
 
 
 def least_master_tenths(of: Header) -> int:
-    """Return the least tenths of a GiB that the master must have available, before two workers that have plenty."""
+    """Return the least memory that the master must have available, in tenths of a GiB, if two workers have plenty."""
     tenths = 10
     while not fits(of, 2, PLENTY, tenths * GIB // 10):
         tenths += 1
@@ -136,7 +136,7 @@ def least_master_tenths(of: Header) -> int:
 
 
 def by_memory() -> list[str]:
-    """Return the rows of the table: model, file, what each worker needs if there are so many, and the master."""
+    """Return the table's rows: model, file, the memory that each worker needs for so many workers, and the master's."""
     rows = []
     for shape in SHAPES:
         of = header(shape)
@@ -147,7 +147,7 @@ def by_memory() -> list[str]:
 
 
 def by_hosts() -> list[str]:
-    """Return the rows of the table: how many equal workers each model needs, by what each of them has available."""
+    """Return the table's rows: the number of equal workers that each model needs, by the memory available on each."""
     rows = []
     for shape in SHAPES:
         of = header(shape)

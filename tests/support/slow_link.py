@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A way to a worker that takes its time."""
+"""A slow connection to a worker."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from support.harness import HANG_S, Worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Half a minute for all tokens together: a line comes meanwhile, and then the others take no time.
+# All tokens together take half a minute. A progress line comes meanwhile, and then the other tokens take no time.
 MESSAGE_S, TOKENS = 0.05, 600
 
 
 class SlowLink:
-    """A way to a worker that needs so many seconds for a load; it counts what goes to it.
+    """A connection to a worker that takes so many seconds for a load, and counts the bytes sent to the worker.
 
-    With `waits` the load stops until it is told that some of it was shown, and again before its end until it is told
-    that so was how long it takes; and until it is told that tokens were shown each takes a while.
+    With `waits`, the load stops until `begin_shown` is set (some progress was shown), and again before its end until
+    `load_shown` is set (the remaining time was shown). Each token takes a while until `tokens_shown` is set.
     """
 
     def __init__(self, worker: Worker, load_bytes: int, load_s: float, waits: bool) -> None:
@@ -31,7 +31,7 @@ class SlowLink:
         if not waits:
             self.end_waits()
         self.listener = socket.socket()
-        # What the kernel takes meanwhile is not at the worker; let it be little.
+        # Bytes in the kernel's buffer are not at the worker yet, so keep the buffer small.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(8)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def small_disk(folder: Path, options: str) -> Iterator[Path]:
-    """Mount one with options of tmpfs, such as "size=8m"; skip the test where this is not permitted."""
+    """Mount a tmpfs with these options, such as "size=8m"; skip the test if that is not permitted."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Stand-ins for groups of a master and its workers: they speak as much of llama-server's API as a gateway needs.
 
-They compute nothing. Each has slots and speeds that the test gives it, answers 503 while all of its slots are taken (so
-a gateway that sends it more than it has is seen), and remembers which conversations it has heard.
+They compute nothing. Each has slots and speeds that the test gives it, and remembers the conversations that it has
+heard. It answers 503 while all of its slots are taken, so the test notices a gateway that sends too many requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT_S = 10
 
 @dataclass
 class StandIn:
-    """One group; times in seconds."""
+    """A stand-in for one group. Times are in seconds."""
 
     name: str
     model: str = "noise"
@@ -51,12 +51,12 @@ class StandIn:
     """A request has ended."""
 
     async def start(self) -> None:
-        """Listen, at the port that it had before if it had one."""
+        """Listen, at the earlier port if there was one."""
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
         self.port = self.server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
-        """End at once: nobody listens, and connections are reset."""
+        """End at once: stop listening, and reset all connections."""
         assert self.server is not None
         self.server.close()
         for writer in list(self.open):
@@ -149,7 +149,7 @@ class StandIn:
 
 
 class StandIns:
-    """A thread in which stand-ins live, for tests that are no coroutines."""
+    """A thread that runs stand-ins, for tests that are not coroutines."""
 
     def __init__(self, groups: list[StandIn]) -> None:
         self.groups = groups
@@ -163,7 +163,7 @@ class StandIns:
         return self
 
     def run(self, coroutine: Any) -> None:
-        """Run it in the thread, and wait for its end."""
+        """Run a coroutine in the thread, and wait for its end."""
         asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(LIMIT_S)
 
     def __exit__(self, *_error: object) -> None:
@@ -175,7 +175,7 @@ class StandIns:
         self.loop.close()
 
     async def _end(self) -> None:
-        """End what still serves a connection."""
+        """End all tasks that still serve a connection."""
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for an API server of Kubernetes: it keeps objects, and whether groups serve is what a test says.
+"""A stand-in for a Kubernetes API server: it keeps objects, and the test decides whether groups serve.
 
-It has no controller and no admission, so it shows what the role asks and says, and nothing of what a cluster does.
+It has no controller and no admission. So it shows the role's requests and messages, but nothing of a cluster's work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# The kinds that it has, by their group and version.
+# The kinds that the server has, by group and version.
 KINDS = {
     "v1": {
         "namespaces": "Namespace",
@@ -40,7 +40,7 @@ _OBJECT = re.compile(r"/apis?/(?P<version>(?:[^/]+/)?v1)(?:/namespaces/[^/]+)?/(
 
 @dataclass
 class Cluster:
-    """What the server knows."""
+    """The state of the server."""
 
     kinds: dict[str, dict[str, str]] = field(default_factory=lambda: {**KINDS, **SETS})
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Cluster:
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """Return what a merge patch makes of an object (RFC 7386)."""
+    """Return an object after a merge patch (RFC 7386)."""
     if not isinstance(patch, dict) or not isinstance(old, dict):
         return patch
     changed = {name: _merged(old.get(name), value) for name, value in patch.items() if value is not None}
@@ -81,7 +81,7 @@ class _Asked(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def handle(self) -> None:
-        # Whatever the method is, it is answered in one place.
+        # One method answers all HTTP methods.
         for method in ("GET", "POST", "PATCH", "DELETE"):
             setattr(self, f"do_{method}", self.asked)
         super().handle()
@@ -100,7 +100,7 @@ class _Asked(BaseHTTPRequestHandler):
             self.reached(url.path, query, body)
 
     def discovered(self, path: str) -> dict[str, Any] | None:
-        """Return what a client asks first: which kinds there are."""
+        """Return the answer to a client's first request: the kinds that exist."""
         kinds = self.cluster.kinds
         if path == "/version":
             return {"major": "1", "minor": "37", "gitVersion": "v1.37.0"}
@@ -127,7 +127,7 @@ class _Asked(BaseHTTPRequestHandler):
         return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
 
     def reached(self, path: str, query: dict[str, str], body: Any) -> None:
-        """Answer about objects."""
+        """Answer a request about objects."""
         cluster, place = self.cluster, _OBJECT.fullmatch(path)
         kind = cluster.kinds.get(place["version"], {}).get(place["plural"]) if place else None
         if place is None or kind is None:
@@ -175,7 +175,7 @@ class _Asked(BaseHTTPRequestHandler):
 
 @contextmanager
 def running_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, str]]]:
-    """Give a cluster on loopback, and the environment in which Ansible finds it."""
+    """Yield a cluster on loopback, and the environment in which Ansible finds it."""
     cluster = Cluster()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Asked", (_Asked,), {"cluster": cluster}))
     thread = threading.Thread(target=server.serve_forever)
@@ -189,7 +189,7 @@ def running_cluster(folder: Path) -> Iterator[tuple[Cluster, dict[str, str]]]:
         )
     )  # fmt: skip
     try:
-        # What it has discovered, the client keeps in a file.
+        # The client keeps the kinds that it has discovered in a file.
         yield cluster, {"KUBECONFIG": str(folder / "kubeconfig"), "TMPDIR": str(folder)}
     finally:
         server.shutdown()

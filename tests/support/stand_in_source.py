@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for the source of llama.cpp, packed, and what a run of role `llama_cpp` with it left."""
+"""A stand-in for the source of llama.cpp, packed, and the result of a run of role `llama_cpp` with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "lla
 
 @dataclass
 class Run:
-    """What an ansible-playbook run left."""
+    """The exit status and the output of an ansible-playbook run."""
 
     code: int
     text: str
@@ -27,20 +27,20 @@ class Run:
         return sum(int(part.split("=")[1]) for part in self.text.split() if part.startswith("changed="))
 
     def holds(self, *words: str) -> bool:
-        """Whether the output has these words, however its lines were wrapped."""
+        """Return whether the output has these words, however its lines were wrapped."""
         flat = " ".join(self.text.split())
         return all(word in flat for word in words)
 
 
 def said_of(host: str, text: str) -> str:
-    """What a run says of the task that failed on a host; a rule of a list fails as an item first."""
+    """Return the output about the task that failed on a host. In a list of rules, the failed item comes first."""
     told = [part for part in re.split(r"(?:fatal|failed): ", text)[1:] if part.startswith(f"[{host}]")]
     assert told, text
     return told[0].partition("TASK [")[0]
 
 
 def pack(path: Path, *more: tarfile.TarInfo) -> str:
-    """Pack the stand-in, with some members more, and give the digest."""
+    """Pack the stand-in with some further members; return the archive's digest."""
     with tarfile.open(path, "w:gz") as tar:
         tar.add(FAKE, "src")
         for info in more:

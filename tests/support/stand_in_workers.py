@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins for many RPC workers, on loopback: they speak the handshake of protocol 7.0.0, and nothing else.
+"""Stand-ins for many RPC workers, on loopback: they speak only the handshake of protocol 7.0.0.
 
-As a program, `stand_in_workers.py 450 50`, it prints the endpoints of 450 that answer and of 50 that accept and never
-do, as JSON, and ends with its standard input. A program apart does not share an interpreter with what is measured.
+As a program, `stand_in_workers.py 450 50`, it prints as JSON the endpoints of 450 stand-ins that answer and of 50 that
+accept and never answer. It ends with its standard input. A separate program does not share an interpreter with the code
+that is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# What a worker with one device answers: to HELLO, DEVICE_COUNT and GET_DEVICE_MEMORY.
+# The answers of a worker with one device: to HELLO, DEVICE_COUNT and GET_DEVICE_MEMORY.
 HELLO_7 = struct.pack("<Q4B24x", 28, 7, 0, 0, 0)
 COUNT_1 = struct.pack("<QI", 4, 1)
 MEMORY = struct.pack("<QQQ", 16, 5, 9)
@@ -41,7 +42,7 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @contextmanager
 def many_workers(count: int) -> Iterator[list[str]]:
-    """Answer as a worker on as many ports, from one thread; give their endpoints."""
+    """Answer as a worker on so many ports, from one thread; yield their endpoints."""
     endpoints: list[str] = []
     up, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
@@ -69,16 +70,16 @@ def many_workers(count: int) -> Iterator[list[str]]:
 
 @contextmanager
 def silent_workers(count: int) -> Iterator[list[str]]:
-    """Accept connections on as many ports and never answer, as workers do that a client holds; give their endpoints."""
+    """Accept connections on so many ports and never answer, like workers that a client holds; yield their endpoints."""
     with ExitStack() as stack:
-        # No look finds the queue full.
+        # The queue is long enough for every look.
         found = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1000)) for _number in range(count)]
         yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in found]
 
 
 @contextmanager
 def apart(answering: int, silent: int = 0) -> Iterator[tuple[list[str], list[str]]]:
-    """Run stand-ins in a process of their own; give the endpoints of those that answer and of those that do not."""
+    """Run stand-ins in a process of their own; yield the endpoints of those that answer and of those that do not."""
     with subprocess.Popen(
         [sys.executable, __file__, str(answering), str(silent)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write small models of many architectures and shapes, with the very tensors that llama.cpp wants of each.
+"""Write small models of many architectures and shapes, with exactly the tensors that llama.cpp wants for each.
 
-Their weights are zeros: what they are for is memory, which llama.cpp says of them as of any model.
+Their weights are zeros. They serve to measure memory, which llama.cpp reports for them as for any model.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, 
 SSM_2 = {**SSM, "ssm.time_step_rank": 8, "ssm.group_count": 1}
 RMS = "attention.layer_norm_rms_epsilon"
 
-# The architecture, what is not as usual, the tensors of a layer, and further keys.
+# The architecture, its unusual numbers, the tensors of a layer, and further keys.
 Kind = tuple[str, Numbers, Callable[[int, Numbers], Tensors], Numbers]
 KINDS: dict[str, Kind] = {
     "dense": ("llama", {"kv_heads": 4}, llama, {}),
@@ -265,9 +265,9 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
 
 
 def add_weight(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> None:
-    # A name with a dot at its end has no suffix.
+    # A name that ends with a dot gets no suffix.
     name = name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
-    # The routers and what has rows of no whole block stay as they are, as in the models that people use.
+    # Routers, and tensors whose rows are not whole blocks, are not quantised, as in the models that people use.
     if (
         len(shape) == 1
         or shape[-1] % 32

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Templates of roles and playbooks, as Ansible works them out."""
+"""Templates of roles and playbooks, as Ansible evaluates them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def loaded(path: Path) -> Any:
-    """Return what a YAML file holds, whose texts are templates."""
+    """Return the content of a YAML file, whose texts are templates."""
     return DataLoader().load_from_file(str(path), trusted_as_template=True)
 
 
 def worked_out(template: Any, variables: dict[str, Any]) -> Any:
-    """Return what a template of a file that was loaded makes of variables."""
+    """Return the value of a template from a loaded file, with these variables."""
     return Templar(DataLoader(), variables).template(template)
 
 
 def holds(condition: Any, variables: dict[str, Any]) -> bool:
-    """Return whether a condition of a file that was loaded holds."""
+    """Return whether a condition from a loaded file holds, with these variables."""
     return bool(Templar(DataLoader(), variables).evaluate_conditional(condition))

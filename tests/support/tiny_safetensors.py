@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write a folder as it comes from a hub: a Llama model of random weights with a tokenizer, in the safetensors format.
 
-Run with a Python that has what upstream's converter needs: `python tiny_safetensors.py FOLDER`.
+Run it with a Python that has what upstream's converter needs: `python tiny_safetensors.py FOLDER`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HIDDEN, FEED_FORWARD, LAYERS, HEADS, HEADS_KV, VOCABULARY = 256, 512, 2, 4, 2, 3
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    # A Llama tokenizer: bytes stand in for what no piece fits.
+    # A Llama tokenizer uses bytes for text that no piece fits.
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([" ".join(WORDS[n:] + WORDS[:n]) for n in range(len(WORDS))]),
         model_prefix=str(folder / "tokenizer"),

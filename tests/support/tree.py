@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is in the collection, found by listing, and how Ansible's programs are run on it."""
+"""The content of the collection, found by listing, and a way to run Ansible's programs on it."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _plugins() -> list[Plugin]:
             if folder.name in NO_DOCUMENTATION or path.suffix not in (".py", ".yml") or path.stem.startswith("_"):
                 continue
             if kind in ("filter", "test") and path.suffix == ".py":
-                # A file holds any number of them, under names of its own.
+                # A file holds any number of filters or tests, under names of their own.
                 code = importlib.import_module(f"ansible_collections.{COLLECTION}.plugins.{kind}.{path.stem}")
                 provider = code.FilterModule().filters() if kind == "filter" else code.TestModule().tests()
                 found.update(Plugin(kind, name) for name in provider)
@@ -66,7 +66,7 @@ PLUGINS = _plugins()
 def run(
     *command: str | Path, cwd: Path, collections: Path = ROOT / ".venv" / "collections", **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of Ansible's programs with nothing from this user's settings; the caller judges the result."""
+    """Run one of Ansible's programs without any settings of this user; the caller judges the result."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "XDG_"))}
     return subprocess.run(
         [Path(sys.executable).parent / command[0], *command[1:]],
@@ -91,7 +91,7 @@ def run(
 
 @cache
 def documentation(kind: str) -> dict[str, Any]:
-    """Return what `ansible-doc` says of all plugins of a kind ("role" too), by FQCN."""
+    """Return the output of `ansible-doc` for all plugins of a kind ("role" too), by FQCN."""
     names = (
         [f"{COLLECTION}.{role}" for role in ROLES]
         if kind == "role"

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The playbook upgrade with actors for roles: hosts are folders of this machine, and each step can be made to fail.
-Journal, trial, filters and the order of things are the real ones; how it is on real hosts, tests/upgrade knows.
 
-A cue is a file that an actor looks for: it fails then, is lost, or kills the run, and may itself go on for a while."""
+Journal, trial, filters and the order of steps are the real ones. tests/upgrade has real hosts.
+
+A cue is a file that an actor looks for. The actor then fails, is lost, or kills the run, and may itself go on for a
+while.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = "1.0", "2.0"
 HOSTS = ("master", "worker1", "worker2")
-# The groups of a cluster of two; the first host of each is its master.
+# The groups of a cluster of two groups. The first host of each group is its master.
 TWO_GROUPS = {"a": HOSTS, "b": ("master2", "worker3")}
 PROTOCOL = {OLD: "2.0.0", NEW: "7.0.0"}
 
@@ -33,7 +36,8 @@ def _shell(script: str, **more: Any) -> dict[str, Any]:
     return {"name": "An actor plays", "ansible.builtin.shell": {"cmd": script}, "changed_when": False, **more}
 
 
-# With the cue lose-good a host is lost from the good end on, with back it answers once all others are through.
+# With the cue lose-good, a host is lost once the upgrade is noted as good. With back, it answers again once all others
+# are through.
 _CONNECTION = """
 {{ 'ssh' if ((folder ~ 'lost') is exists
              or (folder ~ 'cue-lose-good') is exists and hostvars.master.__upgrade_noted_as_good is defined)
@@ -49,14 +53,14 @@ mkdir -p $release/bin
 cp /bin/true $release/bin/rpc-server
 cp {{ stage }}/manifest-{{ llama_cpp_version }}.json $release/manifest.json
 """
-# As tasks/probe.yml does it: where the last upgrade came from, and the releases, newest first.
+# Like tasks/probe.yml, this prints where the last upgrade came from, and the releases, newest first.
 _LOOK = """
 cd {{ llama_cpp_prefix }}
 sed -n 's/^ *"from": "\\([A-Za-z0-9._+-]*\\)",*$/\\1/p' upgraded.json
 ls -1tA releases
 """
-# The worker runs what is in use then. A cue for the new release alone lets it go back. With the cue linger the actor
-# goes on for a while after its run was killed.
+# The worker then runs the release in use. A cue for the new release only does not stop the way back. With the cue
+# linger, the actor goes on for a while after its run was killed.
 _START = """
 cd {{ stage }}/{{ inventory_hostname }}
 release=$(basename $(readlink prefix/current))
@@ -103,7 +107,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "rpc_firewall": {"validate": [], "sources": []},
     "rpc_tunnel": {"validate": []},
     "gguf_model": {"validate": []},
-    # None of these masters serves an API; tests/serve has one.
+    # None of these masters serves an API. tests/serve has one that does.
     "llama_server": {"pause": [], "resume": []},
     "inference": {
         "look": [],
@@ -161,7 +165,7 @@ class Stage:
     def __init__(self, folder: Path, groups: Mapping[str, tuple[str, ...]] | None = None) -> None:
         self.folder = folder
         self.groups = groups or {"": HOSTS}
-        # Further variables of hosts.
+        # Further variables, by host.
         self.variables: dict[str, dict[str, Any]] = {}
         self.hosts = [host for hosts in self.groups.values() for host in hosts]
         self.masters = [hosts[0] for hosts in self.groups.values()]
@@ -187,7 +191,7 @@ class Stage:
                 (tasks / f"{name}.yml").write_text(yaml.safe_dump(entry))
             (tasks.parent / "vars").mkdir()
             (tasks.parent / "vars/main.yml").write_text(yaml.safe_dump(VARIABLES.get(role, {})))
-        # What switches and what removes is no actor.
+        # The tasks that switch and remove releases are the real ones.
         for name in ("use", "prune"):
             shutil.copy(ROOT / f"roles/llama_cpp/tasks/{name}.yml", self.collection / "roles/llama_cpp/tasks")
 
@@ -208,7 +212,7 @@ class Stage:
     def answer(
         self, version: str, text: str = " Who's there?", speed: float = 20.0, failure: str | None = None
     ) -> None:
-        """Say how a prompt is continued with a release."""
+        """Set how a prompt is continued with a release."""
         result = {
             "text": text,
             "perf": {"eval": {"tokens_per_second": speed}},
@@ -217,7 +221,7 @@ class Stage:
         (self.folder / f"answer-{version}-id.json").write_text(json.dumps(result))
 
     def leave(self, host: str, release: str) -> None:
-        """Leave a release on a host that is newer than the one in use."""
+        """Leave a release on a host that is newer than the release in use."""
         releases = self.folder / host / "prefix/releases"
         (releases / release).mkdir()
         for number, name in enumerate((f"{OLD}-id", release)):
@@ -258,9 +262,10 @@ class Stage:
     def play(
         self, *options: str, settings: dict[str, str] | None = None, until: tuple[str, int] = ("", 0), **of_masters: Any
     ) -> tuple[int, str]:
-        """Run the playbook with settings of Ansible and variables of masters; return status and output, in one line.
+        """Run the playbook with settings of Ansible and variables of masters; return its status and its output in a
+        line.
 
-        It is killed once as many hosts are done with a task as `until` says. A host counts each time.
+        The run is killed once as many hosts are done with a task as `until` says. A host counts each time.
         """
         environment = {
             **os.environ, "STAGE": str(self.folder), "NO_COLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False",
@@ -293,7 +298,7 @@ class Stage:
         return process.returncode, re.sub(r"\s+", " ", printed)
 
     def has(self) -> dict[str, tuple[str, str, bool]]:
-        """Return by host what is in use, what its worker runs, and whether an upgrade is noted."""
+        """Return by host the release in use, the release that its worker runs, and whether an upgrade is noted."""
         return {
             host: (
                 Path(os.readlink(self.folder / host / "prefix/current")).name,
@@ -308,7 +313,7 @@ class Stage:
         return sum(len(path.read_text().splitlines()) for path in self.folder.glob("*/starts"))
 
     def everywhere(self, version: str, group: str | None = None) -> None:
-        """Fail unless all hosts, or those of a group, have a release, and nothing is left to do."""
+        """Assert that all hosts, or those of a group, have a release, and that nothing is left to do."""
         hosts = self.hosts if group is None else self.groups[group]
         assert {host: self.has()[host] for host in hosts} == {
             host: (f"{version}-id", f"{version}-id" if host not in self.masters else "", False) for host in hosts

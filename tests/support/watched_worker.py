@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers that say what they do with weights: their log, and the status that they write."""
+"""Workers that report what they do with weights: in their log, and in the status that they write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Watched:
-    """A worker, and what it says of its weights."""
+    """A worker, and its reports about its weights."""
 
     worker: Worker
     status_file: Path
@@ -46,7 +46,7 @@ class Watched:
 
     @property
     def layouts(self) -> set[str]:
-        """Return how weights are interleaved for the kernels of this CPU, as the worker says at its start."""
+        """Return the interleavings of weights for the kernels of this CPU, as the worker reports them at its start."""
         (line,) = [line for line in self.log.splitlines() if line.startswith("  repack  ")]
         return set(re.findall(r"\w+_\d+x\d+", line))
 
@@ -75,7 +75,7 @@ def watched(
 
 
 def settings(**variables: object) -> list[str]:
-    """Return what the unit of role `rpc_server` sets in the environment of its process, but for places."""
+    """Return what the unit of role `rpc_server` sets in the environment of its process, except for paths."""
     chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
     templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
     environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stands in for upstream's converter, which a release has beside llama-quantize."""
+"""A stand-in for upstream's converter, which a release has beside llama-quantize."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Hosts of another architecture than this machine's: whole systems under emulation (QEMU), on the lab's bridge.
 
-Emulation is only where it is needed: on an aarch64 machine the same hosts are containers, like all others.
+Only hosts that need it are emulated: on an aarch64 machine the same hosts are containers, like all others.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import platform
 import stat
 from pathlib import Path
 
-# Of the kernel, by Debian's.
+# The kernel's names of machines, by Debian's.
 MACHINES = {"arm64": "aarch64"}
 TOOLS = {"mke2fs": "e2fsprogs", "qemu-system-aarch64": "qemu-system-arm"}
 MEMORY_MIB = 1024
 
-# Less work for the emulator. With one processor, a task takes it a third less than with two.
+# These options give the emulator less work. With one processor, a task takes it a third less time than with two.
 KERNEL_LINE = (
     "console=ttyAMA0 quiet loglevel=3 panic=-1 net.ifnames=0 mitigations=off nokaslr norandmaps init_on_alloc=0 "
     "audit=0 nowatchdog systemd.show_status=no systemd.getty_auto=no systemd.ssh_auto=no "
     "systemd.import_credentials=no"
 )
-# The first program of the guest. Who a host is comes with it, and goes to the disk once: what is changed there stays.
+# The first program of the guest. It copies the host's identity to the disk only once, so later changes there stay.
 INIT = """#!/busybox sh
 /busybox mount -t devtmpfs dev /dev
 for module in /modules/*; do /busybox insmod "$module"; done
@@ -30,7 +30,8 @@ for module in /modules/*; do /busybox insmod "$module"; done
 /busybox umount /dev
 exec /busybox switch_root /system /sbin/init
 """
-# What a host writes is in a file that has no name, and is gone with it. A restart of the guest is none of the emulator.
+# A nameless file holds the host's writes, and disappears with the emulator. A restart of the guest does not restart the
+# emulator.
 KEEPER = r"""
 folder=$1 name=$2 bridge=$3 image=$4 machine=$5 tap=$6 mac=$7
 shift 7
@@ -48,12 +49,12 @@ qemu-system-aarch64 -name "$machine" -M virt -accel tcg,tb-size=256 \
 
 
 def needed(architecture: str | None, machine: str = platform.machine()) -> bool:
-    """Tell whether a host of this architecture needs emulation on a machine, by default this one."""
+    """Return whether a host of this architecture needs emulation on a machine, by default this one."""
     return architecture is not None and MACHINES[architecture] != machine
 
 
 def keeper(folder: Path, bridge: str, image: Path, machine: str, lab: int, number: int, cpu: str) -> list[str]:
-    """Return the program that keeps a host, with what it is told."""
+    """Return the command that keeps a host, with its arguments."""
     return [
         "/bin/sh", "-c", KEEPER, "keeper", str(folder), folder.name, bridge, str(image), machine,
         f"lab{lab}-{number}", f"52:54:00:57:{lab:02x}:{number:02x}",
@@ -62,7 +63,7 @@ def keeper(folder: Path, bridge: str, image: Path, machine: str, lab: int, numbe
 
 
 def write_initramfs(file: Path, image: Path, identity: Path) -> None:
-    """Write what the guest's kernel starts with: the loader of its disk, and the files that make it this host."""
+    """Write the guest's initial RAM disk: the loader of its disk, and the files that make it this host."""
     with file.open("wb") as out:
         number = 0
 

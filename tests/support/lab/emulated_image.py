@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A Debian arm64 system made on a machine of another architecture, with nothing of it run under emulation.
+"""A Debian arm64 system made on a machine of another architecture, without running any of it under emulation.
 
-That would take minutes. Instead the same packages are installed for this machine's architecture: their maintainer
-scripts, which make accounts, links and configuration, run natively, in this "twin" of the system. Then every package
-that depends on the architecture is replaced by its arm64 build: files, control files and its entry in dpkg's database.
-apt on arm64 is asked at the end whether it finds all dependencies met. The kernel is Debian's, beside the disk.
+Emulation would take minutes. Instead the same packages are installed for this machine's architecture: their maintainer
+scripts, which make accounts, links and configuration, run natively in this "twin" of the system. Then the arm64 build
+of each package that depends on the architecture replaces it: files, control files and its entry in dpkg's database. At
+the end apt on arm64 checks whether all dependencies are met. The kernel is Debian's, beside the disk.
 
-This file is the recipe: an image is known by the digest of what is in it.
+This file is the recipe: the digest of its text identifies an image, so any change makes a new image.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ ARCHITECTURE = "arm64"
 TRIPLET = "aarch64-linux-gnu"
 TWIN_TRIPLET = f"{platform.machine()}-linux-gnu"
 KERNEL = "linux-image-cloud-arm64"
-DISK_SIZE = "6G"  # of which is stored what is in use
+DISK_SIZE = "6G"  # the file takes only the space in use
 
-# In the image, as installing it in a host takes minutes: the firewall, kmod to load what that needs of the kernel, and
-# what Ansible's module for packages installs where it is missing.
+# These are in the image, as installing them in a host takes minutes: the firewall, kmod to load the kernel modules for
+# it, and what Ansible's module for packages installs where it is missing.
 PACKAGES = "firewalld,kmod,netbase,python3-apt"
-# Nobody reads manuals here, and unpacking them costs time in every later installation on a host as well.
+# Nobody reads manuals here, and unpacking them also takes time in every later installation on a host.
 LEFT_OUT = ("usr/share/man", "usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/lintian")
-# A boot has nothing to do that can be left: every process that it starts costs a tenth of a second and more.
+# A boot skips everything that it can: every process that it starts takes a tenth of a second or more.
 MASKED = (
     "apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer "
     "systemd-pstore.service e2scrub_reap.service systemd-random-seed.service systemd-update-utmp.service "
@@ -47,7 +47,8 @@ MASKED = (
     "systemd-network-generator.service systemd-udev-load-credentials.service "
     "systemd-networkd-persistent-storage.service"
 )
-# Half of a task is compiling Ansible's modules, which come in a ZIP archive, to byte code: kept by the digest of each.
+# Half of a task's time goes to compiling Ansible's modules, which come in a ZIP archive. Keep the byte code by the
+# digest of each module.
 KEEP_BYTE_CODE = """
 import zipimport
 from _imp import source_hash
@@ -76,22 +77,22 @@ def kept(path, source):
 zipimport._compile_source = kept
 """
 TRIGGER = "[Service]\nExecStart=\nExecStart=-udevadm trigger --action=add --subsystem-match=net\n"
-# Each of these is a good part of what sudo takes.
+# Each of these accounts for a good part of sudo's time.
 SUDO = "Defaults !use_pty, !syslog, !pam_session, !pam_setcred, !pam_acct_mgmt\n"
 FILES = {
     "etc/sudoers.d/lean": SUDO,
-    # All devices but the network's are there before the first program is.
+    # All devices but the network's exist before the first program starts.
     "etc/systemd/system/systemd-udev-trigger.service.d/lean.conf": TRIGGER,
     "usr/lib/python3/dist-packages/keep_byte_code.py": KEEP_BYTE_CODE,
     "usr/lib/python3/dist-packages/keep_byte_code.pth": "import keep_byte_code\n",
 }
 HOOKS = (
-    # Started by the role that needs it.
+    # The role that needs firewalld starts it.
     'chroot "$1" systemctl -q disable firewalld',
     f'chroot "$1" systemctl -q mask {MASKED}',
     'chroot "$1" systemctl -q unmask systemd-udev-trigger',
 )
-# The packages that the twin has, for the other architecture; with the sources and keys that mmdebstrap was given.
+# Downloads the twin's packages for the other architecture, with the sources and keys that mmdebstrap was given.
 DOWNLOAD = f"""
 set -eu
 twin=$1
@@ -115,12 +116,12 @@ apt-get -qq download $(chroot "$twin" dpkg-query -W -f '${{Package}}\\n') busybo
 
 
 def folders(image: Path) -> Path:
-    """Return where an image has some of its folders to look at, with their owners and modes."""
+    """Return where an image keeps some of its folders for inspection, with their owners and modes."""
     return image / "folders"
 
 
 def make(suite: str, recipe: list[str], seen: tuple[str, ...], work: Path) -> Path:
-    """Make a folder with kernel, disk.ext4, what the initial RAM disk needs, and some folders to look at."""
+    """Make a folder with the kernel, disk.ext4, the parts of the initial RAM disk, and some folders for inspection."""
     twin, image = work / "twin", work / "image"
     twin.mkdir(mode=0o755)
     folders(image).mkdir(mode=0o755, parents=True)
@@ -129,12 +130,12 @@ def make(suite: str, recipe: list[str], seen: tuple[str, ...], work: Path) -> Pa
     download.chmod(0o755)
     options = [f"--dpkgopt=path-exclude=/{folder}/*" for folder in LEFT_OUT]
     options += [f"--customize-hook={hook}" for hook in HOOKS]
-    # In namespaces of its own: what it mounts, and what it starts, goes with it.
+    # Use namespaces of its own, so that its mounts and processes end with it.
     run(
         *WITH_THIS, *IN_PROCESS_NAMESPACE, "env", f"TMPDIR={work}", "mmdebstrap", "--format=directory", *recipe,
         *options, f"--customize-hook={download}", suite, str(twin),
     )  # fmt: skip
-    # Inside the twin, so that its programs, which are of the same release, can work on it.
+    # The target is inside the twin, so that the twin's programs, which are of the same release, can work on it.
     root = twin / "target"
     shutil.move(twin / "debs", work / "debs")
     run("cp", "-a", "--reflink=auto", str(twin), str(work / "target"))
@@ -175,11 +176,11 @@ def replace_packages(root: Path, archives: list[Path]) -> None:
     if missing := native - set(builds):
         raise LabError(f"Debian has no {ARCHITECTURE} build of {', '.join(sorted(missing))}.")
     were = remove_packages(root, native)
-    # First what has the links to /usr, through which the others may unpack.
+    # First unpack the package with the links to /usr, through which the others may unpack.
     unpack(root, builds["base-files"])
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         controls = list(threads.map(lambda name: unpack(root, builds[name]), native))
-    # What maintainer scripts have changed about a file that comes with a package.
+    # Restore the owners and modes that maintainer scripts have given to files of packages.
     for path, was in were.items():
         if path.exists() and not path.is_symlink():
             os.chown(path, was.st_uid, was.st_gid)
@@ -203,7 +204,7 @@ def replace_packages(root: Path, archives: list[Path]) -> None:
 
 
 def remove_packages(root: Path, packages: set[str]) -> dict[Path, os.stat_result]:
-    """Remove packages with what was made from them; return what each file was, by its name in the other build."""
+    """Remove packages with everything made from them; return each file's status, by its name in the other build."""
     were = {}
     for info in list(root.glob("var/lib/dpkg/info/*.*")):
         if info.stem.split(":")[0] not in packages:
@@ -253,20 +254,20 @@ def unpack(root: Path, archive: Path) -> dict[str, str]:
 
 
 def add_kernel(twin: Path, root: Path, debs: Path, image: Path) -> None:
-    """Take from the kernel's package the kernel and its modules, and from others what starts the system."""
+    """Copy the kernel and its modules from the kernel's package, and from others the program that starts the system."""
     for name in ("linux-image-", "busybox-static_"):
         archive = next(debs.glob(f"{name}*.deb"))
         run("dpkg-deb", "--extract", str(archive), str(debs / name))
     shutil.copy(next(debs.glob("linux-image-/boot/vmlinuz-*")), image / "kernel")
     shutil.copy(debs / "busybox-static_/usr/bin/busybox", image / "busybox")
     modules = next(debs.glob("linux-image-/usr/lib/modules/*"))
-    # Unpacked once and here, rather than in each host at each start.
+    # Decompress the modules once here, rather than in each host at each start.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         list(threads.map(decompress, modules.glob("kernel/**/*.ko.xz")))
     target = root / "usr/lib/modules" / modules.name
     shutil.copytree(modules, target, symlinks=True)
     run("chroot", str(twin), "depmod", "-b", "/target", modules.name)
-    # In the order of their dependencies.
+    # The numbers give the order of the modules' dependencies.
     (image / "modules").mkdir()
     needs = dict(line.split(":") for line in (target / "modules.dep").read_text().splitlines())
     wanted: list[str] = []
@@ -283,7 +284,7 @@ def decompress(module: Path) -> None:
 
 
 def check(twin: Path) -> None:
-    """See that dpkg and apt, which know what they are given for the truth, find nothing amiss."""
+    """Check that dpkg and apt, which believe their database, find nothing wrong."""
     said = run("chroot", str(twin), "dpkg", "--root=/target", "--audit").stdout
     if said:
         raise LabError(f"the {ARCHITECTURE} system is not whole: {said}")

@@ -36,7 +36,7 @@ WORKERS = ("worker1", "worker2")
 PORT = 50052
 UNIT = f"llama-rpc-server@{PORT}.service"
 
-# Prints "connected", or why not; from a host that has nothing but Python.
+# Prints "connected" or the error, on a host that has nothing but Python.
 CONNECT = """
 import socket, sys
 try:
@@ -61,7 +61,7 @@ def _alone(*names: str) -> str:
     return "\n".join(program)
 
 
-# The same as rpc_worker_info, without a start of Ansible.
+# Gives the same as rpc_worker_info, without starting Ansible.
 ASK = (
     _alone(
         *(
@@ -90,7 +90,7 @@ _OPENING = threading.Lock()
 
 
 def ssh_command(host: str, *, anew: bool = False) -> list[str]:
-    """Return what starts programs on a test host, over one connection; `anew` where it matters that one is let in."""
+    """Return the command that starts programs on a test host over a shared connection, or over a new one (`anew`)."""
     command = ["ssh", "-F", str(LAB / "ssh_config")]
     if anew:
         return [*command, host]
@@ -128,7 +128,7 @@ def ssh(
 
 
 def connect(host: str, address: str, port: int = PORT) -> str:
-    """Tell what a program on a test host sees that connects, and takes its leave at once."""
+    """Return the result of a connection that a program on a test host opens and closes at once."""
     return ssh(host, "python3", "-", address, str(port), text_in=CONNECT).stdout.strip()
 
 
@@ -138,7 +138,7 @@ def ask(host: str, *endpoints: str) -> dict[str, str]:
 
 
 def cable(host: str) -> str:
-    """Return this machine's end of a host's cable."""
+    """Return the name of this machine's end of a host's cable."""
     number = ssh(host, "cat", "/sys/class/net/host0/iflink").stdout.strip()
     for row in json.loads(subprocess.run(["ip", "-j", "link"], capture_output=True, check=True).stdout):
         if row["ifindex"] == int(number):
@@ -148,7 +148,7 @@ def cable(host: str) -> str:
 
 @contextmanager
 def unplugged(host: str) -> Iterator[float]:
-    """Pull a host's cable for a while; gives when."""
+    """Unplug a host's cable for a while; yield the time of that."""
     end = cable(host)
     subprocess.run(["ip", "link", "set", end, "down"], check=True)
     try:
@@ -158,7 +158,7 @@ def unplugged(host: str) -> Iterator[float]:
 
 
 def at_once(look: Callable[[str], Any], hosts: Iterable[str]) -> dict[str, Any]:
-    """Return what a look at each host gives, all of them side by side."""
+    """Return the result of a look at each host; the looks run side by side."""
     with ThreadPoolExecutor() as threads:
         return dict(zip(hosts, threads.map(look, hosts)))
 
@@ -195,7 +195,7 @@ def play(
 
 
 def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return what runs a playbook over the lab's inventory and one that comes after it."""
+    """Return a function that runs a playbook over the lab's inventory and the one that comes after it."""
 
     def playbook(
         name: str, *options: str, check: bool = True, timeout: float = 1800, **variables: Any
@@ -207,12 +207,12 @@ def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a play has printed, in one line."""
+    """Return the output of a play, in one line."""
     return " ".join((done.stdout + done.stderr).split())
 
 
 def refused(cases: dict[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the tasks of a play in which each role must fail with its variables, and the next one follows."""
+    """Return the tasks of a play in which each role must fail with its variables, and the next case follows."""
     return [
         {
             "name": f"Refused: {case}",
@@ -227,7 +227,7 @@ def refused(cases: dict[str, tuple[str, dict[str, Any]]]) -> list[dict[str, Any]
 
 
 def refusals_in(output: str) -> dict[str, str]:
-    """Return what such a play printed for each case, in one line."""
+    """Return the output of such a play for each case, in one line."""
     found = re.split(r"TASK \[End of (\S+)\]", output)
     cases = dict(zip(found[1::2], (" ".join(text.split()) for text in found[::2])))
     assert not [case for case, text in cases.items() if "It was not refused." in text], output
@@ -235,9 +235,9 @@ def refusals_in(output: str) -> dict[str, str]:
 
 
 def module(host: str, name: str, overlay: Path = INVENTORY, **arguments: Any) -> dict[str, Any]:
-    """Return what a module of this collection returns on a test host, failed or not; `overlay` may add the host."""
+    """Return the result of a module of this collection on a test host, failed or not; `overlay` may add the host."""
     inventories = ["-i", str(INVENTORY), "-i", str(overlay)]
-    # An empty object would be taken for a word.
+    # Ansible would take an empty object for a word.
     given = ["-a", json.dumps(arguments)] if arguments else []
     done = _ansible(
         "ansible", *inventories, host, "-m", f"llama_cpp.cluster.{name}", *given,
@@ -249,7 +249,7 @@ def module(host: str, name: str, overlay: Path = INVENTORY, **arguments: Any) ->
 
 
 def releases_of(*hosts: str) -> dict[str, str]:
-    """Return the release of each host, as the link says."""
+    """Return the release of each host, according to the link."""
     look = "basename $(readlink /opt/llama_cpp/current)"
     return at_once(lambda host: ssh(host, "sh", "-c", look).stdout.strip(), hosts)
 
@@ -257,7 +257,7 @@ def releases_of(*hosts: str) -> dict[str, str]:
 def as_artifacts(releases: dict[str, str], folder: Path) -> Path:
     """Return an inventory that gives each host the artifact of this release: the same programs, as another release.
 
-    So there is something to upgrade to, and nothing has to be compiled.
+    So there is a release to upgrade to, and nothing has to be compiled.
     """
     hosts = {}
     for host, release in releases.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image of leaders and workers, made by the playbooks that users have, and unpacked for test hosts."""
+"""The image of leaders and workers, made by the playbooks that users run, and unpacked for test hosts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ OPTIMISED = "-O1 -DNDEBUG"
 
 @dataclass(frozen=True)
 class Image:
-    """An OCI archive, and what a registry calls the image in it."""
+    """An OCI archive, and the digest by which a registry knows the image in it."""
 
     path: Path
     digest: str
 
 
 def built(folder: Path) -> list[Path]:
-    """Return the programs of leaders and workers, as playbook build makes them: for this machine's processors, and for
-    those of a machine of the other architecture, as which a host only looks."""
+    """Return the programs of leaders and workers, as playbook build makes them.
+
+    They are for the processors of this machine, and for those of an aarch64 machine, which a host only imitates.
+    """
     here = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     arm = {**here, "ansible_python_interpreter": masquerade(folder / "arm", cpuinfo=NEOVERSE_N1, machine="aarch64")}
     groups = {name: {"hosts": {"here": here, "arm": arm}} for name in ("llama_masters", "llama_workers")}
@@ -58,7 +60,7 @@ def make_image(artifacts: list[Path], path: Path) -> Image:
 
 
 def unpack(image: Image, architecture: str, work: Path, place: Path) -> Path:
-    """Unpack the image of an architecture, as a container runtime does; returns its root."""
+    """Unpack the image for an architecture, as a container runtime does; return its root folder."""
     layout = f"oci:{work}:llama"
     copy = ["skopeo", "--insecure-policy", f"--override-arch={architecture}", "copy", "--quiet"]
     subprocess.run([*copy, f"oci-archive:{image.path}", layout], check=True)
@@ -68,9 +70,9 @@ def unpack(image: Image, architecture: str, work: Path, place: Path) -> Path:
 
 
 def shared(image: Image, work: Path) -> Path:
-    """Unpack the image for this machine where all test hosts see it; returns its root."""
+    """Unpack the image for this machine where all test hosts see it; return its root folder."""
     root = unpack(image, "amd64", work, SHARE / "image")
-    # A container runtime makes what a volume is mounted at.
+    # A container runtime makes the mount points of volumes.
     for name in ("models", "etc/llama_server", "var/cache/llama_rpc"):
         (root / name).mkdir(parents=True, exist_ok=True)
     (root / "etc/hosts").touch()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Test hosts in the place of a cluster: they run the pods of a group as its manifests say.
+"""Test hosts in place of a cluster: they run the pods of a group as its manifests say.
 
-There is no Kubernetes. `Node` stands in for a kubelet: a pod is a service of systemd in the unpacked image, with the
-account, limits, volumes and variables of the manifest, and in namespaces of its own but for the network. `policies`
-stands in for a network plugin, with the packet filter of each host. `Controller` stands in for that of LeaderWorkerSet:
-when a pod ends, all of its group are ended and made anew. What a scheduler, a registry and a real controller add to the
-time of that is not in it.
+There is no Kubernetes. `Pod` stands in for a kubelet: a pod is a service of systemd in the unpacked image, with the
+account, limits, volumes and variables of the manifest, and in namespaces of its own except for the network. `policies`
+stands in for a network plugin, with the packet filter of each host. `Controller` stands in for LeaderWorkerSet's: when
+a pod ends, it ends all pods of the group and makes them anew. The measured times exclude what a scheduler, a registry
+and a real controller add.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UID = 10001
 NAME, NAMESPACE = "llama", "default"
 API_PORT, READY_PORT, RPC_PORT, DOOR_PORT = 8080, 8081, 50052, 8000
 KEY = "key-of-this-test-alone"
-# A leader and two workers; each test of other groups changes some of it.
+# A leader and two workers. Tests of other groups change some of these.
 VARIABLES: dict[str, Any] = {
     "kubernetes_worker_cpu": 1,
     "kubernetes_worker_memory": "1Gi",
@@ -48,7 +48,7 @@ VARIABLES: dict[str, Any] = {
 }
 LEADER, WORKERS = "llama-0", ("llama-0-1", "llama-0-2")
 GATEWAY = "llama-gateway"
-# The node of each pod that there may be.
+# The node of each possible pod.
 HOST = {
     LEADER: "master",
     "llama-0-1": "worker1",
@@ -59,11 +59,11 @@ HOST = {
 }
 ADDRESS = {
     **{pod: f"10.87.{NUMBER}.{last}" for pod, last in zip(HOST, (10, 11, 13, 14, 15, 16))},
-    # Others of the namespace: this machine, and a host.
+    # Other clients in the namespace: this machine, and a host.
     "chat": f"10.87.{NUMBER}.1",
     "outsider": f"10.87.{NUMBER}.20",
 }
-# What was measured, for the end of a run.
+# Measurements, printed at the end of a run.
 FIGURES: list[str] = []
 CONTROLLERS = Path("/sys/fs/cgroup")
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
@@ -79,7 +79,7 @@ except OSError:
 
 
 def _text(path: Path) -> str:
-    """Return the text of a file of the kernel, empty if it is gone."""
+    """Return the text of a file of the kernel, empty if the file is gone."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -88,7 +88,7 @@ def _text(path: Path) -> str:
 
 @dataclass
 class Pod:
-    """A pod, on the node that it has for itself."""
+    """A pod on a node of its own."""
 
     name: str
     template: dict[str, Any]
@@ -96,22 +96,22 @@ class Pod:
 
     @property
     def host(self) -> str:
-        """The test host that is its node."""
+        """The test host that is the pod's node."""
         return HOST[self.name]
 
     @property
     def unit(self) -> str:
-        """The service that it is there."""
+        """The pod's service on its node."""
         return f"pod-{self.name}.service"
 
     @property
     def folder(self) -> str:
-        """Where its node keeps the files that its volumes are made of."""
+        """The folder where the node keeps the files of the pod's volumes."""
         return f"/var/lib/pods/{self.name}"
 
     @property
     def container(self) -> dict[str, Any]:
-        """Its only container."""
+        """The pod's only container."""
         [found] = self.template["spec"]["containers"]
         return dict(found)
 
@@ -131,7 +131,7 @@ class Pod:
         return {"PATH": "/usr/local/bin:/usr/bin:/bin", **own, **({} if group is None else of_its_group)}
 
     def files(self, volume: dict[str, Any]) -> dict[str, str]:
-        """Return the files of a volume that is made of objects of the API."""
+        """Return the files of a volume that consists of objects of the API."""
         sources = volume["projected"]["sources"] if "projected" in volume else [volume]
         found: dict[str, str] = {}
         for source in sources:
@@ -149,11 +149,11 @@ class Pod:
 
     @staticmethod
     def is_named(found: dict[str, Any], reference: dict[str, str]) -> bool:
-        """Whether an object is the one that a volume names."""
+        """Return whether a volume refers to this object."""
         return bool(found["metadata"]["name"] == reference["name"])
 
     def prepare(self) -> list[str]:
-        """Bring what the volumes hold to the node; returns what systemd mounts from there."""
+        """Copy the content of the volumes to the node; return systemd's properties that mount it."""
         volumes = {it["name"]: it for it in self.template["spec"]["volumes"]}
         mounts = []
         for mount in self.container["volumeMounts"]:
@@ -164,7 +164,7 @@ class Pod:
                 path = f"{self.folder}/{mount['name']}"
                 self.run("install", "-d", "-m", "2770", "-g", str(UID), path)
                 for name, text in self.files(volume).items():
-                    # As fsGroup has it: the group may read.
+                    # The group may read, as fsGroup has it.
                     file = f"{path}/{name}"
                     write = f"cat >{file} && chmod 0440 {file} && chgrp {UID} {file}"
                     ssh(self.host, "sh", "-c", write, text_in=text)
@@ -176,16 +176,16 @@ class Pod:
         return [*mounts, f"BindReadOnlyPaths={self.folder}/hosts:/etc/hosts"]
 
     def properties(self) -> list[str]:
-        """Return the confinement of the pod, as systemd calls it."""
+        """Return the pod's confinement as properties of systemd."""
         spec, own = self.template["spec"], self.container["securityContext"]
         account = spec["securityContext"]
-        # The kubelet's static CPU manager: as many processors, for this pod alone as far as the machine has them.
+        # The kubelet's static CPU manager gives a pod so many processors, its own as far as the machine has them.
         first = list(HOST).index(self.name) * self.processors
         processors = {(first + number) % (os.cpu_count() or 1) for number in range(self.processors)}
         assert own["capabilities"] == {"drop": ["ALL"]}
         assert account["seccompProfile"] == {"type": "RuntimeDefault"}
         return [
-            # In the place of an image of HAProxy is the node with HAProxy.
+            # The gateway uses HAProxy of its node instead of an image of HAProxy.
             *([] if self.name == GATEWAY else [f"RootDirectory={SHARED}/image/rootfs", "MountAPIVFS=yes"]),
             "PrivatePIDs=yes",
             "PrivateIPC=yes",
@@ -204,7 +204,7 @@ class Pod:
         ]
 
     def start(self) -> None:
-        """Start it; its node has nothing of another one that was called so."""
+        """Start the pod; its node keeps nothing of an earlier pod of this name."""
         self.run("rm", "-rf", self.folder)
         self.run("mkdir", "-p", self.folder)
         options = [f"--property={it}" for it in (*self.properties(), *self.prepare())]
@@ -215,11 +215,11 @@ class Pod:
         self.confine()
 
     def run(self, *command: str, check: bool = True) -> str:
-        """Return what a program on the node prints."""
+        """Run a program on the node; return its output."""
         return ssh(self.host, *command, check=check, timeout=120).stdout.strip()
 
     def confine(self) -> None:
-        """Hold the pod to its limits by control groups (v1) of this machine, where its hosts have none."""
+        """Enforce the pod's limits by control groups (v1) of this machine, if its hosts have none."""
         ends = f"/lab{NUMBER}-{self.host}/payload/system.slice/{self.unit}"
         processes = [it.parent.name for it in Path("/proc").glob("[0-9]*/cgroup") if _text(it).endswith(ends)]
         assert processes, f"{self.name} has no process"
@@ -238,38 +238,38 @@ class Pod:
                         (group / "cgroup.procs").write_text(process)
 
     def group(self, controller: str) -> Path:
-        """Return its folder of a controller of this machine."""
+        """Return the pod's folder of a cgroup controller of this machine."""
         return CONTROLLERS / controller / f"lab{NUMBER}-{self.name}"
 
     @property
     def memory(self) -> int:
-        """How many bytes it may take."""
+        """The pod's limit of memory, in bytes."""
         text = self.container["resources"]["limits"]["memory"]
         return int(text[:-2]) * UNITS[text[-2:]]
 
     @property
     def processors(self) -> int:
-        """How many processors it may take."""
+        """The number of processors that the pod may use."""
         return int(self.container["resources"]["limits"]["cpu"])
 
     @property
     def peak(self) -> int:
-        """How many bytes it has had at most."""
+        """The pod's largest use of memory so far, in bytes."""
         found = _text(self.group("memory") / "memory.max_usage_in_bytes")
         return int(found or self.run("systemctl", "show", "--property=MemoryPeak", "--value", self.unit))
 
     @property
     def pid(self) -> int:
-        """Its first process, as its node numbers it; 0 if there is none."""
+        """The node's id of the pod's first process; 0 if there is none."""
         return int(self.run("systemctl", "show", "--property=MainPID", "--value", self.unit) or 0)
 
     @property
     def active(self) -> bool:
-        """Whether its program runs."""
+        """Whether the pod's program runs."""
         return self.run("systemctl", "is-active", self.unit, check=False) == "active"
 
     def inside(self, *command: str) -> tuple[int, str]:
-        """Run a program in the pod, as `kubectl exec` does; returns its exit status and what it says."""
+        """Run a program in the pod, as `kubectl exec` does; return its exit status and its output."""
         given = [f"{name}={value}" for name, value in self.environment().items()]
         enter = ["nsenter", f"--target={self.pid}", "--mount", "--pid", "--ipc", "--root", "--wd"]
         enter += [f"--setuid={UID}", f"--setgid={UID}"]
@@ -277,7 +277,7 @@ class Pod:
         return done.returncode, done.stdout + done.stderr
 
     def passes(self, probe: str) -> bool:
-        """Whether one of its probes passes, asked from its node."""
+        """Return whether one of the pod's probes passes, sent from its node."""
         asked = self.container[probe]
         if "exec" in asked:
             return self.inside(*asked["exec"]["command"])[0] == 0
@@ -286,20 +286,20 @@ class Pod:
         return ssh(self.host, "python3", "-", url, text_in=GET).stdout.strip() == "200"
 
     def said(self) -> str:
-        """Return what it has said since it was last started, as `kubectl logs` does."""
+        """Return the pod's output since its last start, as `kubectl logs` does."""
         invocation = self.run("systemctl", "show", "--property=InvocationID", "--value", self.unit)
         return self.run("journalctl", "--no-pager", "--output=cat", f"_SYSTEMD_INVOCATION_ID={invocation}")
 
     def reaches(self, address: str, port: int) -> str:
-        """Return what becomes of a connection from the pod."""
+        """Return the result of a connection from the pod."""
         return self.inside("python3", "-c", CONNECT, address, str(port))[1].strip()
 
     def kill(self) -> None:
-        """End all of it at once."""
+        """Kill all processes of the pod at once."""
         self.run("systemctl", "kill", "--signal=KILL", self.unit)
 
     def delete(self) -> None:
-        """End it as a kubelet does: first what is to be done before, then with a signal, at last by force."""
+        """End the pod as a kubelet does: run its preStop hook, then send a signal, and at last use force."""
         before = self.container.get("lifecycle", {}).get("preStop")
         if before and self.active:
             self.inside(*before["exec"]["command"])
@@ -312,7 +312,7 @@ class Pod:
 
 @dataclass
 class Controller:
-    """In the place of LeaderWorkerSet's: it makes a group anew as one when a pod of it has ended."""
+    """A stand-in for LeaderWorkerSet's controller: it makes a whole group anew when a pod of it has ended."""
 
     pods: dict[str, Pod]
     made: int = 0
@@ -321,7 +321,7 @@ class Controller:
     over: threading.Event = field(default_factory=threading.Event)
 
     def make(self) -> None:
-        """Make all pods at once, as startup policy LeaderCreated has it."""
+        """Make all pods at once, as with startup policy LeaderCreated."""
         at_once(lambda name: self.pods[name].start(), self.pods.keys() - self.late)
         self.made += 1
 
@@ -330,7 +330,7 @@ class Controller:
         at_once(lambda name: self.pods[name].delete(), self.pods)
 
     def watch(self) -> None:
-        """Look at the pods until told that it is over; a node that fails is asked again, as a controller does."""
+        """Look at the pods until `over` is set; ask a node that fails again, as a controller does."""
         while not self.over.wait(0.5):
             try:
                 if not all(at_once(lambda name: self.pods[name].active, self.pods.keys() - self.late).values()):
@@ -341,7 +341,7 @@ class Controller:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Keep the group; it is gone in the end."""
+        """Keep the group running; remove it in the end."""
         self.remove()
         self.make()
         thread = threading.Thread(target=self.watch)
@@ -355,7 +355,7 @@ class Controller:
 
 
 def place(name: str) -> tuple[int | None, int]:
-    """Return the group of a pod, and its number there; the gateway has none."""
+    """Return the group of a pod, and its number there; the gateway has no group."""
     _name, *numbers = name.removeprefix(NAME).split("-")
     return (None, 0) if name == GATEWAY else (int(numbers[0]), int(numbers[1]) if numbers[1:] else 0)
 
@@ -366,7 +366,7 @@ def group_size(manifests: list[dict[str, Any]]) -> int:
 
 
 def part(name: str) -> str:
-    """Return which template a pod is made from."""
+    """Return the name of the template that a pod is made from."""
     group, index = place(name)
     return "gateway" if group is None else "worker" if index else "leader"
 
@@ -386,7 +386,7 @@ def all_of(manifests: list[dict[str, Any]]) -> list[str]:
 
 
 def names(manifests: list[dict[str, Any]]) -> str:
-    """Return what the cluster's DNS knows, as a file; a Service of one pod is that pod."""
+    """Return the names in the cluster's DNS, as a hosts file; a Service of one pod is that pod."""
     found = {f"{pod}.{NAME}.{NAMESPACE}": pod for group in groups_of(manifests) for pod in group}
     found |= {f"{NAME}-group-{number}": group[0] for number, group in enumerate(groups_of(manifests))}
     return "".join(f"{ADDRESS[pod]} {name}\n" for name, pod in found.items())
@@ -398,12 +398,12 @@ def pods_of(manifests: list[dict[str, Any]]) -> dict[str, Pod]:
 
 
 def pod_labels(manifests: list[dict[str, Any]], name: str) -> dict[str, str]:
-    """Return the labels of a pod, or of another one of the namespace."""
+    """Return the labels of a pod, or of another client in the namespace."""
     return labels(manifests, part(name), place(name)[0]) if name in HOST else {"app": name}
 
 
 def policies(manifests: list[dict[str, Any]], name: str) -> str:
-    """Return the packet filter of a node, by the policies of the pod that is on it."""
+    """Return the packet filter of a node, from the policies for the pod on it."""
     own = pod_labels(manifests, name)
     ins, outs = [], []
     for other in (*all_of(manifests), "chat", "outsider"):
@@ -416,7 +416,7 @@ def policies(manifests: list[dict[str, Any]], name: str) -> str:
     if part(name) != "worker":
         outs += ["udp dport 53 accept", "tcp dport 53 accept"]
     known = "ct state established,related accept"
-    # By which the tests reach the node.
+    # The tests reach the node by port 22.
     lines = "\n".join([known, "meta iif lo accept", *ins, "tcp dport 22 accept", "drop"])
     said = "\n".join([known, "meta oif lo accept", f"meta skuid != {UID} accept", *outs, "drop"])
     return f"""
@@ -435,13 +435,13 @@ def policies(manifests: list[dict[str, Any]], name: str) -> str:
 
 
 def apply_policies(manifests: list[dict[str, Any]]) -> None:
-    """Have the packet filter of each node let through what the policies do."""
+    """Make the packet filter of each node let through what the policies allow."""
     for name in all_of(manifests):
         ssh(HOST[name], "nft", "-f", "-", text_in=policies(manifests, name))
 
 
 def prepare_nodes(manifests: list[dict[str, Any]]) -> None:
-    """Nodes have a packet filter, and the folder of the workers' caches, as an administrator makes it."""
+    """Give nodes a packet filter, and the folder of the workers' caches as an administrator makes it."""
     # systemd takes the number of an account only if it has a name.
     account = f"id pod || {{ groupadd --gid {UID} pod && useradd --uid {UID} --gid {UID} --home-dir / pod; }}"
 
@@ -456,12 +456,12 @@ def prepare_nodes(manifests: list[dict[str, Any]]) -> None:
 
 
 def serves(pods: dict[str, Pod]) -> bool:
-    """Whether all pods are ready."""
+    """Return whether all pods are ready."""
     return all(at_once(lambda name: pods[name].passes("readinessProbe"), pods).values())
 
 
 def back_after(pods: dict[str, Pod], answers: Callable[[], Any], began: float, limit_s: float = 180) -> float:
-    """Return how many seconds after `began` a token of the API came; all pods are ready then."""
+    """Return the seconds from `began` until a token of the API came; then wait until all pods are ready."""
     eventually(answers, limit_s, "the API answers")
     took = time.monotonic() - began
     eventually(lambda: serves(pods), 60, "all pods are ready")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What all that makes test hosts has in common."""
+"""The parts that all programs that make test hosts share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 PROGRAM_LIMIT_S = 900
 IN_NAMESPACE = ("unshare", "--mount", "--propagation", "private")
-# All that is started in it ends with its first process.
+# Everything that is started in it ends with its first process.
 IN_PROCESS_NAMESPACE = (*IN_NAMESPACE, "--pid", "--fork", "--kill-child", "--mount-proc")
-# What helps to make a lab ends with the program that makes it, however that ends.
+# A program that helps to make a lab ends with the program that makes the lab, however that ends.
 WITH_THIS = ("setpriv", "--pdeathsig", "KILL")
 
 
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 def make_folders(root: Path, model: Path, places: Iterable[str]) -> None:
-    """Make folders, and those that they are in, with the owners and modes that they have in another tree."""
+    """Make folders and their parents, with the owners and modes that they have in another tree."""
     for place in places:
         for folder in reversed([root / place, *(root / place).parents]):
             if root in folder.parents and not folder.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How often Ansible starts a program on each host over SSH, which on a slow host takes seconds each time."""
+"""Count how often Ansible starts a program on each host over SSH, which takes seconds each time on a slow host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-# The host is the last word but one, the command the last.
+# The host is the last word but one, and the command is the last.
 _COUNTED = """#!/bin/sh
 for word; do host=$last last=$word; done
 printf '%s\\n' "$host" >>"$ROUND_TRIPS"
@@ -16,7 +16,7 @@ exec ssh "$@"
 
 
 def counted(folder: Path) -> dict[str, str]:
-    """Return the environment in which Ansible keeps count; beginning anew."""
+    """Return the environment in which Ansible counts; begin a new count."""
     program, log = folder / "counted-ssh", folder / "round-trips"
     program.write_text(_COUNTED)
     program.chmod(0o755)

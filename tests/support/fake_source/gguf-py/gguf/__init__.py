@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stands in for the package that the converter brings along."""
+"""A stand-in for the package that the converter brings along."""
