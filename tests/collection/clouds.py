@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Three clouds on loopback, which answer the requests of their own SDKs with tests/fixtures/cloud.
 
-An SDK finds them as it would find the world from behind a company's proxy: HTTPS_PROXY names the proxy, and its CA
-bundle has the proxy's certificate. So plugins and SDKs run unchanged, with their real host names, and nothing leaves
-this machine: a host that is not known here is refused, and noted.
+An SDK reaches them as if it was behind a company's proxy: HTTPS_PROXY names the proxy, and its CA bundle has the
+proxy's certificate. So plugins and SDKs run unchanged, with their real host names, and nothing leaves this machine. The
+proxy refuses and records hosts that it does not know.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE_2 = "example-token-2"
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asked."""
+    """A request of a client."""
 
     host: str
     method: str
@@ -45,7 +45,7 @@ class Request:
 
 
 class NotKnownError(Exception):
-    """These clouds do not have what was asked for."""
+    """These clouds do not have the requested resource."""
 
 
 def ec2(request: Request) -> str:
@@ -68,7 +68,7 @@ def ec2_filters(form: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def matches_ec2(instance: ET.Element, name: str, values: list[str]) -> bool:
-    """Compare as EC2 does: upper and lower case differ, * stands for any characters, one of the values is enough."""
+    """Return whether an instance matches as in EC2: case matters, * stands for any characters, one value is enough."""
     if name.startswith("tag:"):
         tags = {
             item.findtext(f"{EC2}key"): item.findtext(f"{EC2}value")
@@ -127,7 +127,7 @@ def resource_manager(request: Request) -> dict[str, Any]:
 
 
 def token(request: Request) -> dict[str, Any]:
-    """Google's and Microsoft's login: whoever asks gets a token that means nothing."""
+    """Google's and Microsoft's login: every client gets a token without a meaning."""
     if request.path.endswith("/.well-known/openid-configuration"):
         place = f"https://{request.host}{request.path.removesuffix('/v2.0/.well-known/openid-configuration')}"
         return {
@@ -151,7 +151,7 @@ CLOUDS: dict[str, Callable[[Request], str | dict[str, Any]]] = {
 
 @dataclass
 class Proxy:
-    """The running proxy: what finds it, and what it was asked for."""
+    """The running proxy: the environment of its clients, its requests, and those that it refused."""
 
     environment: dict[str, str]
     requests: list[Request] = field(default_factory=list)
@@ -205,7 +205,7 @@ def proxy(folder: Path) -> Iterator[Proxy]:
         host = ""
 
         def log_message(self, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def do_CONNECT(self) -> None:
             self.host = self.path.rpartition(":")[0]
@@ -215,7 +215,7 @@ def proxy(folder: Path) -> Iterator[Proxy]:
                 return
             self.send_response(200)
             self.end_headers()
-            # From here on the client speaks TLS, to whom it takes for the cloud.
+            # From here on the client speaks TLS, as if this was the cloud.
             self.connection = context.wrap_socket(self.connection, server_side=True)
             self.rfile = self.connection.makefile("rb")
             self.wfile = self.connection.makefile("wb", 0)

@@ -97,7 +97,7 @@ def test_what_tasks_set_is_internal_or_a_fact_that_the_role_describes(role: str)
 
 @pytest.mark.parametrize("role", ROLES)
 def test_conditions_stand_without_braces(role: str) -> None:
-    # ansible-core 2.23 refuses them.
+    # ansible-core 2.23 refuses braces in conditions.
     for task in tasks(role):
         conditions = [task.get(key) for key in ("when", "until", "failed_when", "changed_when")]
         conditions.append(task.get("ansible.builtin.assert", {}).get("that"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The collection is built, installed into an empty folder, and used from there by someone who has nothing else."""
+"""The collection is built, installed into an empty folder, and used from there without this checkout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 SHIPPED_FOLDERS = {"changelogs", "charts", "docs", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {"CHANGELOG.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md", "SECURITY.md"}
 
-# The least that a report is made of.
+# The least data for a report.
 BENCH = {
     "time": "2026-01-31T23:59:59Z",
     "bench": {
@@ -37,7 +37,7 @@ BENCH = {
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `ansible-galaxy collection build` makes of this checkout."""
+    """Return the archive that `ansible-galaxy collection build` makes of this checkout."""
     folder = tmp_path_factory.mktemp("build")
     result = run("ansible-galaxy", "collection", "build", ROOT, "--output-path", folder, cwd=folder)
     assert result.returncode == 0, result.stderr
@@ -47,7 +47,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of collections that holds this one alone; what it depends on comes with the `ansible` package."""
+    """Return a folder with this collection only; its dependencies come with the `ansible` package."""
     folder = tmp_path_factory.mktemp("installed")
     home = tmp_path_factory.mktemp("home")
     result = run(
@@ -60,7 +60,7 @@ def installed(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused_port() -> Iterator[int]:
-    """A loopback port that is taken, so that nobody else gets it, and on which nothing listens."""
+    """Yield a loopback port that is bound, so that no other program gets it, and on which nothing listens."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         yield int(sock.getsockname()[1])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The inventories of the clouds find the right hosts, groups and addresses.
 
-Ansible's real plugins and the providers' real SDKs run, against answers in the providers' documented formats; those are
-written by hand, not captured from an account (tests/fixtures/cloud/README.md).
+Ansible's real plugins and the providers' real SDKs run, against answers in the providers' documented formats. These
+answers are written by hand, not captured from an account (tests/fixtures/cloud/README.md).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ MINE = (
 
 @dataclass(frozen=True)
 class Cloud:
-    """An inventory, and what is to be found with it."""
+    """An inventory, and the hosts that it must find."""
 
     name: str
     file: str
     plugin: str
     masters: dict[str, str]
     workers: dict[str, str]
-    # Shown, and used by no playbook: the plugin cannot leave single hosts out.
+    # Hosts that the plugin cannot leave out; no playbook uses them.
     ungrouped: frozenset[str] = frozenset()
-    # Of variables that the plugin sets and has no option to rename; no playbook reads them.
+    # Warnings of variables that the plugin sets and cannot rename; no playbook reads them.
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ every_cloud = pytest.mark.parametrize("cloud", CLOUDS, ids=str)
 
 @pytest.fixture(scope="module")
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return what an operator has in the environment; none of it is worth anything."""
+    """Return the environment of an operator, with credentials that are not valid anywhere."""
     file = tmp_path_factory.mktemp("google") / "credentials.json"
     user = {"type": "authorized_user", "client_id": "example", "client_secret": "example", "refresh_token": "example"}
     file.write_text(json.dumps(user))
@@ -116,7 +116,7 @@ def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
 
 @pytest.fixture(scope="module")
 def start(internet: Proxy, credentials: dict[str, str]) -> Callable[..., str]:
-    """Return how to run one of Ansible's programs on the inventory of a cloud; gives what it printed."""
+    """Return a function that runs one of Ansible's programs on the inventory of a cloud and returns its output."""
 
     def ansible(cloud: Cloud, program: str, *arguments: str | Path, cwd: Path) -> str:
         result = run(
@@ -128,7 +128,7 @@ def start(internet: Proxy, credentials: dict[str, str]) -> Callable[..., str]:
             **internet.environment,
             **credentials,
             PYTHONPATH=str(Path(__file__).parent / "azure_standins"),
-            # The plugins use what later releases of ansible-core will not have.
+            # The plugins use features that later releases of ansible-core will remove.
             ANSIBLE_DEPRECATION_WARNINGS="false",
         )
         assert internet.refused == []
@@ -142,7 +142,7 @@ def start(internet: Proxy, credentials: dict[str, str]) -> Callable[..., str]:
 
 @pytest.fixture(scope="module")
 def found(start: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cloud], dict[str, Any]]:
-    """Return what `ansible-inventory --list` says, asked once for each cloud."""
+    """Return a function that returns the output of `ansible-inventory --list`, run once for each cloud."""
     answers: dict[str, dict[str, Any]] = {}
 
     def listing(cloud: Cloud) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def found(start: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -
 @every_cloud
 def test_who_is_in_which_group(cloud: Cloud, found: Callable[[Cloud], dict[str, Any]]) -> None:
     groups = {name: set(group["hosts"]) for name, group in found(cloud).items() if "hosts" in group}
-    groups.pop("aws_ec2", None)  # what its plugin found, under its own name
+    groups.pop("aws_ec2", None)  # the group of all hosts that the plugin found
     expected = {"llama_masters": set(cloud.masters), "llama_workers": set(cloud.workers), "ungrouped": cloud.ungrouped}
     assert groups == {name: hosts for name, hosts in expected.items() if hosts}
 
@@ -173,7 +173,7 @@ def test_addresses_are_private(cloud: Cloud, found: Callable[[Cloud], dict[str, 
 
 @every_cloud
 def test_endpoints_in_a_playbook(cloud: Cloud, start: Callable[..., str], tmp_path: Path) -> None:
-    """Also that no variable of the cloud hides a word of Ansible's, which warns of it."""
+    """Also checks that no variable of the cloud hides a reserved name of Ansible, which would warn of it."""
     task = {
         "ansible.builtin.copy": {
             "content": "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) | to_json }}",

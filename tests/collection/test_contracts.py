@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What users rely on is documented as it is: the keys of results, the states of a worker, the kinds of failure."""
+"""The documentation matches the code: the keys of results, the states of a worker, the kinds of failure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def documented(name: str, kind: str = "module") -> dict[str, Any]:
 
 
 def keys(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the tree of keys that a page promises; what is described elsewhere is shown by its sample."""
+    """Return the tree of keys that a page promises; keys that another page describes come from the sample."""
     return {
         name: keys(value["contains"])
         if "contains" in value
@@ -78,7 +78,7 @@ def keys(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def shown(sample: Any) -> dict[str, Any] | None:
-    """Return the tree of keys of a sample, of a list that of its one entry."""
+    """Return the tree of keys of a sample; for a list, that of its only entry."""
     if isinstance(sample, list):
         [sample] = sample
     return {name: shown(inner) for name, inner in sample.items()} if isinstance(sample, dict) else None
@@ -105,7 +105,7 @@ def produced_kinds(names: tuple[str, ...] = OF_INFERENCE) -> set[str]:
 
 
 def named_first(description: str | list[str]) -> list[str]:
-    """Return what a description lists as `V(name): What it means.`"""
+    """Return the names that a description lists as `V(name): What it means.`"""
     text = "\n".join([description] if isinstance(description, str) else description)
     return re.findall(r"^V\((\w+)\): ", text, re.MULTILINE)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`ansible-doc` shows a whole page for everything that a user can name."""
+"""`ansible-doc` shows a complete page for every plugin, module and role."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
 
 
 def options(doc: dict[str, Any], key: str, prefix: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the options of a page, those inside options too; `key` is what holds the inner ones."""
+    """Yield the options of a page, also those inside options, which are under `key`."""
     for name, option in (doc or {}).items():
         yield prefix + name, option
         yield from options(option.get(key), key, f"{prefix}{name}.")
@@ -54,7 +54,7 @@ def test_text_is_rendered(kind: str, tmp_path: Path) -> None:
     )
     result = run("ansible-doc", "--type", kind, *names, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    # Later releases of ansible-core warn of a collection of their own.
+    # Later releases of ansible-core warn about a collection of their own.
     warnings = [line for line in result.stderr.splitlines() if "_protomatter" not in line]
     assert [line for line in warnings if "llama_cpp" in line] == []
     assert [name for name in names if name not in result.stdout] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the documentation shows can be typed in: plugins' examples, and the code blocks of the pages."""
+"""The examples in the documentation work: those of plugins, and the code blocks of the pages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, do
 
 GROUP_KEYS = {"hosts", "children", "vars"}
 MAKE_TARGETS = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-# What a page calls by a path of this checkout.
+# The beginnings of paths by which a page names files of this checkout.
 OURS = ("playbooks/", "inventories/", "scripts/", "roles/", "plugins/", "tests/", "docs/", "requirements/", ".ci/")
 
 every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
 
 
 def misused_options(entries: list[dict[str, Any]]) -> list[str]:
-    """Say which uses of our modules their own argument specification refuses, templates aside."""
+    """Return the uses of our modules that their argument specification refuses, apart from templates."""
     errors = []
     for task in tasks(entries):
         for plugin in PLUGINS:
@@ -47,7 +47,7 @@ def misused_options(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def unknown_variables(content: dict[str, Any]) -> list[str]:
-    """Say which of these variables no role has, or has with another type."""
+    """Return those of these variables that no role has, or that have another type there."""
     options = {}
     for role in ROLES:
         options.update(documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]["main"]["options"])
@@ -59,7 +59,7 @@ def unknown_variables(content: dict[str, Any]) -> list[str]:
 
 
 def role_variables(plays: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what plays hand to roles of ours."""
+    """Return the variables that plays give to our roles."""
     found: dict[str, Any] = {}
     for play in plays:
         for role in play.get("roles", []):
@@ -69,7 +69,7 @@ def role_variables(plays: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def syntax_errors(plays: list[dict[str, Any]], folder: Path) -> str:
-    """Return what `ansible-playbook --syntax-check` objects to; empty if nothing."""
+    """Return the errors of `ansible-playbook --syntax-check`, empty if there are none."""
     playbook = folder / "playbook.yml"
     playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
     groups = {name: {"hosts": {"localhost": {}}} for name in ("llama_workers", "llama_masters", "llama_gateways")}
@@ -92,7 +92,7 @@ def test_examples_are_tasks_that_ansible_accepts(plugin: Plugin, tmp_path: Path)
 
 
 def sample(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the result that a page shows: its samples, put together."""
+    """Return the result that a page shows, put together from its samples."""
     result = {}
     for name, value in values.items():
         inner = sample(value["contains"]) if "contains" in value else None
@@ -101,7 +101,7 @@ def sample(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_samples(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the documented sample in place of what a task of ours would register: there is no cluster here."""
+    """Replace our tasks by their documented samples as registered results, because there is no cluster here."""
     ours = {plugin.fqcn for plugin in PLUGINS if plugin.kind == "module"}
     replaced = []
     for entry in entries:
@@ -122,7 +122,7 @@ def test_examples_of_a_filter_run(plugin: Plugin, tmp_path: Path) -> None:
     playbook.write_text(yaml.safe_dump(as_plays(with_samples(entries)), sort_keys=False))
     inventory = tmp_path / "hosts.yml"
     inventory.write_text(yaml.safe_dump({"llama_workers": {"hosts": {"worker1": {"ansible_host": "192.0.2.11"}}}}))
-    # The log that examples speak of.
+    # The log that examples name.
     log = ROOT / "tests" / "fixtures" / "logs" / "completion-0c1e57098-rpc7.0.0-lv4.log"
     (tmp_path / "run.log").write_bytes(log.read_bytes())
     result = run("ansible-playbook", "-i", inventory, playbook, cwd=tmp_path)
@@ -148,7 +148,7 @@ def test_yaml_of_a_page_is_accepted(block: Block, tmp_path: Path) -> None:
     assert json.loads(result.stdout)["_meta"]["hostvars"] or "hosts" in result.stdout
 
 
-# Lists of hosts to copy; those of the other clouds ask the provider.
+# Lists of hosts to copy. The inventories of the other clouds ask the provider.
 VARIABLES = ("example/**/*.yml", "oracle/group_vars/*.yml", "hetzner/group_vars/*.yml")
 STATIC = [path for pattern in VARIABLES for path in sorted((ROOT / "inventories").glob(pattern))]
 
@@ -163,7 +163,7 @@ def test_an_inventory_to_copy_has_a_master_and_two_workers(name: str, tmp_path: 
 
 @pytest.mark.parametrize("path", STATIC, ids=lambda path: str(path.relative_to(ROOT / "inventories").with_suffix("")))
 def test_variables_of_the_example_are_those_of_roles(path: Path) -> None:
-    """Those that are commented out too: uncommented, each is one that a role knows, of its type."""
+    """Variables that are commented out count too: each must be one of a role, with its type."""
     text = path.read_text(encoding="utf-8")
     named = {} if path.stem == "hosts" else yaml.safe_load(text)
     shown = [yaml.safe_load(line) for line in re.findall(r"^ *# ([a-z_]+: .+)$", text, re.MULTILINE)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures and defaults that a page or a message repeats are those of the place that they come from."""
+"""Figures and defaults that a page or a message repeats match their source."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is in the repository could be anybody's: licensed, pinned, and free of one machine's paths and hosts."""
+"""The repository suits any machine: its files are licensed, pinned, and free of one machine's paths and hosts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from support.tree import PLUGINS, ROLES, ROOT, documentation, load_yaml
 
 LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
-# Files that hold no comment, prose that names the licence in its own words, what tools write, and recorded output.
+# Files without comments, prose that names the licence in its own words, output of tools, and recorded output.
 WITHOUT_LICENCE_LINE = re.compile(r"(^|/)LICENSE$|\.(md|json)$|^requirements/\w+\.txt$|^changelogs/changelog\.yaml$")
 RECORDED = "tests/fixtures/"
 
-# Put together here, so that this file does not hold them.
+# The patterns are put together here, so that this file does not match them.
 MACHINE_PATH = re.compile(r"(?<![\w.$}/-])/(?:" + "|".join(["root", "work", r"home/\w+", r"tmp/\w+"]) + r")\b")
 REGISTRIES = re.compile(
     "|".join(
@@ -46,7 +46,7 @@ UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 
 def _files() -> dict[str, str]:
-    """Return the text of every file that git has or would take."""
+    """Return the text of every file that git tracks or would add."""
     listing = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -55,7 +55,7 @@ def _files() -> dict[str, str]:
         path = ROOT / name
         data = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
         if b"\0" not in data:
-            # Recorded output of a model of random weights need not be text.
+            # Recorded output of a model with random weights may not be valid text.
             found[name] = data.decode("utf-8", "replace" if name.startswith(RECORDED) else "strict")
     return found
 
@@ -131,7 +131,7 @@ def test_release_notes_name_every_plugin_and_role_and_those_that_are_gone() -> N
     for role in ROLES:
         specs = load_yaml(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]
         there[role] = specs["main"]["version_added"]
-    # antsibull-changelog names what is new when it makes the notes of the next version.
+    # antsibull-changelog adds new plugins and roles when it makes the notes of the next version.
     released = load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"]
     assert sorted(named) == sorted([name for name, version in there.items() if version in released] + gone)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Imports of plugins/module_utils go one way: a package imports from lower floors only, and its files in no circle."""
+"""Imports of plugins/module_utils go one way: packages import only from lower floors, and files in no circle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphlib import CycleError, TopologicalSorter
 from support.tree import ROOT
 
 NAME = "ansible_collections.llama_cpp.cluster.plugins.module_utils"
-# As docs/development.md has them.
+# The floors of the packages, by docs/development.md.
 FLOORS = {
     package: int(floor)
     for floor, packages in re.findall(
@@ -21,12 +21,12 @@ FLOORS = {
     )
     for package in re.findall(r"`(_\w+)`", packages)
 }
-# Of an `__init__.py`, which a module ships with each package that it needs a file of; so it imports nothing itself.
+# Lines of an `__init__.py`. A module ships it with each package of which it needs a file, so it imports nothing.
 LINES = 3
 
 
 def imported(path: Path, folder: Path) -> set[tuple[str, ...]]:
-    """Return what a file imports of module_utils, also for types alone, as paths: ("_rpc", "units")."""
+    """Return the imports of a file from module_utils, also those for types only, as paths: ("_rpc", "units")."""
     found = set()
     here = [*NAME.split("."), *path.relative_to(folder).with_suffix("").parts]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -41,7 +41,7 @@ def imported(path: Path, folder: Path) -> set[tuple[str, ...]]:
 
 
 def against_the_floors(folder: Path) -> list[str]:
-    """Return a sentence for each import that goes up or along a floor, or round in a circle."""
+    """Return a sentence for each import that goes up, stays on a floor, or is part of a circle."""
     problems = []
     for package in sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"):
         within = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""docs/development.md has the map of the tree: every room is on it, with all that is in the room and nothing else."""
+"""docs/development.md has a map of the tree, which has every room (folder) with exactly its files and folders."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ PAGE = (ROOT / "docs/development.md").read_text(encoding="utf-8")
 ROOMS = {
     room: set(re.findall(r"`([\w.-]+)`", text)) for room, text in re.findall(r"^\| `([\w/]+)/` \| (.*) \|$", PAGE, re.M)
 }
-# Names of files are told with their endings only where several are in use.
+# In these rooms, names of files have their endings, because several endings are in use.
 WITH_ENDING = {"scripts", "requirements"}
-# Rooms inside a room have rows of their own.
+# Rooms inside a room have their own rows.
 WITH_ROWS = {
     "playbooks": {"callback_plugins", "files", "tasks"},
     "plugins": {"modules", "action", "filter", "lookup", "module_utils"},
 }
-# Of these only folders are on the map.
+# Of these rooms, the map has only the folders.
 FOLDERS_ONLY = {"docs", "playbooks/tasks", "tests", "inventories", "extensions/molecule", "plugins", "roles"}
 
 
@@ -39,7 +39,7 @@ def tracked() -> list[PurePosixPath]:
 
 
 def inside(room: str) -> set[str]:
-    """Return the names of what is directly in a room."""
+    """Return the names of the files and folders directly in a room."""
     depth = len(PurePosixPath(room).parts)
     found = set()
     for path in tracked():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What belongs to a llama.cpp version is in one table of the role llama_cpp; whatever repeats some of it agrees."""
+"""One table of the role llama_cpp has the data of each llama.cpp version; every copy of that data matches it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = r"(\d+\.\d+\.\d+)"
 
 @cache
 def texts() -> dict[str, str]:
-    """Return what git has or would take, but for what was recorded, and what the table does not say."""
+    """Return the files that git tracks or would add, without recorded output and the changelog."""
     listing = [
         "git",
         "ls-files",
@@ -37,7 +37,7 @@ def texts() -> dict[str, str]:
 
 
 def found(pattern: str, suffix: str = "") -> list[tuple[str, tuple[str, ...]]]:
-    """Return where a pattern is, and its groups; a place that is not there any more is an error."""
+    """Return each file in which a pattern is, with its groups; it is an error if the pattern is nowhere."""
     places = [
         (name, match.groups())
         for name, text in texts().items()
@@ -49,7 +49,7 @@ def found(pattern: str, suffix: str = "") -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_the_default_version_is_patched() -> None:
-    """A stock build, without a word, is what a new pin must not become."""
+    """A new pin must not silently become a build without patches."""
     assert PIN.get("patches"), f"{DEFAULT} is the default and has no patches: port them (docs/development.md)"
 
 
@@ -173,7 +173,7 @@ def test_each_patch_has_its_page_for_upstream_and_each_page_its_patch() -> None:
 
 @pytest.mark.parametrize("name", PIN["patches"])
 def test_a_page_for_upstream_is_whole(name: str) -> None:
-    """It has all parts, its tests are there, and its figures are those of docs/explanation/performance.md."""
+    """The page has all parts, its tests exist, and its figures are those of docs/explanation/performance.md."""
     text = (UPSTREAM / f"{name}.md").read_text()
     parts = ["Problem", "Change", "Measured", "Tests", "Risks"]
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == parts

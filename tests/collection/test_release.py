@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A release is the same bytes each time, lists what is in it, and verifies with its own signature only."""
+"""A release is reproducible, lists its content, and verifies only with its own signature."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def bill(archive: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def gpg_home() -> Iterator[Path]:
-    """Not below tmp_path, as the path of the socket of gpg-agent has at most 108 bytes."""
+    """Yield a folder outside tmp_path, because the path of gpg-agent's socket has at most 108 bytes."""
     with TemporaryDirectory(prefix="gpg-") as folder:
         yield Path(folder)
         subprocess.run(["gpgconf", "--homedir", folder, "--kill", "gpg-agent"], check=False, timeout=60)

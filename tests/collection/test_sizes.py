@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/how-to/size.md are what the planner says."""
+"""The tables of docs/how-to/size.md match the planner."""
 
 from __future__ import annotations
 

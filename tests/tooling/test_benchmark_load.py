@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of loads: ratios are of figures of one round, and speeds of what went over the wire."""
+"""The benchmark of loads: ratios compare figures of one round, and speeds are those on the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def both(first: float, cached: float) -> dict[str, dict[str, float]]:
 
 
 def test_ratios_are_of_the_same_round() -> None:
-    # The second round is on a machine that is half as quick.
+    # In the second round, the machine is half as fast.
     rounds = [
         {load.LOOPBACK: both(7.0, 3.5), load.SHAPED: both(14.0, 7.0)},
         {load.LOOPBACK: both(14.0, 7.0), load.SHAPED: both(28.0, 14.0)},
@@ -48,7 +48,7 @@ def test_ratios_are_of_the_same_round() -> None:
     ],
 )
 def test_a_seeded_worker_has_a_model_in_half_the_time_over_the_shaped_link(cached: float, sentences: list[str]) -> None:
-    # Over loopback nothing is asked of it.
+    # There is no target over loopback.
     found = load.summary([{load.LOOPBACK: both(7.0, 7.0), load.SHAPED: both(14.0, cached)}], [{load.SHAPED: 950.0}])
     assert found["missed"] == sentences
     said = load.report(found)

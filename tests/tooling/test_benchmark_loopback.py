@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmarks over loopback: which cores they use, what is compared with what, what is not run, missed targets."""
+"""The benchmarks over loopback: their cores, comparisons, cases that do not run, and missed targets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_each_round_begins_with_another_case() -> None:
 
 
 def test_what_dividing_costs_is_one_worker_against_none_and_several_against_one() -> None:
-    # The second round is on a machine that is half as quick.
+    # In the second round, the machine is half as fast.
     with_rpc = [
         {
             throughput.REPACKED: {"prompt": 200.0 * quick, "generation": 80.0 * quick},
@@ -287,7 +287,7 @@ def test_verification_must_end_soon_after_the_time_out_each_time(latest: float, 
             "10 endpoints": {"task": 0.5, "probe": 0.01},
             "500 endpoints": {"task": 1.48, "probe": 0.255},
             "500 endpoints, 50 of them silent": {"task": silent, "probe": 5.1},
-            # Of the growth, real workers are no part.
+            # Real workers do not count for the growth.
             "4 real workers": {"task": 9.0, "probe": 9.0},
         }
         for silent in (6.1, latest, 6.2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmarks that need no test hosts run and say what they measured; what they say of speed is not looked at."""
+"""The benchmarks that need no test hosts run and report figures; the speeds in these figures are not checked."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
     assert list(of_one_core["1 of one core"]) == ["prompt ub64", "prompt ub512", "generation"]
     assert list(of_one_core["2 on the same core"]) == ["generation"]
     assert all(list(tests) == ["generation"] for tests in found["heavy_layers"]["cases"].values())
-    # What this machine has no cores for, or this account no right to, is said to be so.
+    # The report names the cases that lack cores on this machine or rights of this account.
     for part, names in (
         (
             "workers_of_one_core",
@@ -86,7 +86,7 @@ def test_what_rpc_costs_and_more_workers_bring(tmp_path: Path) -> None:
         assert all(f"not run: {why}" in said for why in not_run.values())
     assert "What dividing a model costs" in said
     assert all(ratio["median"] > 0 for ratio in found["dividing"].values())
-    # Targets are looked at, but are none of a model as small as this.
+    # Targets are checked, but they do not apply to a model as small as this.
     assert all(sentence in said for sentence in found["missed"])
     measured = 2 if of_one_core.keys().isdisjoint({"2 of one core"}) else 5
     rows = [line for line in said.partition("\nTargets\n")[2].splitlines() if line.endswith(("met", "missed"))]
@@ -99,7 +99,7 @@ def test_what_split_mode_tensor_sends_and_where_its_time_goes(tmp_path: Path) ->
         pytest.skip("two workers of one core each")
     said, found = smoke("tensor_trace", tmp_path)
     per_token = found["per_token"]
-    # Two sums in each of four layers, and the result.
+    # There are two sums in each of four layers; the messages also include the result.
     assert per_token["partial results asked of a worker"] == 8
     assert per_token["messages to a worker: GRAPH_COMPUTE"] == 9
     assert "messages to a worker: GRAPH_RECOMPUTE" not in per_token
@@ -139,7 +139,7 @@ def test_how_long_a_load_takes(tmp_path: Path) -> None:
     assert "over the wire, MB/s" in said
     loopback = found["links"]["loopback"]
     assert found["model_bytes"] > loopback["first"]["weights_mb"]["median"] * 1e6 > 0.9 * found["model_bytes"]
-    # Others may send over loopback as well.
+    # Other programs may also send over loopback.
     assert loopback["first"]["sent_mb"]["min"] >= loopback["first"]["weights_mb"]["min"]
     assert all(loopback[kind]["seconds"]["min"] > 0 for kind in ("first", "cached", "seeded"))
     assert loopback["seed_seconds"]["min"] > 0
@@ -197,5 +197,5 @@ def test_what_distance_costs(tmp_path: Path) -> None:
     said, found = smoke("distance", tmp_path)
     assert "each behind a relay that delays" in said
     (done,) = found["rounds"]
-    # Each of two workers is asked at least once for a token.
+    # For a token, each of two workers gets at least one request.
     assert all(done[f"{mode}, 50 ms"]["a token, ms"] > 50 for mode in ("layer", "tensor"))

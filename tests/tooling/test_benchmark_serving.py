@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of serving: what is compared with what, missed targets, and what it refuses to be asked."""
+"""The benchmark of serving: its comparisons, missed targets, and refused options."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rates(per_second: float) -> dict[str, float]:
 
 
 def results(**by_setup: list[float]) -> list[str]:
-    """Return the targets that are missed with these tokens per second of each round."""
+    """Return the targets that these tokens per second of each round miss."""
     setups = {
         "local": setup("local"), "whole": setup("whole"), "one": setup("1"), "layer": setup("2"),
         "tensor": setup("2", "tensor"),
@@ -50,14 +50,14 @@ def test_a_setup_is_compared_with_its_own_programs_and_options() -> None:
     ]  # fmt: skip
     bases = [serving.base_of(one, setups) for one in setups]
     assert bases == [setups[number] for number in (0, 0, 2, 2, 2, 5, 5, 7)]
-    # With other programs, and with other options.
+    # A setup is also compared with one of other programs or other options.
     firsts = [serving.first_of(one, setups) for one in setups]
     assert firsts == [setups[number] for number in (0, 1, 2, 3, 4, 2, 3, 3)]
     assert len({str(one) for one in setups}) == len(setups)
 
 
 def test_ratios_are_of_the_same_round_and_targets_of_their_median() -> None:
-    # The second round is on a machine that is half as quick.
+    # In the second round, the machine is half as fast.
     assert results(local=[20, 10, 20], whole=[20, 10, 10], one=[10, 5, 10], layer=[14, 7, 14], tensor=[16, 8, 9]) == []
     assert results(local=[20.0], whole=[18.0]) == [
         "one worker of 2 threads / without workers, short 8 clients: 0.900, less than 0.95.".replace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What benchmarks are asked for and how they end; of a rollout: builds, what one more host costs, missed targets."""
+"""The options and the ends of benchmarks; for a rollout: builds, the cost of one more host, missed targets."""
 
 from __future__ import annotations
 

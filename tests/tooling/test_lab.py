@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that makes the test hosts, as far as it needs no root: addresses, tools, refusals, emulated hosts' files.
+"""The parts of the test hosts' program that need no root: addresses, tools, refusals, files of emulated hosts.
 
-What it makes and removes is shown by tests/cluster/test_lab.py.
+tests/cluster/test_lab.py tests what the program makes and removes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOBODY = [] if os.geteuid() else ["setpriv", "--reuid=65534", "--regid=65534", "
 
 @pytest.fixture(scope="module")
 def readable() -> Iterator[Path]:
-    """A folder that anybody may read, with the program and what it imports."""
+    """Yield a folder that anybody may read, with the program and its imports."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for part in "lab", "support/lab":
@@ -100,7 +100,7 @@ def test_labs_and_hosts_have_nothing_in_common(tmp_path: Path) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of all programs of a machine that has but some of what hosts need."""
+    """Return the folder of programs of a machine that has only some of the tools for hosts."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in set(lab.TOOLS) - {"mmdebstrap", "nft", "systemd-nspawn"}:
@@ -111,7 +111,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tools_are_installed_where_they_are_missing(machine: Path, tmp_path: Path) -> None:
-    """What any host needs, before there is one; QEMU is for who has emulated ones."""
+    """The tools for any host are installed before the first host. Only emulated hosts need QEMU."""
     (machine / "apt-get").write_text(
         f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ "$1" = -qq ] || '
         f"for tool in mmdebstrap nft systemd-nspawn; do /bin/ln -s /bin/true {machine}/$tool; done\n"
@@ -145,7 +145,7 @@ def test_only_a_foreign_processor_is_emulated(machine_is: str, architecture: str
 
 
 def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:
-    """Return mode and content of what is in a cpio archive, as the kernel reads it."""
+    """Return the mode and the content of each file in a cpio archive, as the kernel reads it."""
     found = {}
     place = 0
     while True:
@@ -180,7 +180,7 @@ def test_a_guest_starts_with_the_files_that_make_it_a_host(tmp_path: Path) -> No
     }
     assert found["identity/etc/ssh/key"][0] & 0o7777 == 0o600
     assert found["init"][0] & 0o111
-    # A folder comes before what is in it.
+    # A folder comes before its files.
     assert [name for name in found if name.startswith("identity")] == sorted(n for n in found if n.startswith("ident"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What tells rounding from a fault, by which an aarch64 host is compared with an x86-64 one."""
+"""The comparison of an aarch64 host with an x86-64 one, which tells rounding from a fault."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POSITIONS, TOKENS = 30, 200
-# What one x86-64 processor differs from itself by, with weights of eight bits.
+# The difference of one x86-64 processor from itself, with weights of eight bits.
 EIGHT_BITS = 0.02
 
 
 def logits(seed: int = 1) -> Logits:
-    """Logits of a text that goes on as they prefer, spread by 1 as those of the tests' model are."""
+    """Return logits whose text follows their preference, with a spread of 1 like those of the tests' model."""
     values = np.random.default_rng(seed).normal(size=(POSITIONS, TOKENS))
-    # Half of the vocabulary is silent in that model.
+    # In that model, half of the vocabulary has logits of 0.
     values[:, ::2] = 0
     return Logits(np.concatenate([[1], values.argmax(axis=1)[:-1]]), values)
 
@@ -34,7 +34,7 @@ def moved(by: float, seed: int = 2) -> Logits:
 
 
 def led_by(lead: float, by: float) -> tuple[Logits, Logits]:
-    """Two sides that differ by `by`, and part at position 7, where each sees `lead` between the two tokens."""
+    """Return two sides that differ by `by` and part at position 7, where each has `lead` between the two tokens."""
     first, second = logits(), moved(by)
     for side, other in ((first, second), (second, first)):
         side.values[7, 101] = 5 + (lead if side is first else 0)
@@ -112,7 +112,7 @@ def test_greedy_text_is_what_its_logits_prefer() -> None:
 
 
 def test_the_file_of_llama_results_is_read(tmp_path: Path) -> None:
-    # As upstream's tools/results/results.cpp writes it: the dimensions of the logits are the other way round.
+    # Upstream's tools/results/results.cpp writes the dimensions of the logits in reverse order.
     path = tmp_path / "results.gguf"
     written = logits()
     writer = gguf.GGUFWriter(path, "none")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The prose linter says where, what, and what to write instead; code is not prose."""
+"""The prose linter names the place, the words, and better ones; it leaves code out."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The benchmark of a run with nothing to do: what is counted, what longest takes, and when a target is missed."""
+"""The benchmark of a run with nothing to do: its counts, its longest steps, and missed targets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(seconds: float, late: float = 0.0) -> Run:
         [
             result("1", "master", "Read the host's facts", 0.0, 1.0),
             result("1", "worker1", "Read the host's facts", 0.5, 2.0 + late),
-            # One host after the other, as a loop over files that differ makes it.
+            # One host after the other, as in a loop over different files.
             result("2", "worker1", "llama_cpp.cluster.rpc_server : It runs", 3.0, 4.0),
             result("3", "worker3", "llama_cpp.cluster.rpc_server : It runs", 4.0, 4.5),
             result("4", "worker1", "llama_cpp.cluster.rpc_server : It is gone", None, 5.0, status="skipped"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is made of real Arm hosts: how many threads compute, and which build serves them (tests/fixtures/arm_hosts)."""
+"""The threads and the builds for real Arm hosts (tests/fixtures/arm_hosts)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def plant(root: Path, host: dict[str, Any], files: dict[str, str] | None = None)
 
 
 def look(root: Path) -> dict[str, Any]:
-    """Return what the role's look at a host finds in /proc/cpuinfo."""
+    """Return what the role finds in /proc/cpuinfo of a host."""
     text = (root / "proc/cpuinfo").read_text()
     return {
         "machine": "aarch64",
@@ -106,7 +106,7 @@ def test_facts_are_from_public_sources(host: dict[str, Any]) -> None:
 
 
 def test_no_role_relies_on_facts_of_processors() -> None:
-    """Ansible counts sockets, and one core for each, where /proc/cpuinfo has no `physical id`, as on Arm."""
+    """Ansible counts one core for each socket if /proc/cpuinfo has no `physical id`, as on Arm."""
     assert HOSTS["esxi-vm-of-two"]["facts"]["processor_cores"] != HOSTS["esxi-vm-of-two"]["expect"]["threads"]
     files = [
         path
@@ -122,7 +122,7 @@ RK3588 = HOSTS["rk3588-rock-5b"]
 GRAVITON3 = HOSTS["graviton3-c7g.2xlarge"]
 SLICE = "sys/fs/cgroup/system.slice/"
 
-# A host and what limits its services; the part asked for; threads.
+# A host, the limits of its services, the requested part, and the threads.
 LIMITED: dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any], int]] = {
     "virtual-machine-with-a-quota": (GRAVITON3, {"sys/fs/cgroup/cpu.max": "250000 100000\n"}, {}, 2),
     "quota-of-services": (GRAVITON3, {SLICE + "cpu.max": "600000 100000\n"}, {}, 6),

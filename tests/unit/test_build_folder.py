@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two runs with one builder: whose the folder of a build is, and what goes with a run that is dead."""
+"""Two runs with one builder: the owner of a build's folder, and the cleanup after a dead run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT = 75
 
 @dataclass
 class Builds:
-    """The folder of all builds, in a prefix that holds something else."""
+    """The folder of all builds, in a prefix that has other files."""
 
     folder: Path
 
@@ -95,7 +95,7 @@ def test_what_dead_runs_have_left_goes_and_what_others_build_stays(builds: Build
     for key in ("dead", "left", "other"):
         builds.call("alice", "claim", key=key)
     builds.is_idle_for(90_000, key="dead")
-    builds.is_idle_for(7000, key="other")  # it waits for its turn
+    builds.is_idle_for(7000, key="other")  # its run waits for its turn
     builds.call("alice", "leave", key="left")
     builds.call("bob", "claim")
     assert builds.call("bob", "sweep") == (0, "")
@@ -123,7 +123,7 @@ def test_a_name_may_have_a_backslash(builds: Builds) -> None:
 
 def test_what_cannot_be_written_is_said_at_once(builds: Builds) -> None:
     (builds.folder / "key" / ".owner.new").mkdir(parents=True)
-    # As on a full disk, where it cannot be made.
+    # The lock cannot be made, as on a full disk.
     (builds.folder / "key" / ".watched_command.lock").symlink_to("missing/lock")
     code, said = builds.call("alice", "claim")
     assert code not in (0, WAIT)

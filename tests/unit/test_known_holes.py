@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which holes a build has: by the data of role llama_cpp, of its own archives and of others."""
+"""The holes of a build, by the data of role llama_cpp, for its own archives and for others."""
 
 from __future__ import annotations
 

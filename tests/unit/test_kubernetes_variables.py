@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role kubernetes says of variables that Kubernetes, LeaderWorkerSet or llama.cpp would not take."""
+"""The messages of role kubernetes for variables that Kubernetes, LeaderWorkerSet or llama.cpp would not accept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULTS = loaded(ROLE / "defaults/main.yml")
 VARIABLES = loaded(ROLE / "vars/main.yml")
 RULES = loaded(ROLE / "tasks/validate.yml")[0]["vars"]
 
-# What is given, and how the one sentence begins and what it proposes.
+# The variables, the beginning of the one sentence, and its proposal.
 BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no-image": ({"kubernetes_image": ""}, "kubernetes_image is not set", "with its digest"),
     "a-tag": (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a pod makes of its environment, of its settings and of what its workers report."""
+"""The start of a pod, from its environment, its settings and the reports of its workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def pod() -> ModuleType:
-    """The program, with its parts as the image has them."""
+    """Return the program, with its parts as in the image."""
     with pytest.MonkeyPatch.context() as patch:
         for folder in "plugins/module_utils", "plugins", "roles/llama_server/files", "roles/kubernetes/files":
             patch.syspath_prepend(ROOT / folder)
@@ -33,7 +33,7 @@ def environment(address: str = "llama-1.llama.prod", size: str = "3") -> dict[st
 
 
 def settings(model: Path, worker_mib: int = 200, leader_mib: int = 400, **plan: Any) -> dict[str, Any]:
-    """Return what role kubernetes writes, as far as a plan needs it."""
+    """Return the settings that role kubernetes writes, as far as a plan needs them."""
     load = {"ctx_size": 512, "parallel": 1, "outputs_per_slot": 1, "master_other_bytes": 0}
     return {
         "service": {"model": str(model)},
@@ -44,7 +44,7 @@ def settings(model: Path, worker_mib: int = 200, leader_mib: int = 400, **plan: 
 
 
 def workers(pod: ModuleType, *free_mib: int) -> list[Any]:
-    """Return workers that are ready, with what they say is free."""
+    """Return workers that are ready and report this free memory."""
     return [
         pod.service.WorkerStatus(
             endpoint=f"llama-0-{number}.llama.prod:50052",
@@ -149,13 +149,13 @@ def test_what_cannot_be_planned_is_left_to_llama_cpp(
 
 def test_the_plan_goes_by_the_options_that_a_user_adds(pod: ModuleType, model: Path) -> None:
     def least_mib(*options: str) -> int:
-        """Return with how much memory of a worker it fits."""
+        """Return the least memory of a worker, in MiB, with which the plan fits."""
         asked = (settings(model, worker_mib=mib, options=options) for mib in range(400))
         return [pod.divided(it, workers(pod, 64000, 64000))[0] for it in asked].index(True)
 
     default = least_mib("--split-mode", "layer")
     assert least_mib("--ubatch-size", "64") < default
-    # llama.cpp takes the last one.
+    # llama.cpp uses the last of several options.
     assert least_mib("--ubatch-size", "64", "-ub", "512") == default
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which device gets what its worker has repacked."""
+"""The device that gets the repacked weights of its worker."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the program of role rpc_server says of a host, from trees that are one."""
+"""The metrics of a host from the program of role rpc_server, on a made-up tree of files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 
 @pytest.fixture(scope="module")
 def program() -> ModuleType:
-    """The program, with its parts where the role puts them: beside it."""
+    """Return the program, with its parts beside it, where the role puts them."""
     with pytest.MonkeyPatch.context() as patch:
         for folder in "roles/rpc_server/files", "plugins/module_utils/_rpc":
             patch.syspath_prepend(ROOT / folder)
@@ -54,7 +54,7 @@ def socket_line(local: tuple[str, int], peer: tuple[str, int], state: str, inode
 
 @pytest.fixture
 def host(tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two servers: one serves a client, a second one waits; the other does not run."""
+    """Return a host of two servers. One serves a client while a second client waits; the other does not run."""
     units, net = tmp_path / "etc/systemd/system", tmp_path / "proc/self/net"
     units.mkdir(parents=True)
     net.mkdir(parents=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: examine a tar archive of known digest and unpack it, whole or not at all. Knows nothing of Ansible.
 
-`tarfile`'s own extraction filters are not relied on: Python 3.8 to 3.11 have them only in late patch releases.
+It does not rely on `tarfile`'s own extraction filters: Python 3.8 to 3.11 have them only in late patch releases.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ SYMLINK = "symbolic link"
 HARDLINK = "hard link"
 
 
-# What tarfile and its decompressors raise for what is no whole archive.
+# Raised by tarfile and its decompressors for an incomplete or damaged archive.
 BROKEN = (tarfile.TarError, zlib.error, LZMAError, EOFError, OSError, ValueError)
 
 
 class ArchiveError(Exception):
-    """One sentence: what is wrong with the archive, or with the place it shall go to."""
+    """The archive or its destination cannot be used; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One member of an archive; `path` is normalised and relative to the root, `target` is as the archive says."""
+    """One member of an archive; `path` is normalised and relative to the root, `target` is as in the archive."""
 
     path: tuple[str, ...]
     kind: str
@@ -59,7 +59,7 @@ def _refuse(name: str, why: str) -> NoReturn:
 
 
 def _inner_path(name: str) -> tuple[str, ...]:
-    """Split a member's name, refusing every name that does not stay below the root."""
+    """Return the parts of a member's name; refuse a name that leads out of the root."""
     if name.startswith("/"):
         _refuse(name, "has an absolute path")
     parts = tuple(part for part in name.split("/") if part not in {"", "."})
@@ -69,7 +69,7 @@ def _inner_path(name: str) -> tuple[str, ...]:
 
 
 def _resolve(member: Member, links: dict[tuple[str, ...], str]) -> None:
-    """Follow a symbolic link as the kernel would once all is unpacked, refusing it where it leaves the root."""
+    """Follow a symbolic link as the kernel would after unpacking; refuse it if it leaves the root."""
     done: list[str] = []
     todo = list(member.path)
     followed = 0
@@ -96,7 +96,7 @@ def _resolve(member: Member, links: dict[tuple[str, ...], str]) -> None:
 
 
 def check(members: Iterable[Member]) -> None:
-    """Refuse, by its name, the first member with which unpacking could touch anything outside of the root."""
+    """Raise ArchiveError, naming the member, for the first member that could affect anything outside the root."""
     members = list(members)
     kinds: dict[tuple[str, ...], str] = {}
     for member in members:
@@ -131,7 +131,7 @@ def _kind(info: tarfile.TarInfo) -> str:
 
 
 def _examine(tar: tarfile.TarFile, root: tuple[str, ...]) -> list[tuple[tarfile.TarInfo, Member]]:
-    """Check every member, and give those below `root` with their paths from there."""
+    """Check every member; return those below `root` with their paths relative to it."""
     everything: list[tuple[tarfile.TarInfo, Member]] = []
     for info in tar:
         path = _inner_path(info.name)
@@ -176,7 +176,7 @@ def _write(tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], 
             source = tar.extractfile(info)
             if source is None:
                 _refuse(member.name, "cannot be read")
-            # "x": never through anything that is there already.
+            # "x" fails if the path exists, so nothing is written through an existing link.
             with source, path.open("xb") as sink:
                 shutil.copyfileobj(source, sink, CHUNK)
             path.chmod(0o755 if info.mode & 0o100 else 0o644)
@@ -186,14 +186,14 @@ def _write(tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], 
 def _patch(
     tar: tarfile.TarFile, members: list[tuple[tarfile.TarInfo, Member]], patches: Sequence[Patch]
 ) -> dict[str, bytes | None]:
-    """Return what patches make of members, None for what goes. Raises PatchError."""
+    """Return the content of each patched file by its path, None for a deleted file. Raises PatchError."""
     names = touched(patches)
     kinds = {"/".join(member.path): member.kind for _info, member in members}
     for _info, member in members:  # some archives do not name their folders
         for depth in range(1, len(member.path)):
             kinds.setdefault("/".join(member.path[:depth]), FOLDER)
     before: dict[str, bytes] = {}
-    for info, member in members:  # in their order, since a compressed archive is read from its beginning
+    for info, member in members:  # in archive order, because a compressed archive is read from its beginning
         path = "/".join(member.path)
         if path in names and member.kind == FILE:
             source = tar.extractfile(info)
@@ -217,12 +217,12 @@ def _patch(
 
 
 def _rewrite(folder: Path, contents: dict[str, bytes | None]) -> None:
-    """Give files in a folder another content; none of their paths leads through a link."""
+    """Write, create or delete patched files in a folder; none of their paths leads through a link."""
     for name, content in contents.items():
         path = folder / name
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         if path.exists():
-            path.unlink()  # rather than written to: a hard link elsewhere in the archive keeps its content
+            path.unlink()  # not overwritten, so that a hard link to it elsewhere in the archive keeps its content
         if content is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -230,10 +230,10 @@ def _rewrite(folder: Path, contents: dict[str, bytes | None]) -> None:
 
 
 class Archive:
-    """An archive that was opened, had its digest verified and its members examined, in this order."""
+    """An open archive. Its digest is verified before its members are examined."""
 
     def __init__(self, src: str, sha256: str, subdir: str = "", patches: Sequence[Patch] = ()) -> None:
-        """Open it; if something is wrong raise ArchiveError, or PatchError where a patch does not apply."""
+        """Open and check the archive. Raises ArchiveError, or PatchError if a patch does not apply."""
         self.src = src
         self.sha256 = sha256.lower()
         self.root = _inner_path(subdir)
@@ -241,7 +241,7 @@ class Archive:
         if patches:
             self._stamp["patches"] = [patch.sha256 for patch in patches]
         try:
-            # The one open file is digested, examined and unpacked: nobody can exchange it in between.
+            # The same open file is hashed, examined and unpacked, so nobody can exchange it in between.
             self._stream = Path(src).open("rb")  # noqa: SIM115
         except OSError as error:
             raise ArchiveError(f"the archive {src} cannot be read: {error.strerror}.") from None
@@ -280,11 +280,11 @@ class Archive:
 
     @property
     def patched(self) -> list[str]:
-        """Which files the patches change, add or take away."""
+        """The files that the patches change, add or delete, sorted."""
         return sorted(self._patched)
 
     def is_unpacked_at(self, dest: str) -> bool:
-        """Whether this very archive was unpacked there before; a folder of other origin is refused."""
+        """Return whether this archive is already unpacked there. Raises ArchiveError for a folder of other origin."""
         folder = Path(dest)
         if not folder.exists() and not folder.is_symlink():
             return False
@@ -299,7 +299,7 @@ class Archive:
         return bool(stamp == self._stamp)
 
     def unpack(self, dest: str) -> None:
-        """Unpack beside `dest` and take its place by renaming, so that `dest` is never half there."""
+        """Unpack beside `dest` and rename the result into place, so that `dest` is never incomplete."""
         folder = Path(dest)
         temporary = Path()
         umask = os.umask(0o022)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the class of hosts that one build of llama.cpp serves, from what a host says of its CPU and C library."""
+"""Private: the class of hosts that one build of llama.cpp serves, from a host's CPU and C library."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from typing import TYPE_CHECKING, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# Asks for what every CPU of a machine has, and nothing more.
+# Asks for no features beyond those that every CPU of a machine has.
 BASELINE = "baseline"
 
 
 class CpuClassError(ValueError):
-    """There is no such class, or this host is not of it; the message is one sentence."""
+    """No class fits the host and the requested features; the message is one sentence."""
 
 
 class CpuClass(TypedDict):
-    """What a build is compiled for."""
+    """The class of hosts that a build is compiled for."""
 
-    # Readable, fit for a file's name, and different for each machine, features and C library.
+    # Readable, usable as a file name, and unique for a machine, its features and its C library.
     name: str
-    # As `uname -m` says it.
+    # As `uname -m` prints it.
     machine: str
     # As /proc/cpuinfo names them, in the order of the tables below.
     features: list[str]
-    # "glibc 2.36", "musl", or empty where it is not known.
+    # "glibc 2.36", "musl", or empty if unknown.
     libc: str
-    # What -march says on aarch64, empty elsewhere.
+    # The value of -march on aarch64, empty on other machines.
     march: str
-    # The flags by which a compiler shows that it can build for the class.
+    # The flags that a compiler must accept to build for the class.
     flags: list[str]
-    # For ggml's CMake, each option of the machine's features said expressly, since their defaults differ.
+    # For ggml's CMake. Every feature option of the machine is set explicitly, because their defaults differ.
     cmake_options: dict[str, bool | str]
 
 
 @dataclass(frozen=True)
 class _Feature:
-    # The word for it in names, and for a user's list of features.
+    # Its word in class names and in a user's list of features.
     short: str
-    # What the compiler takes as given with it: other features,
+    # Other features that the compiler assumes with it.
     needs: tuple[str, ...] = ()
-    # and words of /proc/cpuinfo that are no features of their own here.
+    # Words of /proc/cpuinfo that the compiler assumes with it and that are not features of this table.
     also: tuple[str, ...] = ()
     # x86: ggml's option, and the flags that it adds. (ggml/src/ggml-cpu/CMakeLists.txt)
     option: str = ""
     flags: tuple[str, ...] = ()
 
 
-# What -march=armv8.2-a lets a compiler use besides: LSE atomics, rounding multiplication, CRC.
+# What -march=armv8.2-a also lets a compiler use: LSE atomics, rounding multiplication, CRC.
 _ARMV8_2 = ("atomics", "asimdrdm", "crc32")
 
-# The features that ggml has code of its own for, and BF16. What they need is what GCC and Clang switch on with them
+# The features for which ggml has its own code, and BF16. GCC and Clang enable with each what `needs` and `also` list
 # (GCC: gcc/config/aarch64/aarch64-option-extensions.def and gcc/common/config/i386/i386-common.cc).
 _FEATURES: dict[str, dict[str, _Feature]] = {
     "aarch64": {
@@ -87,9 +87,10 @@ _FEATURES: dict[str, dict[str, _Feature]] = {
 }
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 
-# What no build has: features of other machines that ggml switches on by itself, though not every CPU has them
-# (ggml/CMakeLists.txt), and AMX. With AMX ggml aborts while it loads a model with latent attention, and a master
-# computes otherwise than its workers, whose weights never come to where AMX is used.
+# Options that a build turns off unless it is portable or generic: features of other machines that ggml enables by
+# default although not every CPU has them (ggml/CMakeLists.txt), and AMX. With AMX, ggml aborts while it loads a model
+# with latent attention. A master with AMX also computes differently from its workers, because their weights are never
+# placed where AMX is used.
 _OFF = {
     "loongarch64": ("LASX", "LSX"),
     "riscv64": ("RVV", "RV_ZFH", "RV_ZVFH", "RV_ZICBOP", "RV_ZIHINTPAUSE", "RV_ZVFBFWMA", "XTHEADVECTOR"),
@@ -97,7 +98,7 @@ _OFF = {
     "x86_64": ("AMX_TILE", "AMX_INT8", "AMX_BF16"),
 }
 
-# What a build of all variants needs of a compiler: the newest of them. (ggml/src/CMakeLists.txt)
+# A compiler for a build of all variants must accept the flags of the newest variant. (ggml/src/CMakeLists.txt)
 _NEWEST_VARIANT = {
     "aarch64": ("-march=armv9.2-a+dotprod+fp16+sve+i8mm+sve2+sme",),
     "x86_64": ("-mavxvnni", "-mavx512vbmi", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
@@ -115,9 +116,9 @@ def cpu_class(
 ) -> CpuClass:
     """Return the class of a host.
 
-    `cpu` is the line of flags or features of /proc/cpuinfo; `model` is what people call it, which counts on Arm;
-    `features` are those to build for, all that the CPU has by default. `portable` is a build of all variants, which has
-    none of its own, and without `native` it is the user's options that say what to build for. Raises CpuClassError.
+    `cpu` is the line of flags or features of /proc/cpuinfo. `model` is the CPU's common name, which messages use on
+    Arm. `features` are those to build for, by default all that the CPU has. A `portable` build has all variants and no
+    features of its own. Without `native`, the user's options decide what to build for. Raises CpuClassError.
     """
     machine = _MACHINES.get(machine.strip().lower(), machine.strip())
     if not re.fullmatch(r"[A-Za-z0-9_]{1,30}", machine):
@@ -159,9 +160,9 @@ def cpu_class(
 
 
 def features_of(machine: str, cpu: str) -> list[str]:
-    """Return the features that a CPU has and that matter, of its line of flags or features of /proc/cpuinfo.
+    """Return the relevant features of a CPU, from its line of flags or features in /proc/cpuinfo.
 
-    One of which the CPU lacks something that a compiler takes as given with it is left out.
+    A feature is left out if the CPU lacks anything that a compiler assumes with it.
     """
     words = frozenset(cpu.split())
     found: list[str] = []
@@ -172,7 +173,7 @@ def features_of(machine: str, cpu: str) -> list[str]:
 
 
 def short_words(machine: str, features: Iterable[str]) -> list[str]:
-    """Return the words for these features that people use: `dotprod` for `asimddp`."""
+    """Return the usual words for these features, such as `dotprod` for `asimddp`."""
     known = _FEATURES.get(machine, {})
     return [known[word].short if word in known else word for word in features]
 
@@ -202,7 +203,7 @@ def _choose(machine: str, cpu: str, wanted: Sequence[str], model: str) -> list[s
             "leave it out of the features to build for"
         )
     chosen = {by_word[word] for word in wanted}
-    for word in reversed(list(known)):  # what a feature needs stands before it
+    for word in reversed(list(known)):  # the table lists what a feature needs before the feature
         if word in chosen:
             chosen.update(known[word].needs)
     return [word for word in known if word in chosen]
@@ -214,7 +215,7 @@ def _refuse_features(machine: str, wanted: Sequence[str]) -> None:
 
 
 def _words(machine: str, features: Sequence[str]) -> list[str]:
-    """Return the short words of features for a name: on x86 without those that follow from others, for brevity."""
+    """Return the short words of features for a class name. On x86, leave out those that others imply, for brevity."""
     implied = {needed for word in features for needed in _FEATURES[machine][word].needs if machine == "x86_64"}
-    implied -= {"avx2", "avx512f"}  # the ones that people look for
+    implied -= {"avx2", "avx512f"}  # people look for these
     return short_words(machine, [word for word in features if word not in implied])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what the head of a program's file says of the machine and the loader that it is for."""
+"""Private: the machine and the loader that a program is for, from the headers of its ELF file."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _NAMES = {number: name for name, number in reversed(list(MACHINES.items()))}
 _ALSO = {"x86_64": (3,), "aarch64": (40,), "arm64": (40,)}
 
 _PT_INTERP = 3
-# Tables and names that are larger than this are those of a broken file.
+# Only a broken file has a table or a name that is larger than this.
 _MOST_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class Program:
-    """What the head of a program's file says."""
+    """The machine and the loader of a program."""
 
     machine: int
     loader: str | None
@@ -47,12 +47,12 @@ class Program:
         return _NAMES.get(self.machine, f"machine {self.machine}")
 
     def fits(self, machine: str) -> bool:
-        """Whether a host on which uname says this machine can run it; True for a machine that is not known here."""
+        """Return whether a host of this machine, named as by uname, can run it; True for an unknown machine."""
         return machine not in MACHINES or self.machine in (MACHINES[machine], *_ALSO.get(machine, ()))
 
 
 def read_program(path: Path) -> Program | None:
-    """Return what the head of a file says, None if it is no ELF file. Raises OSError."""
+    """Return the machine and the loader of a program file, None if it is not an ELF file. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(64)
         if len(head) < 20 or head[:4] != b"\x7fELF" or head[4] not in (1, 2) or head[5] not in (1, 2):
@@ -73,7 +73,7 @@ def read_program(path: Path) -> Program | None:
 
 
 def _read_at(file: BinaryIO, offset: int, length: int) -> bytes:
-    """Return what is there, which is less or nothing in a file that is broken."""
+    """Return up to `length` bytes from an offset; a broken file gives fewer or none."""
     if offset > file.seek(0, os.SEEK_END):
         return b""
     file.seek(offset)

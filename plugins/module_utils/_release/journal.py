@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: which releases of llama.cpp a host has, and what an upgrade has noted beside them. Knows nothing of Ansible.
+"""Private: the releases of llama.cpp on a host, and an upgrade's notes beside them. Knows nothing of Ansible.
 
-`<prefix>/upgrade.json` is there from before a host's `current` may change until the upgrade has ended everywhere, so
-that who finds it knows that hosts may differ, and where this one came from. `<prefix>/upgraded.json` is what the last
-upgrade that came to a good end has left: where to roll back to. They are two files so that an upgrade can be withdrawn
-on a full disk: that only removes one.
+`<prefix>/upgrade.json` exists from before a host's `current` may change until the upgrade has ended on all hosts. It
+shows that hosts may differ, and names the release that this host had before. The last upgrade that succeeded leaves
+`<prefix>/upgraded.json`, which names the release to roll back to. The two files are separate so that an upgrade can be
+withdrawn on a full disk: withdrawing only removes a file.
 
-A task goes on to its end when the run that began it is killed, or cut off from the host. The next run waits for it, so
-that the two do not undo each other.
+If the run that started a task is killed or cut off from the host, the task still continues to its end. The next run
+waits for it, so that the two do not undo each other.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 
 from .._files.record import sync_folder
 
-# Whatever the playbook's tasks run that changes a host has this in its environment: the prefix.
+# Every process with which the playbook's tasks change a host has this variable, set to the prefix.
 VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
-# What roles/llama_cpp makes of a release's name (tasks/gather.yml). None leads out of the folder.
+# The release names that roles/llama_cpp makes (tasks/gather.yml). None of them leads out of the folder.
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _KEYS = ("run", "from", "to", "time")
 
 
 class JournalError(Exception):
-    """One sentence: why a host cannot be upgraded, or the note not be written."""
+    """A host cannot be upgraded, or its note cannot be read or written; the message is one sentence."""
 
 
 def read(prefix: Path) -> dict[str, Any]:
-    """Return which releases are there, which one is in use, and what upgrades have noted."""
+    """Return the release in use, the manifests of all releases, and the notes of upgrades."""
     manifests = {}
     for path in sorted((prefix / "releases").glob("*/manifest.json")):
         if _RELEASE.fullmatch(path.parent.name):
@@ -49,7 +49,7 @@ def read(prefix: Path) -> dict[str, Any]:
 
 
 def begin(prefix: Path, run: str, to: str, time: str, *, way: str = "upgrade", write: bool = True) -> bool:
-    """Note that the host may change from the release in use to another one; say whether that was new."""
+    """Note that the host may change from the release in use to another one; return whether this note is new."""
     there = read(prefix)
     noted = there["unfinished"]
     if noted is not None and (noted["run"], noted["to"]) != (run, to):
@@ -64,22 +64,22 @@ def begin(prefix: Path, run: str, to: str, time: str, *, way: str = "upgrade", w
 
 
 def finish(prefix: Path, run: str, *, write: bool = True) -> bool:
-    """Note that the upgrade has come to a good end, here as everywhere; say whether that was new."""
+    """Note that the upgrade has succeeded on all hosts; return whether this is new."""
     noted = _mine(prefix, run, "to")
     if noted is None:
         return False
     if write:
-        # In one step: noted as good, or not at all.
+        # One rename, so that the success is recorded completely or not at all.
         (prefix / UNFINISHED).replace(prefix / FINISHED)
         sync_folder(prefix)
     return True
 
 
 def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
-    """Forget an upgrade after the host has got its release back; say whether there was one."""
+    """Remove the notes of an upgrade after the host has its old release again; return whether there were any."""
     noted, last = _mine(prefix, run, "from"), _note(prefix / FINISHED)
     paths = [prefix / UNFINISHED] if noted is not None else []
-    # Where the end was noted here and nowhere else, it was none.
+    # If this host alone recorded the success, the upgrade did not succeed: that note goes, too.
     paths += [prefix / FINISHED] if last is not None and last["run"] == run else []
     if write:
         for path in paths:
@@ -89,7 +89,7 @@ def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
 
 
 def wait(prefix: Path, patience_s: int) -> None:
-    """Return as soon as no task of an earlier run changes the host any more; at most so many seconds are waited."""
+    """Wait until no task of an earlier run changes the host; raise JournalError after `patience_s` seconds."""
     end = time.monotonic() + patience_s
     while True:
         found = at_work(prefix)
@@ -104,19 +104,19 @@ def wait(prefix: Path, patience_s: int) -> None:
 
 
 def at_work(prefix: Path, proc: Path = Path("/proc")) -> str:
-    """Return what an upgrade's task runs at the moment that may change something here, empty if there is none."""
+    """Return the process of an upgrade's task that may still change this host, empty if there is none."""
     mark = f"{VARIABLE}={prefix}".encode()
     found = ""
-    # The process that began last is the one that tells most.
+    # The process that started last tells most about the task.
     for folder in sorted(proc.glob("[0-9]*"), key=lambda path: int(path.name)):
-        with contextlib.suppress(OSError):  # it is gone, or somebody else's
+        with contextlib.suppress(OSError):  # the process is gone, or another user's
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found = f"{(folder / 'comm').read_text(errors='replace').strip()}, process {folder.name}"
     return found
 
 
 def _mine(prefix: Path, run: str, key: str) -> dict[str, str] | None:
-    """Return the note of a run whose host has the release that the note names, None if there is no note."""
+    """Return the note of a run, None if there is none. Raises JournalError unless its release `key` is in use."""
     noted, current = _note(prefix / UNFINISHED), _current(prefix)
     if noted is None or noted["run"] != run:
         return None
@@ -141,7 +141,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _note(path: Path) -> dict[str, str] | None:
-    """Return what is noted there; None if the file is not there."""
+    """Return the note in a file, None if the file does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -162,7 +162,7 @@ def _note(path: Path) -> dict[str, str] | None:
 
 
 def _write(path: Path, note: dict[str, str]) -> None:
-    """Write a file that is there whole or not at all, and after a power cut too."""
+    """Write a note so that it is complete or missing, even after a power cut."""
     part = path.with_name(f".{path.name}.part")
     try:
         with part.open("w", encoding="utf-8") as stream:

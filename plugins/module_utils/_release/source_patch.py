@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: reads patches of a source tree, and applies them in memory. Knows nothing of Ansible.
+"""Private: read patches of a source tree, and apply them in memory. Knows nothing of Ansible.
 
-The program patch(1) is not used: minimal hosts lack it, it puts up with what does not quite fit, and it may read a diff
-otherwise than what has examined it. Here a diff is read once, and each line that it takes for granted must be there.
+The program patch(1) is not used: minimal hosts lack it, it accepts hunks that do not fit exactly, and it may read a
+diff differently from the code that examined it. Here a diff is read once, and each old line must be in the source.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ MOST_BYTES = 16 << 20
 _MADE_FOR = re.compile(rb"^\W*Made-for:\s*(.*?)\s*$")
 _ORIGIN = re.compile(r"sha256:[0-9a-f]{64}|commit:[0-9a-f]{40}")
 _HUNK = re.compile(rb"@@ -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@")
-# What programs write between the parts of a diff, and what git writes before the hunks of a file.
+# Lines that programs write between the parts of a diff, and lines that git writes before the hunks of a file.
 _BETWEEN = (b"diff -", b"Index: ", b"====")
 _HARMLESS = (b"index ", b"similarity index ", b"new file mode 100644", b"deleted file mode ")
 
 
 class PatchError(Exception):
-    """One sentence: what is wrong with a patch, by its name, and what to do."""
+    """A patch cannot be used; the message is one sentence that names the patch and the remedy."""
 
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines, the number of the first one (0 if there are none), and what takes their place."""
+    """Old lines, the number of the first one (0 if there are none), and the new lines that replace them."""
 
     start: int
     old: tuple[bytes, ...]
@@ -39,7 +39,7 @@ class Hunk:
 
 @dataclass(frozen=True)
 class Change:
-    """What becomes of one file."""
+    """The change of one file."""
 
     path: str
     creates: bool
@@ -75,7 +75,7 @@ def read_patch(path: Path) -> Patch:
 
 
 def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
-    """Refuse a patch for another source; of the pinned one not all may be known, of its commit only the beginning."""
+    """Raise PatchError for a patch for another source. `sha256` and `commit` may be empty, `commit` may be short."""
     for origin in patch.made_for:
         kind, _colon, value = origin.partition(":")
         if (kind == "sha256" and sha256 == value) or (kind == "commit" and commit and value.startswith(commit)):
@@ -88,7 +88,7 @@ def check_origin(patch: Patch, sha256: str, commit: str, pinned: str) -> None:
 
 
 def touched(patches: Sequence[Patch]) -> dict[str, str]:
-    """Return each path that is changed, with the name of the first patch that does."""
+    """Return each path that patches change, with the name of the first patch that changes it."""
     found: dict[str, str] = {}
     for patch in patches:
         for change in patch.changes:
@@ -97,7 +97,7 @@ def touched(patches: Sequence[Patch]) -> dict[str, str]:
 
 
 def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
-    """Return what each file comes to hold, None if it goes; `read` gives what the source has there, None if nothing."""
+    """Return the new content of each changed file, None for a deleted one; `read` returns the old content or None."""
     result: dict[str, bytes | None] = {}
     for patch in patches:
         for change in patch.changes:
@@ -107,20 +107,20 @@ def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict
 
 
 def parse(name: str, text: bytes) -> tuple[tuple[str, ...], tuple[Change, ...]]:
-    """Return what a diff is made for, and its changes."""
+    """Return the sources that a diff is made for, and its changes."""
     if b"\0" in text:
         raise PatchError(f"The patch {name} is binary: give a unified diff, as `git diff` writes it.")
     return _Parser(name, text).parse()
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Split where a diff does: at newlines, which stay."""
+    """Return the lines of a file as a diff has them: split at newlines, which are kept."""
     parts = content.split(b"\n")
     return [part + b"\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 
 def _place(lines: list[bytes], old: tuple[bytes, ...], first: int, there: int) -> int | None:
-    """Find lines from `first` on: those that are nearest to `there`, as what comes before may have moved them."""
+    """Return the index of `old` from `first` on, the nearest to `there`: earlier changes may have moved it."""
     places = sorted(range(first, len(lines) - len(old) + 1), key=lambda place: abs(place - there))
     return next((place for place in places if tuple(lines[place : place + len(old)]) == old), None)
 
@@ -150,7 +150,7 @@ def _changed(name: str, change: Change, before: bytes | None) -> bytes | None:
 
 
 class _Parser:
-    """Reads the lines of a diff, refusing what it does not know."""
+    """A parser of the lines of a diff that refuses everything it does not know."""
 
     def __init__(self, name: str, text: bytes) -> None:
         self.name = name
@@ -165,7 +165,7 @@ class _Parser:
 
     @property
     def line(self) -> bytes:
-        """The present line; beyond the end there are empty ones."""
+        """The current line, empty beyond the end."""
         return self.lines[self.at] if self.at < len(self.lines) else b""
 
     def parse(self) -> tuple[tuple[str, ...], tuple[Change, ...]]:
@@ -178,7 +178,7 @@ class _Parser:
                 changes.append(self.change())
             elif self.line.startswith(b"Binary files "):
                 self.refuse("it has a change of a binary file, which a unified diff cannot hold")
-            elif self.line == b"-- ":  # before git's version, which ends what `git format-patch` writes
+            elif self.line == b"-- ":  # `git format-patch` ends with this line and git's version
                 self.at += 2
             elif not self.line.strip() or self.line.startswith(_BETWEEN):
                 self.at += 1
@@ -187,7 +187,7 @@ class _Parser:
         return made_for, tuple(changes)
 
     def header(self) -> tuple[str, ...]:
-        """Read what comes before the first change."""
+        """Read the lines before the first change; return the sources that they name."""
         found = []
         while self.at < len(self.lines) and not self.line.startswith(b"diff --git "):
             following = self.lines[self.at + 1 : self.at + 2]
@@ -212,7 +212,7 @@ class _Parser:
         return tuple(found)
 
     def git_header(self) -> None:
-        """Read git's lines before `---`, which may ask for more than to change lines."""
+        """Read git's lines before `---`; refuse those that ask for more than changed lines."""
         which = self.line[len(b"diff --git ") :].decode("utf-8", "replace")
         self.at += 1
         while not self.line.startswith(b"--- "):
@@ -239,7 +239,7 @@ class _Parser:
         hunks: list[Hunk] = []
         while self.line.startswith(b"@@ "):
             hunks.append(self.hunk())
-        # Some programs name a file that is not there yet with a time of 1970.
+        # Some programs give a new file its own name and a time of 1970, instead of /dev/null.
         creates = len(hunks) == 1 and not hunks[0].old
         deletes = new is None
         if not hunks or (len(hunks) > 1 and not all(hunk.old for hunk in hunks)):
@@ -271,13 +271,13 @@ class _Parser:
         self.at += 1
         sides: tuple[bytes, ...] = ()
         while any(left.values()) or self.line.startswith(b"\\"):
-            if self.line.startswith(b"\\"):  # of the line before: no newline at the end of the file
+            if self.line.startswith(b"\\"):  # the line before ends the file and has no newline
                 for side in sides:
                     lines[side][-1] = lines[side][-1][:-1]
                 sides = ()
             else:
                 kind = self.line[:1]
-                # Some editors take away the blank of an empty line.
+                # Some editors remove the space of an empty context line.
                 sides = (kind,) if kind in left else (b"-", b"+")
                 if self.at >= len(self.lines) or kind not in (b"", b" ", b"-", b"+") or not all(left[s] for s in sides):
                     self.damaged()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: whether the programs of a release can run on a host, from their files and from how a short run ended."""
+"""Private: whether the programs of a release can run on a host, from their files and the end of a short run."""
 
 from __future__ import annotations
 
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The arguments with which a program initialises the CPU back end (ggml_cpu_init), needs neither model, port nor GPU,
-# and ends. Found by putting an illegal instruction at the start of ggml_cpu_init of 0.3.16 and of 0.3.36 and looking
-# which arguments reach it; tests/integration/test_release_trial.py does so again. --version and --help do not always.
+# and ends. They were found by putting an illegal instruction at the start of ggml_cpu_init of 0.3.16 and of 0.3.36 and
+# checking which arguments reach it; tests/integration/test_release_trial.py repeats that. --version and --help do not
+# always reach it.
 _LIST_DEVICES = ("--list-devices",)
 _ARGUMENTS = {
-    # It lists the devices that there are, and ends. Were it to go on, it could not listen at a host of no address.
+    # It lists the devices and ends. If it went on, it could not listen, because the host name has no address.
     # (tools/rpc/rpc-server.cpp, create_server_socket in ggml/src/ggml-rpc)
     "rpc-server": ("-H", "no-address", "-d", "no-such-device"),
-    # It initialises the back ends before it opens the model; nothing can exist below a file. (tools/quantize)
+    # It initialises the back ends before it opens the model. Nothing can exist below a file. (tools/quantize)
     "llama-quantize": ("/dev/null/no-model", "/dev/null/no-output", "Q8_0"),
     # All others that have upstream's common options: the first call of common_params_parse loads the back ends.
     **dict.fromkeys(("llama-cli", "llama-completion", "llama-server", "llama-bench"), _LIST_DEVICES),
 }
-# What of the environment could make them do more: settings of upstream's own options, libraries loaded first.
+# Variables that could make the programs do more: settings of upstream's own options, and preloaded libraries.
 WITHOUT_ENVIRONMENT = ("LLAMA_", "GGML_", "HF_", "LD_")
-# No GPU is looked at, which takes long, or memory of one that is busy.
+# Hides all GPUs: using one takes long, or takes memory of a busy one.
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "LC_ALL": "C"}
 
-# What the loaders of glibc and musl say, and exit with 1 or 127.
+# Messages of the loaders of glibc and musl, which exit with 1 or 127.
 _LIBRARY = re.compile(
     r"error while loading shared libraries: ([^:\s]+): cannot open shared object file"
     r"|^Error loading shared library ([^:\s]+):",
@@ -45,7 +46,7 @@ _LOADER = re.compile(
     r"error while loading shared libraries: (.+)|^Error relocating [^:]+: (.+)|^\S+: (symbol lookup error: .+)",
     re.MULTILINE,
 )
-# Statuses above are the program's own: -1 is 255.
+# Exit statuses above 128 plus this are the program's own, such as 255 for -1.
 _LAST_SIGNAL = 64
 # "CPU ISA level is lower than required" (glibc 2.33 on): the program was linked for a newer x86-64 level.
 _ISA_LEVEL = "CPU ISA level is lower than required"
@@ -53,7 +54,7 @@ _ISA_LEVEL = "CPU ISA level is lower than required"
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a program cannot run here."""
+    """The reason why a program cannot run on this host."""
 
     kind: str
     message: str
@@ -66,7 +67,7 @@ def arguments(program: str) -> tuple[str, ...]:
 
 
 def check_file(path: Path, machine: str) -> Problem | None:
-    """Say what a program's file alone shows: it is not there, not a program, for another machine or C library."""
+    """Return the problem of a program's file (missing, not a program, wrong machine or C library), or None."""
     if not path.is_file():
         return Problem("missing", f"there is no program {path}: install the release again")
     if not os.access(path, os.X_OK):
@@ -92,7 +93,7 @@ def check_file(path: Path, machine: str) -> Problem | None:
 
 
 def check_features(manifest: Mapping[str, Any], words: Collection[str]) -> Problem | None:
-    """Say which of the features that a release was built for are not among the words of a CPU."""
+    """Return the problem of a release built for features that are not among a CPU's words, None if it has none."""
     built_for = manifest.get("cpu_class")
     if not isinstance(built_for, dict):
         return None
@@ -109,7 +110,7 @@ def check_features(manifest: Mapping[str, Any], words: Collection[str]) -> Probl
 
 
 def check_run(path: Path, exit_status: int, output: str, timed_out: bool, timeout: int, libc: str) -> Problem | None:
-    """Say what the end of a run shows. `exit_status` is a shell's, `libc` is that of the host."""
+    """Return the problem that the end of a run shows, or None. `exit_status` is a shell's, `libc` is the host's."""
     if timed_out:
         return Problem("timed_out", f"{path} did not end within {timeout} s: check what else keeps this host busy")
     if 128 < exit_status <= 128 + _LAST_SIGNAL:
@@ -128,7 +129,7 @@ def check_run(path: Path, exit_status: int, output: str, timed_out: bool, timeou
 
 
 def _loading(path: Path, output: str, libc: str) -> Problem | None:
-    """Say what the loader of a program could not find."""
+    """Return the problem that the loader of a program reported, or None."""
     versions: list[tuple[str, str]] = _VERSION.findall(output)
     needed = sorted((_numbers(version), version) for family, version in versions if family == "GLIBC")
     if needed:
@@ -190,9 +191,9 @@ def _last_line(output: str) -> str:
 
 
 def programs_of(manifest: Mapping[str, Any], bin_folder: Path) -> list[str]:
-    """Return the programs that a release says it has, or those that are there."""
+    """Return the programs that a release's manifest names, or else those in its folder."""
     said = manifest.get("programs")
     if isinstance(said, list) and said and all(isinstance(name, str) for name in said):
         return list(said)
-    # Backends that are loaded at run time stand beside the programs.
+    # Backends that are loaded at run time (.so) are in the same folder.
     return sorted(path.name for path in bin_folder.glob("*") if path.is_file() and ".so" not in path.name)

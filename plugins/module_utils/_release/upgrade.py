@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: how the hosts of a cluster change their llama.cpp together, as far as no host has to be asked for it."""
+"""Private: how the hosts of a cluster change their llama.cpp together; this part does not contact any host."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def plan(
     rollback: bool,
     staged: bool,
 ) -> dict[str, Any]:
-    """Say which release each host is to get, or why not, or what an interrupted upgrade has left to do.
+    """Return the release that each host is to get, or the problems, or the recovery from an interrupted upgrade.
 
-    A look is what release_journal returns, `wanted` a release's name by host (None while that is not known). With
-    `rollback` it is the one before.
+    A look is the result of release_journal. `wanted` is the name of the new release by host, None while it is unknown.
+    With `rollback`, the new release is the previous one.
     """
     unfinished = {host: look["unfinished"] for host, look in looks.items() if look["unfinished"]}
     recover = _recover(looks, unfinished)
@@ -36,7 +36,7 @@ def plan(
     }
     if recover:
         host, note = next(iter(unfinished.items()))
-        # An upgrade that is taken back, and a roll back that is brought to its end, are what a roll back asks for.
+        # A rollback needs nothing more if the recovery withdraws an upgrade or completes a rollback.
         found["enough"] = rollback and (recover[host]["state"] == "finished") == (note.get("way") == "rollback")
         return {**found, **{key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")}}
     targets = dict(wanted or {})
@@ -55,9 +55,9 @@ def plan(
 def _recover(
     looks: Mapping[str, Mapping[str, Any]], unfinished: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, str]]:
-    """Say where hosts go on which an upgrade has not ended."""
+    """Return the run, release and end state for each host on which an upgrade has not ended."""
     ended = {look["finished"]["run"] for look in looks.values() if look["finished"]}
-    # One host that was told of the good end is enough: all had the new release by then.
+    # If one host has recorded the success, all hosts had the new release by then.
     return {
         host: {
             "run": note["run"],
@@ -69,7 +69,7 @@ def _recover(
 
 
 def _missing(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[str, str]) -> list[str]:
-    """Say which hosts do not have what they were to get."""
+    """Return a problem for each host that does not have the release that it was to get."""
     return [
         f"{host} did not get the release {targets[host]}: run the playbook upgrade again."
         for host, look in looks.items()
@@ -83,7 +83,7 @@ def _change(
     targets: Mapping[str, str],
     new: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Say from what to what hosts go; of a release that is on no host yet the manifest is empty."""
+    """Return the old and the new release of the hosts; the manifest of a release that is on no host yet is empty."""
     spoken = [str(manifest["rpc_protocol"]) for manifest in new.values() if manifest.get("rpc_protocol")]
     own = _in_use(looks[master])
     return {
@@ -98,12 +98,12 @@ def _change(
 def outcome(
     hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str, *, rollback: bool
 ) -> dict[str, Any]:
-    """Say what became of an upgrade: whether there is a problem, and a sentence for each host.
+    """Return the outcome of an upgrade: the problem, empty if there is none, and a sentence for each host.
 
-    `end` is `old`, `new`, or `unknown` (the host that is told of the good end first was lost just then). A host has
-    `look` and `now` (at the begin and at the end, None if it could not be asked), `note` (its way, None if that was
-    not written), `touched` (whether it was to change), `lost`, and `out` and `stuck`, the reasons why it could not go
-    on and not go back.
+    `end` is `old`, `new`, or `unknown` (the first host that was to record the success was lost at that moment). A host
+    has `look` and `now` (its journal at the start and at the end, None if it could not be read), `note` (its old and
+    new release, None if no note was written), `touched` (whether its change had begun), `lost` (whether it stopped
+    answering), and `out` and `stuck`, the reasons why it could not go on and why it could not go back.
     """
     way = "roll back" if rollback else "upgrade"
     if planned.get("to"):
@@ -130,7 +130,7 @@ def outcome(
 
 
 def _astray(found: Mapping[str, Any]) -> bool:
-    """Tell whether a host has another release than the one that it is to go back to."""
+    """Return whether a host has another release than the one that it is to go back to."""
     note, now = found["note"], found["now"]
     return bool(note and now and now["current"] != note["from"])
 
@@ -165,7 +165,7 @@ def _interrupted(
     notes: Mapping[str, Mapping[str, str]],
     recover: Mapping[str, Mapping[str, str]],
 ) -> str:
-    """Say in a sentence what an interrupted upgrade has left, empty if there is none."""
+    """Return a sentence about an interrupted upgrade and its recovery, empty if there is none."""
     if not notes:
         return ""
     host, note = next(iter(notes.items()))
@@ -184,7 +184,7 @@ def _name(releases: Mapping[str, Mapping[str, Any]], release: str) -> str:
 
 
 def _rollback_problems(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[str, str]) -> list[str]:
-    """Say on which hosts there is nothing to roll back to."""
+    """Return problems that name the hosts with nothing to roll back to."""
     problems = []
     unaware = []
     for host, look in looks.items():
@@ -204,7 +204,7 @@ def _rollback_problems(looks: Mapping[str, Mapping[str, Any]], targets: Mapping[
 
 
 def _unlike(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say which of the new releases do not fit together."""
+    """Return problems for new releases that do not fit together."""
     problems = []
     for key, of in (("source", "commit"), ("rpc_protocol", "RPC protocol")):
         kinds: dict[str, list[str]] = {}
@@ -219,10 +219,10 @@ def _unlike(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _mute(releases: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say which of the new releases were built from a source that does not say its RPC protocol.
+    """Return a problem if new releases were built from a source that does not state its RPC protocol.
 
-    Of an artifact that somebody else has made it is not known, and cannot be: there, that workers answer and a prompt
-    is continued has to do.
+    The protocol of an artifact that somebody else made cannot be known. For it, the check that workers answer and that
+    a prompt is continued has to be enough.
     """
     mute = [
         host

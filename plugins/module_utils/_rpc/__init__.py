@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RPC workers: how they are asked, what of them is on a host, and what is in their caches.
+"""RPC workers: their protocol, their parts on a host, and the content of their caches.
 
-What knows the protocol or the workers' units belongs here; what starts a master's program does not.
+Code that knows the protocol or the workers' units belongs here; code that starts a master's program does not.
 Floor 2: it imports from `_gguf` and `_files`; floors 3 and 4 may import it.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: which tensors of a model a worker can have in its cache before it is first asked for them.
 
-A master asks a worker whether it has a tensor by the hash of the tensor's bytes, as they are in the GGUF file, if there
-are more than 10 MiB of them, and sends it only if not (ggml/src/ggml-rpc/ggml-rpc.cpp, rpc_use_hash_cache). In split
-mode layer a tensor goes to one worker as a whole; in split mode tensor each gets slices, which are other bytes.
+If a tensor has more than 10 MiB, a master first asks the worker for it by the hash of its bytes in the GGUF file. It
+sends the tensor only if the worker does not have it (ggml/src/ggml-rpc/ggml-rpc.cpp, rpc_use_hash_cache). In split mode
+layer, one worker gets a whole tensor. In split mode tensor, each worker gets slices, which are other bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-# HASH_THRESHOLD of upstream, beyond which tensors go by their hash.
+# Upstream's HASH_THRESHOLD: a master asks for larger tensors by their hash.
 LARGEST_UNHASHED_BYTES = 10 << 20
 # The names that upstream gives entries.
 _ENTRY = re.compile(r"[0-9a-f]{16}")
@@ -32,7 +32,7 @@ _EMBEDDING = "token_embd.weight"
 
 
 class Part(NamedTuple):
-    """What a worker gets, as split_plan says it. `first_layer` matters only with `layers`."""
+    """The part of a model that a worker gets, as in split_plan. `first_layer` matters only if `layers` is above 0."""
 
     first_layer: int | None
     layers: int
@@ -49,9 +49,9 @@ class Piece(NamedTuple):
 
 
 def pieces(model: Path, part: Part | None = None) -> list[Piece]:
-    """Return what of a model a worker with this part is sent by hash; without a part, of all of it.
+    """Return the tensors that a worker with this part is asked for by hash; without a part, those of all workers.
 
-    Raises GgufError if the model is not whole.
+    Raises GgufError if the model is not complete.
     """
     headers = read_model(model)
     described = describe(headers)
@@ -66,7 +66,7 @@ def pieces(model: Path, part: Part | None = None) -> list[Piece]:
 
 
 def _goes(name: str, architecture: str, part: Part | None, *, tied: bool) -> bool:
-    """Tell whether a tensor goes to a worker with this part: the input stays with the master."""
+    """Return whether a tensor goes to a worker with this part. The input stays with the master."""
     layer = _LAYER.match(name)
     if layer:
         index = int(layer[1])
@@ -78,12 +78,12 @@ def _goes(name: str, architecture: str, part: Part | None, *, tied: bool) -> boo
 
 
 def lines(wanted: Iterable[Piece]) -> str:
-    """Return what the program rpc-cache reads."""
+    """Return the input of the program rpc-cache, one line for each piece."""
     return "".join(f"{piece.offset} {piece.bytes} {piece.path}\n" for piece in wanted)
 
 
 def counted(said: str) -> dict[str, Any]:
-    """Return what rpc-cache has done, from its lines: hash, bytes, and what became of it."""
+    """Return what rpc-cache has done, from its output: lines of hash, size in bytes, and result."""
     rows = [line.split() for line in said.splitlines()]
     sizes: dict[str, list[int]] = {"added": [], "replaced": [], "missing": [], "there": []}
     for row in rows:
@@ -101,10 +101,10 @@ def counted(said: str) -> dict[str, Any]:
 
 
 def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
-    """Return the digest by which two hosts tell that they have the same bytes; None if there are fewer.
+    """Return the digest by which two hosts compare `size` bytes of a file; None if the file has fewer.
 
-    It is not the cache's own, which only a compiled program is quick at, and a controller has none. `flags` are further
-    ones to open the file with.
+    It is not the cache's own hash: only a compiled program computes that quickly, and a controller has no such program.
+    `flags` are additional flags for opening the file.
     """
     with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
         stream.seek(offset)
@@ -115,9 +115,9 @@ def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
 def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> list[str]:
     """Return the digests of those tensors whose bytes no entry of the folder has; entries of other sizes stay unread.
 
-    That they are read here says nothing of their use. If asked, those that are wanted count as used now.
+    Reading an entry here does not count as use. With `touch`, the matching entries count as used now.
     """
-    # The folder is another account's. Only the owner and root may leave the time of reading as it is.
+    # The folder may belong to another account. Only its owner and root may leave the access time as it is.
     flags = os.O_NOFOLLOW | os.O_NONBLOCK
     if os.geteuid() in (0, folder.stat().st_uid):
         flags |= os.O_NOATIME
@@ -136,6 +136,6 @@ def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> 
                 found.add(name)
                 if touch and name in wanted:
                     os.utime(entry.path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
-            except OSError:  # it has gone
+            except OSError:  # the entry is gone
                 continue
     return [name for name in wanted if name not in found]

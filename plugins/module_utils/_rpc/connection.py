@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: one endpoint on its way to a state, and the connection to it."""
+"""Private: the look at one endpoint until its state is known, and the connection to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .worker_status import WorkerStatus
 
 
 class Look:
-    """One endpoint on its way to a state."""
+    """The look at one endpoint until its state is known."""
 
     def __init__(self, endpoint: Endpoint, deadline: float) -> None:
         self.status = WorkerStatus(str(endpoint), endpoint.host, endpoint.port)
@@ -36,7 +36,7 @@ class Connection:
         self.dialogue: Dialogue | None = None  # set when connected
         self.started = time.monotonic()
         self.answered = False
-        self.last_chance = False  # the next alarm is the end
+        self.last_chance = False  # the next alarm ends the look
         self.nudged = False
         self.needed = 0
         self.buffer = b""
@@ -47,7 +47,7 @@ class Connection:
         self._send(*next(dialogue))
 
     def receive(self, dialogue: Dialogue) -> str | None:
-        """Read what the dialogue needs and no more; returns the state when it is over."""
+        """Read only what the dialogue needs; return the state when the dialogue is over, None before."""
         data = self.sock.recv(self.needed - len(self.buffer))
         if not data:
             raise ConnectionResetError
@@ -63,7 +63,7 @@ class Connection:
         return None
 
     def plausible(self) -> bool:
-        """Whether what has come so far is the beginning of a worker's answer."""
+        """Return whether the data so far can be the beginning of a worker's answer."""
         return self.answered and (self.needed != HEADER_SIZE or not any(self.buffer[1:]))
 
     def nudge(self) -> None:
@@ -74,5 +74,5 @@ class Connection:
     def _send(self, request: bytes, needed: int) -> None:
         self.needed = needed
         if request:
-            # Never short: all that is ever sent fits many times into the smallest send buffer.
+            # A send is never short: all requests together fit many times into the smallest send buffer.
             self.sock.send(request)

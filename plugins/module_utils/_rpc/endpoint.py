@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: where a worker listens, as people write it."""
+"""Private: the endpoint of a worker, as users write it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EndpointError(ValueError):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a worker listens."""
+    """The host and the port on which a worker listens."""
 
     host: str
     port: int

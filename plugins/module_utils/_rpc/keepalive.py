@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: has the kernel ask, for sockets of a llama.cpp process, whether the other end is still there.
+"""Private: turn on TCP keepalive for sockets of a llama.cpp process, so that its kernel checks the other end.
 
-Upstream's llama.cpp never asks (ggml/src/ggml-rpc sets no SO_KEEPALIVE; with the patch rpc-transport it does, after as
-long), so a host that goes without a word leaves the other one waiting for ever. From Linux 5.6 on another process can
-set that, if it may trace the first. As a program, PID PORT, which the unit of a worker holds, it does so for the socket
-that PID listens on: those that it accepts inherit it.
+Upstream's llama.cpp does not (ggml/src/ggml-rpc sets no SO_KEEPALIVE; the patch rpc-transport sets it with the same
+times), so a host that disappears silently leaves the other one waiting for ever. From Linux 5.6 on, another process can
+set it if it may trace the first one. The unit of a worker contains this file and runs it as a program with the
+arguments PID and PORT. It then sets keepalive on the socket on which PID listens; accepted sockets inherit it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import sys
 import time
 from typing import Iterator
 
-# The kernel asks for each second without a sign, so that a silent host is seen soon, and gives it up after 30 s.
+# The kernel probes after each silent second, so that a silent host is noticed soon, and drops it after 30 s.
 IDLE_S, EVERY_S, TIMES = 1, 1, 29
 GONE_AFTER_S = IDLE_S + EVERY_S * TIMES
-# A client that takes nothing of an answer for so long is given up by a worker.
+# A worker drops a client that accepts nothing of an answer for this long.
 UNTAKEN_MS = 60000
-# The same on every architecture. (include/uapi/asm-generic/unistd.h)
+# System calls, with the same numbers on every architecture. (include/uapi/asm-generic/unistd.h)
 PIDFD_OPEN, PIDFD_GETFD = 434, 438
 
 
 class NotPermittedError(Exception):
-    """Neither this kernel nor what confines this process lets it reach the other's sockets."""
+    """The kernel or the confinement of this process does not let it reach the other process's sockets."""
 
 
 def sockets(pid: int) -> Iterator[socket.socket]:
-    """Give the TCP sockets of a process, each as a copy that is closed with the next; none if it has ended.
+    """Yield a copy of each TCP socket of a process, closed before the next; none if the process has ended.
 
     A copy that outlives the process would keep its connection open. Raises NotPermittedError.
     """
@@ -52,7 +52,7 @@ def sockets(pid: int) -> Iterator[socket.socket]:
                 if (found.family, found.type) == (socket.AF_INET, socket.SOCK_STREAM):
                     yield found
     except OSError:
-        return  # it has ended
+        return  # the process has ended
     finally:
         os.close(handle)
 
@@ -63,7 +63,7 @@ def _check() -> None:
 
 
 def ask(sock: socket.socket) -> None:
-    """Have the kernel ask whether the other end is there."""
+    """Turn on keepalive for a socket."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, EVERY_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, TIMES)
@@ -71,7 +71,7 @@ def ask(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """Do so for the listening socket of a worker, which may take a moment to be there."""
+    """Turn on keepalive for the listening socket of a worker; wait up to 20 s for that socket."""
     pid, port = int(sys.argv[1]), int(sys.argv[2])
     end = time.monotonic() + 20
     try:

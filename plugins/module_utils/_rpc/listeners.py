@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who listens on a TCP port of this host, and whom it serves. Private to this collection; may change at any time.
+"""The listeners on TCP ports of this host, and their clients. Private to this collection; may change at any time.
 
-All of it is read from /proc, because a connection to a worker that is held by a client harms it.
+All of it is read from /proc, because a connection to a worker that a client holds harms the worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LISTEN = "0A"
 
 @dataclass
 class Listener:
-    """A socket that listens, and the process that has it; None is what could not be read."""
+    """A listening socket and its process; None stands for what could not be read."""
 
     address: str
     pid: int | None = None
@@ -38,7 +38,7 @@ class Listener:
 
 @dataclass
 class Port:
-    """What is going on at one port."""
+    """The listeners and the connections of one port."""
 
     port: int
     listeners: list[Listener] = field(default_factory=list)
@@ -59,7 +59,7 @@ class _Socket:
 
 
 def look_at_ports(ports: Iterable[int], root: Path = Path("/")) -> list[Port]:
-    """Return what is going on at these ports, in their order."""
+    """Return the listeners and connections of these ports, in their order."""
     found = {port: Port(port) for port in ports}
     listening: dict[int, Listener] = {}
     for sock in _sockets(root):
@@ -69,7 +69,7 @@ def look_at_ports(ports: Iterable[int], root: Path = Path("/")) -> list[Port]:
             listening[sock.inode] = Listener(sock.address)
             found[sock.port].listeners.append(listening[sock.inode])
         elif sock.state == _ESTABLISHED:
-            # A connection that nobody has accepted yet belongs to no file, so its inode is 0.
+            # A connection that is not accepted yet belongs to no file, so its inode is 0.
             (found[sock.port].clients if sock.inode else found[sock.port].waiting).append(sock.peer)
     if listening:
         for pid, inode in _owners(root, set(listening)):
@@ -79,12 +79,12 @@ def look_at_ports(ports: Iterable[int], root: Path = Path("/")) -> list[Port]:
 
 
 def addresses_of(port: int, root: Path = Path("/")) -> set[str]:
-    """Return the addresses on which somebody listens on a port, whoever it is."""
+    """Return the addresses on which any process listens on a port."""
     return {sock.address for sock in _sockets(root) if sock.port == port and sock.state == _LISTEN}
 
 
 def peers(root: Path = Path("/")) -> dict[str, int]:
-    """Return the other end of each established connection, and how often it was sent the same, or asked, in vain."""
+    """Return the unanswered retransmissions or probes of each established connection, by its other end's address."""
     return {sock.peer: sock.in_vain for sock in _sockets(root) if sock.state == _ESTABLISHED}
 
 
@@ -98,13 +98,13 @@ def _sockets(root: Path) -> Iterator[_Socket]:
             columns = line.split()
             address, port = _address(columns[1])
             peer = "{}:{}".format(*_address(columns[2]))
-            # Nothing is sent again while nothing is under way; then the kernel asks whether the other end is there.
+            # Column 6 counts retransmissions. While no data is in flight, column 8 counts unanswered probes instead.
             in_vain = max(int(columns[6], 16), int(columns[8]))
             yield _Socket(address, port, peer, columns[3], in_vain, int(columns[9]))
 
 
 def _address(text: str) -> tuple[str, int]:
-    """Turn `0100007F:1F90` into an address and a port: words of 32 bits, each as the machine has it in memory."""
+    """Return the address and port of `0100007F:1F90`; each word of 32 bits is in the machine's byte order."""
     words, port = text.split(":")
     raw = b"".join(struct.pack("=I", int(words[start : start + 8], 16)) for start in range(0, len(words), 8))
     if len(raw) == 16 and raw[:12] == bytes(10) + b"\xff\xff":  # IPv4 on a socket of both families
@@ -113,10 +113,10 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _owners(root: Path, inodes: set[int]) -> Iterator[tuple[int, int]]:
-    """Give each process that has one of these sockets, with the socket's inode."""
+    """Yield the ID of each process that has one of these sockets, with the socket's inode."""
     names = {f"socket:[{inode}]": inode for inode in inodes}
     for folder in sorted((root / "proc").glob("[0-9]*"), key=lambda path: int(path.name)):
-        # A process may end, or close a file, while it is looked at; and it may be another user's.
+        # A process may end or close a file meanwhile, or belong to another user.
         with contextlib.suppress(OSError):
             for path in (folder / "fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -137,6 +137,6 @@ def _describe(listener: Listener, folder: Path) -> None:
         name, __, value = variable.partition(b"=")
         if name == MARK.encode():
             listener.unit_digest = value.decode("utf-8", "replace")
-    # 0::/system.slice/x.service, on systems with the old tree 1:name=systemd:/system.slice/x.service
+    # 0::/system.slice/x.service, or with cgroup v1 1:name=systemd:/system.slice/x.service
     unit = re.search(r"^\d+:(?:name=systemd)?:(?:/[^/\n]*)*?/([^/\n]+\.service)", groups, re.MULTILINE)
     listener.unit = unit.group(1) if unit else None

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: looks at llama.cpp RPC workers over their own protocol, without harming them.
+"""Private: probe llama.cpp RPC workers over their own protocol, without harming them.
 
-What upstream's server (`ggml/src/ggml-rpc`) makes of a connection shapes this file:
+How upstream's server (`ggml/src/ggml-rpc`) treats a connection shapes this file:
 
 - It serves one client at a time and has no time-out. The others wait in a listen queue of two and get no byte.
 - It writes without `MSG_NOSIGNAL`. A client that left with a FIN before its reply was written kills the server
   (SIGPIPE); one that left with a RST does not. So linger 0 is set before connecting, and every close sends a RST.
-- A client that gave up keeps its place in that queue until the server gets to it. When both are taken the server's
-  kernel drops further connections silently.
+- A client that gave up keeps its place in that queue until the server gets to it. If both places are taken, the
+  server's kernel drops further connections silently.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SPARE_DESCRIPTORS = 128
 
 
 def probe(endpoints: Sequence[Endpoint], timeout: float, expected_protocol: str | None = None) -> list[WorkerStatus]:
-    """Look at all endpoints side by side, each for at most `timeout` seconds; returns one status each, in input order.
+    """Return the status of each endpoint, in input order. Probe all in parallel, each for at most `timeout` seconds.
 
-    Bad workers are states, never exceptions. Where the system does not grant a descriptor per endpoint, the endpoints
-    go in waves of what it grants, and each wave has the time-out for itself.
+    Bad workers are states, never exceptions. If the system does not grant a descriptor for each endpoint, the others
+    wait for a free one, and that wait does not count towards their time-out.
     """
     expected = parse_protocol(expected_protocol) if expected_protocol else ()
     with _descriptors(len(endpoints)) as slots:
@@ -59,7 +59,7 @@ def probe(endpoints: Sequence[Endpoint], timeout: float, expected_protocol: str 
 def probe_until_ready(
     endpoints: Sequence[Endpoint], timeout: float, expected_protocol: str | None = None, wait: float = 0
 ) -> list[WorkerStatus]:
-    """Look as `probe` does, and look again at those that are not ready, for `wait` seconds."""
+    """Return statuses as `probe` does, after probing workers that are not ready again for up to `wait` seconds."""
     deadline = time.monotonic() + wait
     statuses = probe(endpoints, timeout, expected_protocol)
     while True:
@@ -115,7 +115,7 @@ class _Prober:
         return [look.status for look in self.looks]
 
     def wait(self, longest: float) -> None:
-        """Handle what happens until the next alarm, then the alarms that are due."""
+        """Handle socket events until the next alarm, then the alarms that are due."""
         if not self.unfinished:
             return
         now = time.monotonic()
@@ -133,7 +133,7 @@ class _Prober:
         look.alarm = when
         heapq.heappush(self.alarms, (when, next(self.serial), look))
 
-    # Each of the following takes one look one step further.
+    # Each of the following methods takes one look one step further.
 
     def resolved(self, look: Look, addresses: list[str], reason: str) -> None:
         if look.done:
@@ -150,7 +150,7 @@ class _Prober:
         self.waiting.append(look)
 
     def launch(self, look: Look) -> None:
-        # Time spent waiting for a slot is not the endpoint's.
+        # Time spent waiting for a slot does not count against the endpoint.
         look.deadline += time.monotonic() - look.queued
         self.connect(look)
 
@@ -245,7 +245,7 @@ class _Prober:
             self.finish(look, "not_rpc", sentences.not_rpc(look.status, "it closes connections without an answer"))
 
     def too_late(self, look: Look) -> None:
-        """Settle on a worker that got to us in the last moment, when the nudge had already ended the session."""
+        """Report a worker as busy that answered only in the last moment, after the nudge had ended the session."""
         self.finish(look, "busy", sentences.busy(look.status, "answered only at the end of the time-out"))
 
     def expire(self, look: Look, now: float) -> None:
@@ -257,11 +257,11 @@ class _Prober:
             self.connect_failed(look, ETIMEDOUT)
         elif not connection.last_chance:
             connection.last_chance = True
-            # All of it, also where this process got to it late.
+            # Leave the whole nudge window, even if this process handles the alarm late.
             self.set_alarm(look, max(look.deadline, now + self.nudge_window))
-            # Whoever hung up on the first form of HELLO does not wait for a line.
+            # A server that hung up on the first form of HELLO does not wait for a line end.
             if look.form == 0 and not connection.answered:
-                with suppress(OSError):  # seen again, and handled, when reading
+                with suppress(OSError):  # the next read gets the error again and handles it
                     connection.nudge()
         elif connection.nudged and connection.plausible():
             self.too_late(look)
@@ -292,8 +292,8 @@ class _Prober:
 
 @contextmanager
 def _descriptors(wanted: int) -> Iterator[int]:
-    """Allow this many more open files if the system lets us, for as long as needed; gives how many to use at most."""
-    import resource  # not on every platform on which this file is merely imported
+    """Raise the limit of open files for this many more, if possible, until the end; yield how many to use at most."""
+    import resource  # missing on some platforms that only import this file
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = wanted + _SPARE_DESCRIPTORS
@@ -313,9 +313,9 @@ def _descriptors(wanted: int) -> Iterator[int]:
 
 
 def _listens_here(sock: socket.socket, status: WorkerStatus) -> bool:
-    """Whether the port that let our connection time out is listened to on this very host.
+    """Return whether the port on which our connection timed out has a listener on this host.
 
-    Then its queue of waiting clients was full. On another host the same cannot be told from a packet filter.
+    Then its queue of waiting clients was full. On another host, a full queue looks the same as a packet filter.
     """
     address = str(status.address)
     try:

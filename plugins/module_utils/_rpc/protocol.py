@@ -31,8 +31,8 @@ HEADER_SIZE = 8
 _HELLO_SIZES = range(3, 257)
 # Upstream's own limit is 16 devices on all workers together.
 _DEVICE_LIMIT = 64
-# Line-based servers (HTTP among them) wait for a line end before they answer. This valid request has two: such a server
-# answers it, and a worker asked for a device that it cannot have ends the session.
+# Line-based servers (HTTP among them) wait for a line end before they answer. This valid request has two, so such a
+# server answers it. It asks for a device that no worker can have, so a worker ends the session.
 NUDGE = _request(_DEVICE_MEMORY, b"\r\n\r\n")
 Dialogue = Generator[Tuple[bytes, int], bytes, str]
 
@@ -53,7 +53,7 @@ def parse_protocol(text: str) -> tuple[int, ...]:
 
 
 def dialogue_with(status: WorkerStatus, hello: bytes, expected: tuple[int, ...], started: float) -> Dialogue:
-    """Greet a worker and ask for its devices; the status gets what it answers."""
+    """Greet a worker, ask for its devices, and put its answers into `status`; return its state."""
     reply = yield from _ask(hello, _HELLO_SIZES)
     status.latency_ms = round((time.monotonic() - started) * 1000, 3)
     version = tuple(reply[:3])
@@ -61,7 +61,7 @@ def dialogue_with(status: WorkerStatus, hello: bytes, expected: tuple[int, ...],
     status.protocol = {"version": f"{major}.{minor}.{patch}", "major": major, "minor": minor, "patch": patch}
     if version[: len(expected)] != expected:
         return "incompatible"
-    # Up to protocol 2 a worker is one device: it is not counted, and asked for without a number.
+    # Up to protocol 2 a worker is one device: there is no count, and the request has no number.
     requests = [_request(_DEVICE_MEMORY)]
     if major >= 3:
         (count,) = struct.unpack("<I", (yield from _ask(_request(_DEVICE_COUNT), range(4, 5))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: names of workers are looked up, side by side and without waiting for any of them."""
+"""Private: look up the names of workers in parallel, without waiting for any of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADDRESS_LIMIT = 8
 
 
 class Resolver:
-    """Looks names up in a few daemon threads, because getaddrinfo can block for minutes and cannot be cancelled."""
+    """A look-up of names in daemon threads, because getaddrinfo can block for minutes and cannot be cancelled."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = deque(names)
@@ -29,13 +29,13 @@ class Resolver:
                 threading.Thread(target=self._work, daemon=True).start()
 
     def answers(self) -> Iterator[tuple[str, list[str], str]]:
-        """Give (name, addresses, reason why there are none) as they come."""
+        """Yield the answers so far: name, addresses, and the reason if there are none."""
         while self._answers:
             self.pending -= 1
             yield self._answers.popleft()
 
     def stop(self) -> None:
-        """Begin no other look-up."""
+        """Start no further look-up."""
         self._names.clear()
 
     def _work(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what is said about each state of a worker: one sentence that ends in what to do next."""
+"""Private: the message for each state of a worker, one sentence that ends in what to do next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .worker_status import WorkerStatus
 
 
 def ready(status: WorkerStatus, first_address: str) -> str:
-    """Say what a worker has that is ready."""
+    """Return the message for a worker that is ready."""
     version = status.protocol["version"] if status.protocol else ""
     free = sum(device["memory_free_bytes"] for device in status.devices) / 1024**3
     devices = "1 device" if len(status.devices) == 1 else f"{len(status.devices)} devices"
@@ -20,7 +20,7 @@ def ready(status: WorkerStatus, first_address: str) -> str:
 
 
 def busy(status: WorkerStatus, finding: str) -> str:
-    """Say what was found of a worker that somebody else holds."""
+    """Return the message for a worker that another client most likely holds."""
     return (
         f"{status.endpoint} {finding}, so another client most likely holds it: wait until that "
         f"client is done, or find it on the worker with `ss -tnp 'sport = :{status.port}'` and stop it."
@@ -28,7 +28,7 @@ def busy(status: WorkerStatus, finding: str) -> str:
 
 
 def refused(status: WorkerStatus) -> str:
-    """Say that nothing listens."""
+    """Return the message for an endpoint on which nothing listens."""
     return (
         f"{status.endpoint} refuses connections: start the RPC server on that host and check that it listens on "
         f"{status.address}, port {status.port}."
@@ -36,7 +36,7 @@ def refused(status: WorkerStatus) -> str:
 
 
 def unreachable(status: WorkerStatus, reason: str) -> str:
-    """Say why no connection came about."""
+    """Return the message for an endpoint that cannot be reached."""
     return (
         f"{status.endpoint} cannot be reached ({reason}): check that the host is up, that there is a route to "
         f"{status.address} and that firewalls let port {status.port}/tcp through from this host; a worker whose "
@@ -45,7 +45,7 @@ def unreachable(status: WorkerStatus, reason: str) -> str:
 
 
 def unresolved(status: WorkerStatus, reason: str) -> str:
-    """Say why a name has no address."""
+    """Return the message for a host name without an address."""
     return (
         f"{status.endpoint} cannot be looked up ({reason}): check the spelling of {status.host}, add it to DNS or "
         "/etc/hosts on this host, or give its IPv4 address."
@@ -53,7 +53,7 @@ def unresolved(status: WorkerStatus, reason: str) -> str:
 
 
 def not_rpc(status: WorkerStatus, finding: str) -> str:
-    """Say what something else answered."""
+    """Return the message for a peer that is not an RPC server."""
     return (
         f"{status.endpoint} does not behave like a llama.cpp RPC server ({finding}): check that the port is right "
         "and what listens there."
@@ -61,7 +61,7 @@ def not_rpc(status: WorkerStatus, finding: str) -> str:
 
 
 def incompatible(status: WorkerStatus, expected: tuple[int, ...]) -> str:
-    """Say which protocol a worker speaks, and which was expected."""
+    """Return the message for a worker that speaks another protocol than expected."""
     version = status.protocol["version"] if status.protocol else ""
     return (
         f"{status.endpoint} speaks RPC protocol {version} where {'.'.join(map(str, expected))} is expected: install "

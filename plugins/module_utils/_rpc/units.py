@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of the role rpc_server, and of what it needs, is on this host. Private to this collection."""
+"""The parts of the role rpc_server and of its needs that are on this host. Private to this collection."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Mapping
 
 UNIT_FOLDER = Path("/etc/systemd/system")
-# StateDirectory of the units. What is there outlives a process: each file says which start of its unit has written it.
+# StateDirectory of the units. Its files outlive a process, so each file names the start of its unit that wrote it.
 STATE_FOLDER = Path("var/lib/llama_cpp")
-# systemd's links to the name of the present start of each unit (unit_export_invocation_id), for all to read.
+# systemd's links to the ID of each unit's current start (unit_export_invocation_id), readable by all.
 INVOCATIONS = Path("run/systemd/units")
 # In the order in which they are stopped.
 METRICS_UNITS = ("llama-rpc-metrics.timer", "llama-rpc-metrics.service")
-# StateDirectory of the unit that keeps the cache in order; the worker cannot write there.
+# StateDirectory of the unit that cleans the cache; the worker cannot write there.
 CACHE_STATE_FOLDER = Path("/var/lib/llama_rpc_cache")
 MOST_STATUS_BYTES = 4096
 _REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
@@ -30,16 +30,16 @@ _CACHE_USE = {"hits": int, "hit_bytes": int, "misses": int, "damaged": int}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
 _TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
 _CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
-# By upstream: 16 hexadecimal digits of a hash of what is in it (ggml/src/ggml-rpc/ggml-rpc.cpp).
+# Upstream names an entry by 16 hexadecimal digits, a hash of its content (ggml/src/ggml-rpc/ggml-rpc.cpp).
 _ENTRY = re.compile(r"[0-9a-f]{16}")
 _TIDIED = {"time": int, "max_bytes": int, "min_free_bytes": int, "corrupted": int, "evicted": int}
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit file; without a digest it is something else, such as the link of a masked unit.
+    """A unit file. Without a digest it is not a regular file, such as the link of a masked unit.
 
-    The port is 0 if it is for all workers of the host.
+    The port is 0 if the unit is for all workers of the host.
     """
 
     name: str
@@ -74,7 +74,7 @@ def _read(folder: Path, pattern: str, named: re.Pattern[str]) -> list[Unit]:
 
 
 def read_metrics(folder: Path = UNIT_FOLDER) -> dict[str, Any] | None:
-    """Return where the link to the figures for node_exporter is, and which units write them; None if none do."""
+    """Return the folder with the link to the metrics for node_exporter, and the units that write them, or None."""
     units = [unit for unit in METRICS_UNITS if (folder / unit).is_file()]
     try:
         text = (folder / METRICS_UNITS[-1]).read_text(encoding="utf-8", errors="replace")
@@ -85,7 +85,7 @@ def read_metrics(folder: Path = UNIT_FOLDER) -> dict[str, Any] | None:
 
 
 def read_release(prefix: str) -> dict[str, Any]:
-    """Return which release is in use, which programs it has, and whether an upgrade has not ended."""
+    """Return the release in use, whether it has the programs, and whether an upgrade has not ended."""
     current = Path(prefix) / "current"
     try:
         name = Path(os.readlink(current)).name
@@ -95,26 +95,26 @@ def read_release(prefix: str) -> dict[str, Any]:
         "id": name,
         "program": os.access(current / "bin/rpc-server", os.X_OK),
         "cache_program": os.access(current / "libexec/rpc-cache", os.X_OK),
-        # As _release/journal.py writes it; a name that the role llama_cpp would use, and no more is known of it here.
+        # The file that _release/journal.py writes. Only its existence matters here.
         "upgrade": (Path(prefix) / "upgrade.json").exists(),
     }
 
 
 def read_repack(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
-    """Return what the worker of a unit says of weights that it has repacked; None if it says nothing, or nonsense."""
+    """Return a worker's report of the weights that it has repacked, None if there is no valid report."""
     return _read_said(port, root, "status", "repack", _REPACK)
 
 
 def read_cache_use(port: int, root: Path = Path("/")) -> dict[str, Any] | None:
-    """Return what the worker of a unit says its cache was good for so far; None if it says nothing, or nonsense."""
+    """Return a worker's report of the hits and misses of its cache so far, None if there is no valid report."""
     return _read_said(port, root, "cache", "use", _CACHE_USE)
 
 
 def _read_said(port: int, root: Path, name: str, key: str, kinds: Mapping[str, type]) -> dict[str, Any] | None:
-    """Return an object of a file that the worker of a unit writes about itself.
+    """Return an object of a file that a worker writes about itself, None if it is not valid.
 
-    The worker, which strangers may talk to, writes that file: it is taken for nothing but these values. What an earlier
-    process has left is nothing.
+    Strangers may talk to the worker that writes this file, so nothing but these values is taken from it. A file that an
+    earlier process left does not count.
     """
     start = None
     with contextlib.suppress(OSError):
@@ -127,10 +127,10 @@ def _read_said(port: int, root: Path, name: str, key: str, kinds: Mapping[str, t
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Return a small JSON object that somebody else has written; an empty one if it is not that."""
+    """Return a small JSON object from an untrusted file, empty if the file holds anything else."""
     text = b""
     with contextlib.suppress(OSError):
-        # Neither a link is followed nor a pipe waited for.
+        # Do not follow a link, and do not wait for a pipe.
         number = os.open(str(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(number, "rb") as stream:
             if stat.S_ISREG(os.fstat(number).st_mode):
@@ -143,9 +143,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_FOLDER) -> dict[str, Any] | None:
-    """Return what the worker of a unit has in its tensor cache, and when that was last put in order; None without one.
+    """Return the content of a worker's tensor cache and the last time it was cleaned, None if it has no cache.
 
-    Strangers may make the worker write there: entries are counted by name and size, and none is opened.
+    Strangers may make the worker write there, so entries are counted by name and size, and none is opened.
     """
     try:
         found = _CACHE.search((units / f"llama-rpc-server@{port}.service").read_text(encoding="utf-8"))
@@ -183,7 +183,7 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
 
 
 def _read_tidied(port: int, state: Path) -> dict[str, Any]:
-    """Return what the unit that keeps a cache in order has said last; nothing if it has not, or nonsense."""
+    """Return the last report of the unit that cleans a cache, empty if there is no valid one."""
     said = _read_json(state / str(port) / "status.json")
     return said if all(_is_a(said.get(key), kind) for key, kind in _TIDIED.items()) else {}
 
@@ -192,7 +192,7 @@ def _entry_sizes(folder: int) -> list[int]:
     sizes = []
     with os.scandir(folder) as found:
         for entry in found:
-            # One that goes meanwhile is none.
+            # Leave out an entry that is deleted meanwhile.
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 if _ENTRY.fullmatch(entry.name) and stat.S_ISREG(status.st_mode):
@@ -201,7 +201,7 @@ def _entry_sizes(folder: int) -> list[int]:
 
 
 def _is_a(value: object, kind: type) -> bool:
-    """Tell whether a value of JSON is a truth value, or a number that such a thing can have."""
+    """Return whether a JSON value is a boolean, or a number from 0 to below 1e15, as `kind` demands."""
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     whole = isinstance(value, int) or (kind is float and isinstance(value, float) and math.isfinite(value))
@@ -209,7 +209,7 @@ def _is_a(value: object, kind: type) -> bool:
 
 
 def read_account(name: str) -> dict[str, Any] | None:
-    """Return what is said of an account, wherever the host's accounts are kept."""
+    """Return the user ID and the comment of an account from any source of the host's accounts, None if unknown."""
     try:
         found = pwd.getpwnam(name)
     except KeyError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what was found at an endpoint."""
+"""Private: the result of a look at an endpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-# What a worker can be found to be; the public names, in the order in which they are counted.
+# The public names of a worker's states, in the order in which they are counted.
 STATES = ("ready", "busy", "refused", "unreachable", "unresolved", "not_rpc", "incompatible")
 
 
 @dataclass
 class WorkerStatus:
-    """What was found at one endpoint: an entry of `workers` in the result of `rpc_worker_info`."""
+    """The status of one endpoint: an entry of `workers` in the result of `rpc_worker_info`."""
 
     endpoint: str
     host: str

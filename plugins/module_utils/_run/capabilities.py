@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: what a llama.cpp build is and can do, as data, from its own `--version` and `--help` and its manifest.
 
-All differences between upstream's generations are in the tables of this file. What `--help` states is preferred to
-what a build number suggests, since a build from a source archive calls itself build 0 or 1.
+All differences between upstream's generations are in the tables of this file. `--help` is preferred to the build
+number, because a build from a source archive calls itself build 0 or 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROGRAMS = ("llama-completion", "llama-cli")
 BENCH_PROGRAMS = ("llama-bench",)
 SERVER_PROGRAMS = ("llama-server",)
 
-# The RPC protocol of source archives in use, by commit: their builds have no build number to tell it by.
+# The RPC protocol of source archives in use, by commit, because their builds have no real build number.
 # (ggml/include/ggml-rpc.h at that commit, RPC_PROTO_*_VERSION)
 PROTOCOL_BY_COMMIT = {
     "4227c9b": "2.0.0",
@@ -41,22 +41,22 @@ PROTOCOL_BY_COMMIT = {
 # ggml_backend_rpc_add_server)
 COUNTED_DEVICES_SINCE_BUILD = 6688
 COUNTED_DEVICES_SINCE_PROTOCOL = 3
-# A full checkout has build numbers of this size; from an archive it is 0 or 1.
+# A build from a full checkout has a number of at least this size; a build from an archive has 0 or 1.
 SMALLEST_REAL_BUILD = 1000
 
-# Field of Capabilities, what to pass, and the option in `--help` that shows that the build has it. (common/arg.cpp)
+# Field of Capabilities, arguments to pass, and the option in `--help` that shows support for them. (common/arg.cpp)
 _ARGUMENTS = (
-    # Without it the program turns into a chat as soon as the model brings a chat template.
+    # Without it the program becomes a chat if the model has a chat template.
     ("no_conversation", ("-no-cnv",), "-no-cnv"),
     ("no_display_prompt", ("--no-display-prompt",), "--no-display-prompt"),
-    # The prompt is taken as it is; by default `\n` in it becomes a line feed.
+    # Keeps the prompt as it is; by default upstream turns `\n` in it into a line feed.
     ("no_escape", ("--no-escape",), "--no-escape"),
-    # b7501 on: by default upstream changes the context to what it thinks fits the workers, and loads twice to find out.
+    # From b7501 on, upstream by default changes the context to what it estimates to fit, and loads twice for that.
     ("no_fit", ("-fit", "off"), "-fit"),
 )
-# September 2025 on (ggml-org/llama.cpp#15792); before, `--log-colors` takes no value and is off unless given.
+# From September 2025 on (ggml-org/llama.cpp#15792). Before, `--log-colors` takes no value and is off by default.
 _COLORS_WITH_VALUE = re.compile(r"^--log-colors \[", re.MULTILINE)
-# b9151 on: each line begins with a time and a level, and device and buffer lines are of the level "trace".
+# From b9151 on, each line begins with a time and a level, and device and buffer lines have the level "trace".
 _TRACE_LEVEL = re.compile(r"^ +- (\d+): trace\b", re.MULTILINE)
 
 # llama-bench says in its help which values these options take; the oldest builds take no words for flash attention.
@@ -78,21 +78,21 @@ class BinaryError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A llama.cpp program: what it is, and what it takes."""
+    """A llama.cpp program: its identity and its options."""
 
     program: str
     version: str | None
     build_number: int | None
     commit: str | None
-    # "7.0.0", or None where neither the manifest nor the commit tells.
+    # "7.0.0", or None if neither the manifest nor the commit tells it.
     protocol: str | None
-    # Whether RPC devices are RPC0, RPC1, ... (True) or RPC[host:port] (False); None where that is not known.
+    # Whether RPC devices are RPC0, RPC1, ... (True) or RPC[host:port] (False); None if unknown.
     counted_devices: bool | None
     # The spellings of each option: {-m, --model}, ...
     options: tuple[frozenset[str], ...]
 
     def has(self, option: str) -> bool:
-        """Whether `--help` names this option."""
+        """Return whether `--help` names this option."""
         return any(option in names for names in self.options)
 
     def spellings(self, option: str) -> frozenset[str]:
@@ -115,28 +115,28 @@ class Program:
 
 @dataclass(frozen=True)
 class Capabilities(Program):
-    """A completion program, and the arguments by which this build does a thing."""
+    """A completion program, and the arguments of this build for each setting."""
 
     no_conversation: tuple[str, ...]
     no_display_prompt: tuple[str, ...]
     no_escape: tuple[str, ...]
     no_fit: tuple[str, ...]
     no_colors: tuple[str, ...]
-    # Needed so that the lines about devices, buffers and offloaded layers are in the log.
+    # Puts the lines about devices, buffers and offloaded layers into the log.
     verbosity: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Measurable(Program):
-    """A program whose figures are kept, with what it was built of."""
+    """A program whose figures are kept, with the patches of its build."""
 
-    # Names of its patches; None if no manifest tells.
+    # Names of its patches; None if no manifest names them.
     patches: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
 class Bench(Measurable):
-    """A benchmark program, and what differs among builds."""
+    """A benchmark program, and the values of options that differ among builds."""
 
     split_modes: tuple[str, ...]
     # How this build spells on, off and auto.
@@ -146,7 +146,7 @@ class Bench(Measurable):
 def find_program(bin_folder: str, names: Sequence[str] = PROGRAMS) -> str:
     """Return the path of the first of these programs in a folder.
 
-    Raises BinaryError if there is none, or if what is there is no program for this machine.
+    Raises BinaryError if there is none, or if it is not a program for this machine.
     """
     folder = Path(bin_folder)
     if not folder.is_dir():
@@ -161,7 +161,7 @@ def find_program(bin_folder: str, names: Sequence[str] = PROGRAMS) -> str:
 
 
 def _check_program(path: Path) -> None:
-    # A shell that is asked to start a file of an unknown format reads it as a script; so look first.
+    # A shell runs a file of unknown format as a script, so check the format first.
     if not path.is_file():
         raise BinaryError(f"{path} is not a file; install llama.cpp again.")
     if not os.access(path, os.X_OK | os.R_OK):
@@ -214,7 +214,7 @@ def _counted_devices(protocol: str | None, build_number: int | None) -> bool | N
 
 
 def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | None, str | None]:
-    """Return commit and RPC protocol, as exactly as the manifest of the program's release knows them."""
+    """Return commit and RPC protocol, as exactly as the release's manifest has them."""
     source = manifest.get("source")
     full_commit = _text(source.get("commit")) if isinstance(source, dict) else None
     if full_commit and (commit is None or full_commit.startswith(commit)):
@@ -226,7 +226,7 @@ def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | 
 
 
 def _patches(manifest: Mapping[str, object]) -> tuple[str, ...] | None:
-    """Return the names of a release's patches, sorted: in another order they make the same build."""
+    """Return the names of a release's patches, sorted, because their order does not change the build."""
     patches = manifest.get("patches")
     if not isinstance(patches, list):
         return None
@@ -244,7 +244,7 @@ def _as_a_program(
     options: tuple[frozenset[str], ...],
     manifest: Mapping[str, object],
 ) -> dict[str, Any]:
-    """Return what is known of any program that works over RPC, by the fields of Program; BinaryError if it does not."""
+    """Return the fields of Program for a program that works over RPC. Raises BinaryError if it does not."""
     if "--rpc" not in frozenset().union(*options):
         raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
     version, build_number, commit = identity
@@ -261,7 +261,7 @@ def _as_a_program(
 
 
 def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
-    """Return what a build is and can do, from what it says of itself. Raises BinaryError if it is not of use."""
+    """Return the identity and capabilities of a build, from its own output. Raises BinaryError if it is unusable."""
     options = _options(help_text)
     known = frozenset().union(*options)
     found = _as_a_program(program, _identity(program, version_text), options, manifest)
@@ -278,9 +278,9 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
 
 
 def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Bench:
-    """Return what a build of llama-bench is and can do, as `describe` does.
+    """Return the identity and capabilities of a build of llama-bench, as `describe` does.
 
-    Older ones do not answer --version: what build they are, their results say.
+    Older builds do not answer --version; their results name the build.
     """
     options = _options(help_text)
     known = frozenset().union(*options)
@@ -305,6 +305,6 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
 
 
 def describe_server(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Measurable:
-    """Return what a build of llama-server is, as `describe` does."""
+    """Return the identity of a build of llama-server, as `describe` does."""
     found = _as_a_program(program, _identity(program, version_text), _options(help_text), manifest)
     return Measurable(**found, patches=_patches(manifest))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: one run of distributed inference, as a command line before it and as a result after it.
+"""Private: one run of distributed inference: its command line before it and its result after it.
 
-Knows neither Ansible nor processes: it checks what was asked for, builds the command, and judges how the run ended.
+Knows neither Ansible nor processes: it checks the options, builds the command, and judges the end of the run.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 # Linux takes at most 128 KiB as one argument (MAX_ARG_STRLEN); a longer prompt goes through a file.
 MAX_PROMPT_ARGUMENT_BYTES = 100_000
-# Of the default time limit: 10 tokens of 4 bytes.
+# For the default time limit: 10 tokens of 4 bytes.
 _PROMPT_BYTES_PER_S = 40
-# No more of a prompt than this is computed without a word to the master: a batch of 2048 tokens of 4 bytes.
+# The most of a prompt that is computed without a message to the master: a batch of 2048 tokens of 4 bytes.
 _BATCH_BYTES = 2048 * 4
-# Up to this size of model slow hosts read those 10 tokens a second.
+# Slow hosts read 10 tokens a second with models of up to this size.
 _QUICK_MODEL_BYTES = 4e9
 
-# Upstream options that the module gives itself, by the module's option to use instead; None where there is no choice.
+# Upstream options that the module sets itself, with the module's option to use instead; None if there is none.
 _OWNED: dict[str, str | None] = {
     "--model": "model",
     "--model-url": "model",
@@ -69,7 +69,7 @@ _OWNED: dict[str, str | None] = {
     "--seed": "seed",
     "--temp": "temperature",
     "--threads": "threads",
-    # The proof of work and the figures are read from the log, the text from standard output.
+    # These change the log, which has the proof of work and the figures, or the text on standard output.
     **dict.fromkeys(
         """
         --verbosity --verbose --log-disable --log-colors --log-jsonl --log-prefix --log-timestamps --no-perf --color
@@ -87,16 +87,16 @@ _OWNED: dict[str, str | None] = {
 
 
 class OutputLost(Failure):
-    """A failure of a run whose last lines are missing; the same run again most likely has them.
+    """The failure of a run whose last lines are missing; a second run most likely has them.
 
-    Upstream builds since 2026 write text and log from a thread that the end of the program does not wait for.
-    (common/log.cpp, ggml-org/llama.cpp#22142) On a busy host it now and then has not written all by then.
+    Upstream builds since 2026 write text and log from a thread, and the program ends without waiting for it.
+    (common/log.cpp, ggml-org/llama.cpp#22142) On a busy host that thread sometimes has not written everything by then.
     """
 
 
 @dataclass(frozen=True)
 class Options(Asked):
-    """What to run."""
+    """The options of one run."""
 
     prompt: str
     n_predict: int
@@ -138,10 +138,10 @@ def check_options(options: Options) -> None:
 
 
 def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> None:
-    """Raise OptionError for an option that the module gives itself, in any of its spellings."""
+    """Raise OptionError for an option that the module sets itself, in any of its spellings."""
     owned = {name: option for known, option in _OWNED.items() for name in capabilities.spellings(known)}
     for text in extra_args:
-        # Upstream takes --top_k for --top-k.
+        # Upstream accepts --top_k as --top-k.
         name = text.replace("_", "-") if text.startswith("--") else text
         if name not in owned:
             continue
@@ -151,9 +151,9 @@ def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> N
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: as asked for, or one that even slow hosts stay under.
+    """Return the time limit of the run in seconds: the requested one, or a default that even slow hosts meet.
 
-    The latter is 120 s, the model at 10 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
+    The default is 120 s, the model at 10 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
     """
     if options.timeout is not None:
         return options.timeout
@@ -163,10 +163,10 @@ def time_limit(options: Options, model_bytes: int) -> int:
 
 
 def stall_limit(options: Options, model_bytes: int) -> int:
-    """Return how many seconds a run may stand still: as asked for, or one that even slow hosts stay under.
+    """Return how many seconds a run may stand still: the requested limit, or a default that even slow hosts meet.
 
-    While a worker computes a batch of the prompt nothing of it can be seen. The latter is 120 s, and that batch at 40
-    bytes (10 tokens) a second; for more than 4 GB of model as much longer as it is larger.
+    While a worker computes a batch of the prompt, no progress can be seen. The default is 120 s, and that batch at 40
+    bytes (10 tokens) a second. For a model above 4 GB, the time of the batch grows in proportion to the model's size.
     """
     if options.stall_timeout is not None:
         return options.stall_timeout
@@ -177,7 +177,7 @@ def stall_limit(options: Options, model_bytes: int) -> int:
 def build_command(
     capabilities: Capabilities, options: Options, statuses: Sequence[WorkerStatus], prompt_file: str | None
 ) -> list[str]:
-    """Return the command line; `statuses` are those of the verified workers, empty if nobody asked them."""
+    """Return the command line; `statuses` are those of the verified workers, empty without verification."""
     names = capabilities.rpc_device_names(options.endpoints, device_counts(statuses) if statuses else None)
     split = shares(options.tensor_split, statuses) if statuses else options.tensor_split
     return [
@@ -189,9 +189,9 @@ def build_command(
         *("-s", str(options.seed)),
         *("--temp", f"{options.temperature:.10g}"),
         *(("-t", str(options.threads)) if options.threads is not None else ()),
-        # Devices have names only after --rpc.
+        # The devices of workers have names only after --rpc.
         *("--rpc", ",".join(options.endpoints)),
-        # All or none: upstream then refuses to go on without a worker, and leaves devices of the master out.
+        # All or none. With all names, upstream refuses to run without a worker, and does not use the master's devices.
         *(("--device", ",".join(names)) if names else ()),
         *("-ngl", str(options.n_gpu_layers)),
         *(("-ts", ",".join(f"{share:g}" for share in split)) if split else ()),
@@ -209,7 +209,7 @@ def build_command(
 
 
 def generated_text(stdout: str) -> str:
-    """Return the text alone, exactly: without the mark and the two line feeds that upstream prints after it."""
+    """Return exactly the generated text, without the end mark and the two line feeds that upstream prints after it."""
     if not stdout.endswith("\n\n"):
         return stdout
     text = stdout[:-2]
@@ -217,7 +217,7 @@ def generated_text(stdout: str) -> str:
     return text[: -len(mark)] if text.endswith(mark) else text
 
 
-# What upstream prints; with its source files.
+# Messages of upstream, with their source files.
 # common/log.cpp: the time and the level of a line
 _LEVEL = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} ([IWED]) ", re.MULTILINE)
 # tools/completion/completion.cpp
@@ -243,7 +243,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
 
 
 def _incomplete(ending: Ending) -> Failure | None:
-    # The figures come after the text and through the same queue: where there is one of them, the text is whole.
+    # The figures come after the text through the same queue, so if any figure is there, the text is complete.
     if ending.log["perf"]:
         return None
     program = Path(ending.program).name
@@ -252,19 +252,19 @@ def _incomplete(ending: Ending) -> Failure | None:
 
 
 def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
-    """Whether a run lost its last lines: what it had to say, the text, or, after the text, figures."""
+    """Return whether a run lost its last lines: its message, its text, or the figures after the text."""
     if failure:
         return isinstance(failure, OutputLost)
-    # Of the figures of all generations, the last that every build prints.
+    # The last figure that builds of all generations print.
     return perf is None or perf["total"]["time_ms"] is None
 
 
 def _message_lost(options: Options, ending: Ending) -> Failure | None:
-    """Return the failure of a program that gave up, and then says why, but did not get to say it."""
+    """Return the failure of a program that gave up and whose message was lost, or None."""
     if ending.exit_status != 1:
         return None
     if not working(options, ending):
-        # What ends a program that early and is none of the others is the model.
+        # If a program ends that early and for no other known reason, the model is the cause.
         message = (
             f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "
             "another."

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Read figures out of what a llama.cpp program printed. Private to this collection.
+"""Read figures from the output of a llama.cpp program. Private to this collection.
 
-The text is the log of one run, standard error alone or both streams mixed. In the mixed case generated text stands
+The text is the log of one run, standard error alone or both streams mixed. In mixed streams, generated text stands
 among log lines and may imitate them, so a line counts only where llama.cpp prints it: devices, offload and build
 before generation starts, performance figures in the last block, the memory table after that block. A model that
-knows this can still fool a reader of the mixed streams of a run that was killed: give standard error alone
-where a proof is needed.
+knows this can still fool a reader of the mixed streams of a run that was killed. If a proof is needed, give standard
+error alone.
 
 Formats are those of the format strings in upstream's `src/llama-context.cpp`, `src/llama-model.cpp`,
 `src/llama-kv-cache.cpp`, `common/sampling.cpp`, `common/fit.cpp`, `common/log.cpp` and `tools/cli/cli-context.cpp`.
@@ -23,13 +23,16 @@ class PerfLogError(ValueError):
 
 
 class LoadTimes(TypedDict):
-    """Loading, as upstream counts it: with `--no-warmup` it leaves most of the load out."""
+    """The load time as upstream counts it; with `--no-warmup` it leaves out most of the load."""
 
     time_ms: float | None
 
 
 class SamplingTimes(TypedDict):
-    """Choosing tokens: `runs` in builds before b7115, `tokens` and `samplers_time_ms` (the samplers alone) since."""
+    """The times of choosing tokens.
+
+    Builds before b7115 have `runs`, later ones `tokens` and `samplers_time_ms` (the samplers alone).
+    """
 
     time_ms: float | None
     samplers_time_ms: float | None
@@ -40,7 +43,7 @@ class SamplingTimes(TypedDict):
 
 
 class PromptEvalTimes(TypedDict):
-    """Reading the prompt: milliseconds in all and per token, tokens per second."""
+    """The times of reading the prompt: milliseconds in all and per token, tokens per second."""
 
     time_ms: float | None
     tokens: int | None
@@ -49,7 +52,7 @@ class PromptEvalTimes(TypedDict):
 
 
 class EvalTimes(TypedDict):
-    """Generating: `runs` is the number of tokens computed, one per run; times in milliseconds."""
+    """The times of generation in milliseconds; `runs` is the number of tokens computed, one per run."""
 
     time_ms: float | None
     runs: int | None
@@ -58,21 +61,21 @@ class EvalTimes(TypedDict):
 
 
 class TotalTimes(TypedDict):
-    """From the end of the load to the report, in milliseconds, and the tokens of prompt and generation together."""
+    """The milliseconds from the end of the load to the report, and the tokens of prompt and generation together."""
 
     time_ms: float | None
     tokens: int | None
 
 
 class UnaccountedTimes(TypedDict):
-    """What of the total is in no other figure, in milliseconds and in percent of the total; may be negative."""
+    """The part of the total that is in no other figure, in milliseconds and in percent; may be negative."""
 
     time_ms: float | None
     percent: float | None
 
 
 class Perf(TypedDict):
-    """The performance figures of one run; what the log does not hold is null."""
+    """The performance figures of one run; a figure that the log does not hold is null."""
 
     load: LoadTimes
     sampling: SamplingTimes
@@ -84,10 +87,10 @@ class Perf(TypedDict):
 
 
 class Device(TypedDict):
-    """What one device holds, in MiB; several buffers of a device are summed.
+    """The memory that one device holds, in MiB; several buffers of a device are summed.
 
     `name` is upstream's, without the buffer's kind (`CPU_Mapped` is `CPU`); `endpoint` is the worker's, null for a
-    device of the master; `layers` includes the output layer and is null where the log does not determine it;
+    device of the master; `layers` includes the output layer and is null if the log does not determine it;
     `kv_buffer_mib` includes recurrent state.
     """
 
@@ -102,7 +105,7 @@ class Device(TypedDict):
 class Offload(TypedDict):
     """How many of the model's layers, the output layer among them, are on devices rather than on the master's CPU.
 
-    This is what was asked for: upstream says it even where there is no device at all.
+    This is the requested number: upstream prints it even if there is no device at all.
     """
 
     layers: int
@@ -110,7 +113,7 @@ class Offload(TypedDict):
 
 
 class Build(TypedDict):
-    """Which upstream build ran. A build from an archive has no true `number` (0 or 1): go by `commit`."""
+    """The upstream build that ran. A build from an archive has no real `number` (0 or 1): use `commit`."""
 
     number: int | None
     commit: str | None
@@ -136,7 +139,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 _PREFIX = r"(?:\d{1,6}\.\d\d\.\d{3}\.\d{3} )?(?:[IWED] )?(?:[a-z]{3,5} {1,20})?"
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{1,10})?|inf|nan(?:\([a-z]{1,10}\))?)"
 
-# Generation starts after one of these: of llama-completion (once llama-cli), and of the chat client llama-cli.
+# Generation starts after one of these lines, of llama-completion (once llama-cli) or of the chat client llama-cli.
 _TEXT_STARTS = re.compile(_PREFIX + r"generate: n_ctx = \d|available commands:$")
 
 _MARKER = re.compile(
@@ -178,7 +181,7 @@ _BUILD = re.compile(
 )
 
 _RPC_BUFFER = re.compile(r"RPC\d*\[(.+)\]")
-# In the order in which each reporter prints them: a line that goes back in it begins another report.
+# The order in which each reporter prints its lines. A line that goes back in it begins another report.
 _NEW_ORDER = ("sampling", "samplers", "load", "prompt eval", "eval", "total", "unaccounted", "graphs reused")
 _OLD_ORDER = ("load", "sampling", "prompt eval", "eval", "total")
 
@@ -204,7 +207,7 @@ def parse_log(text: str, require_perf: bool = True) -> PerfLog:
 
 
 def _number(text: str | None) -> float | None:
-    """Convert what printf made of a double; a division by zero (inf, nan, -nan) is no figure."""
+    """Return the number in a text that printf made of a double, None for a division by zero (inf, nan, -nan)."""
     return None if text is None or "n" in text else float(text)
 
 
@@ -233,7 +236,7 @@ def _parse_perf(lines: Sequence[str]) -> tuple[Perf | None, int]:
 
 
 def _perf_line(line: str) -> Sequence[_Line]:
-    """Return the figures in one line; generated text may precede them in it, nothing may follow."""
+    """Return the figures in one line. Generated text may precede them in the line, but nothing may follow them."""
     if line.endswith("t/s ]"):
         speeds = _CLI_SPEEDS.fullmatch(line)
         if speeds is None:
@@ -328,7 +331,7 @@ def _parse_offload(head: Sequence[str]) -> Offload | None:
 
 
 def _device_name(buffer: str) -> str:
-    """Return the device of a buffer: CPU of CPU_Mapped and CPU_REPACK; host memory of a GPU stays by itself."""
+    """Return the device of a buffer: CPU for CPU_Mapped and CPU_REPACK; host memory of a GPU keeps its own name."""
     if buffer.startswith(("RPC", "Meta(")) or buffer.endswith("_Host"):
         return buffer
     return buffer.split("_", 1)[0] or buffer
@@ -357,8 +360,8 @@ def _parse_devices(head: Sequence[str], offload: Offload | None) -> list[Device]
         if "buffer size" in line:
             _add_buffer(buffers, line)
         elif _CONTEXT_STARTS.match(line):
-            # The scheduler starts afresh (first the fit of the parameters to the memory, then the run): what
-            # it had reserved before is gone. Weights and KV cache of the fit are of size zero.
+            # The scheduler starts again (first to fit the parameters to the memory, then for the run), so its
+            # earlier reservations are gone. Weights and KV cache of the fit have size zero.
             for sizes in buffers.values():
                 sizes.pop(_COMPUTE, None)
     devices: list[Device] = []
@@ -384,7 +387,7 @@ def _add_buffer(buffers: dict[str, dict[str, float]], line: str) -> None:
         # Once per device and reservation: a second line is a second reservation, not a second buffer.
         sizes[_COMPUTE] = mib
     else:
-        # Two decimals are what upstream prints; binary fractions must not add more.
+        # Upstream prints two decimals; binary fractions must not add more.
         key = _MODEL if kind in ("", "model") else _KV
         sizes[key] = round(sizes.get(key, 0.0) + mib, 2)
 
@@ -400,7 +403,7 @@ def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | N
         if using and using[1] not in names:
             index = per_endpoint.get(using[2], 0)
             per_endpoint[using[2]] = index + 1
-            # RPC0, RPC1, ... count all devices of all workers, the buffers' RPC<k>[endpoint] those of one worker.
+            # RPC0, RPC1, ... count the devices of all workers; RPC<k>[endpoint] of buffers counts those of one worker.
             names[using[1]] = f"RPC{index}[{using[2]}]" if re.fullmatch(r"RPC\d{1,9}", using[1]) else using[1]
         layer = _ASSIGNED.match(line) if "assigned to device" in line else None
         if layer:
@@ -423,8 +426,8 @@ def _set_layers_by_kv(
 ) -> None:
     """Set the layers of each device where the KV cache determines them.
 
-    That is so for one cache, of equal size on each layer, that lies with its layer, and shows in that the devices'
-    shares are whole layers and add up. The output layer has no cache: if it is offloaded, the last device holds it.
+    It does for one cache that has the same size on each layer and lies with its layer. If so, the devices' shares are
+    whole layers and add up. The output layer has no cache: if it is offloaded, the last device holds it.
     """
     by_name = {device["name"]: device for device in devices if device["name"] in order}
     rest = [device for device in devices if device["name"] not in order]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: where a run of a llama.cpp program is, read from its output as it comes, and told through a small file.
+"""Private: read the progress of a llama.cpp program from its output, and write it to a small file.
 
-The file is for an action plugin that looks while the module runs; its name comes in the environment. No file is no
-harm: what goes wrong with it is never said, and never ends a run. Knows neither Ansible nor processes.
+An action plugin reads the file while the module runs; the environment has the file's path. A run does not need the
+file: an error with it is not reported and never ends a run. Knows neither Ansible nor processes.
 
-What is told is never too much. llama.cpp prints at most one dot for each percent of the bytes that it has handed out,
-and fewer where one tensor is several percent. Text is counted by the pieces in which it arrives: one for each token,
-but on a busy host several tokens may be one piece.
+The progress is never too high. llama.cpp prints at most one dot for each percent of the bytes that it has handed out,
+and fewer if one tensor is several percent. Text is counted in the pieces in which it arrives: one for each token, but
+on a busy host one piece may have several tokens.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"
 VERIFYING, LOADING, PREPARING, PROMPT, GENERATING = "verifying", "loading", "preparing", "prompt", "generating"
 MEASURING = "measuring"
 
-# Of tokens, which come one by one; all else is written as it comes.
+# For tokens, which come one by one; all else is written at once.
 _WRITE_EVERY_S = 1.0
-# A line longer than this is none that is looked for.
+# The lines that are looked for are not longer than this.
 _LONGEST_LINE = 4096
 
 # src/llama.cpp, the progress callback: dots, and a line feed after the last.
 _DOTS = re.compile(rb"\.{1,100}\r?")
 # tools/completion/completion.cpp (once examples/main/main.cpp): the context is there, the prompt is next.
 _GENERATE = re.compile(rb"\bgenerate: n_ctx = \d")
-# tools/llama-bench/llama-bench.cpp, with --progress: what a run begins with. A test begins with a warm-up.
+# tools/llama-bench/llama-bench.cpp, with --progress: the line before a run. A test begins with a warm-up.
 _BENCH_RUN = re.compile(
     rb"llama-bench: benchmark (\d{1,6})/([1-9]\d{0,5}): (?:warmup|depth|prompt|generation) (?:prompt |generation )?run"
     rb"(?: (\d{1,6})/(\d{1,6}))?"
@@ -48,23 +48,23 @@ _BENCH_RUN = re.compile(
 
 @dataclass(frozen=True)
 class State:
-    """Where a run is."""
+    """The progress of a run."""
 
     phase: str
     attempt: int = 1
-    # Of the bytes of the model; at least so many are where they belong.
+    # Of the bytes of the model; at least this part is loaded.
     loaded_percent: float = 0.0
-    # The size of its files.
+    # The size of the model's files.
     model_bytes: int = 0
-    # Generated so far, at least, and at most asked for; of a benchmark the runs that are done, and all of them.
+    # Tokens generated so far (at least) and requested (at most); of a benchmark, the runs done and all runs.
     tokens: int = 0
     tokens_asked: int = 0
-    # The addresses of the workers to which the model is sent, as IPv4:port; none if they were not asked.
+    # The addresses of the workers to which the model is sent, as IPv4:port; empty if they were not probed.
     peers: str = ""
 
 
 def read_state(text: str) -> State | None:
-    """Return what a file says, or None if that is no state."""
+    """Return the state in a file's text, None if the text is not a state."""
     try:
         found = json.loads(text)
         state = State(**{name: type(value)(found[name]) for name, value in asdict(State(VERIFYING)).items()})
@@ -75,7 +75,7 @@ def read_state(text: str) -> State | None:
 
 
 class Progress:
-    """Follows one call of a module, and writes to a file where it is."""
+    """The progress of one call of a module, which it writes to a file."""
 
     def __init__(self, file: int | None = None) -> None:
         self.state = State(VERIFYING)
@@ -86,19 +86,19 @@ class Progress:
         self._tell(self.state)
 
     def begin(self, attempt: int, model_bytes: int, tokens_asked: int, peers: Sequence[str]) -> None:
-        """Tell that the program starts."""
+        """Record that the program starts."""
         self._line = b""
         self._tell(State(LOADING, attempt, 0.0, model_bytes, 0, tokens_asked, " ".join(peers)))
 
     def text(self, data: bytes) -> None:
-        """Take note of what has come from standard output."""
+        """Update the progress with data from standard output."""
         if data and self._file is not None and self.state.phase != MEASURING:
             begun = self.state.phase == GENERATING
             state = replace(self.state, phase=GENERATING, tokens=min(self.state.tokens + 1, self.state.tokens_asked))
             self._tell(state, now=not begun)
 
     def log(self, data: bytes) -> None:
-        """Take note of what has come from standard error."""
+        """Update the progress with data from standard error."""
         if self._file is None or self.state.phase in (PROMPT, GENERATING):
             return
         *lines, rest = (self._line + data).split(b"\n")
@@ -121,9 +121,9 @@ class Progress:
                 self._measuring(*(int(number or 0) for number in run.groups()))
 
     def _measuring(self, test: int, tests: int, run: int, runs: int) -> None:
-        """Tell which run of which test begins; a warm-up is one, and has no number."""
+        """Record which run of which test begins. A warm-up is a run without a number."""
         state = self.state
-        # Only a run with a number says how many there are.
+        # Only a line with a run's number has the number of runs.
         each = runs + 1 if runs else state.tokens_asked // tests
         done = max(state.tokens if state.phase == MEASURING else 0, (test - 1) * each + run)
         self._tell(replace(state, phase=MEASURING, loaded_percent=100.0, tokens=done, tokens_asked=tests * each))
@@ -135,7 +135,7 @@ class Progress:
         if not now and time.monotonic() - self._written < _WRITE_EVERY_S:
             return
         self._written = time.monotonic()
-        # One write, never shorter than the last: who reads meanwhile gets the one text or the other.
+        # One write, never shorter than the last one, so that a reader gets either the old text or the new one.
         data = json.dumps(asdict(state)).encode().ljust(self._length) + b"\n"
         self._length = len(data) - 1
         with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ def _end(number: int, _frame: object) -> None:
 
 @contextlib.contextmanager
 def told(path: str | None) -> Iterator[Progress]:
-    """Follow what is done meanwhile, in a new file at this path, if any, which goes at the end."""
+    """Yield a Progress that writes to a new file at this path, if any, and delete the file at the end."""
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600) if path else None
     except OSError:
@@ -156,7 +156,7 @@ def told(path: str | None) -> Iterator[Progress]:
     if path is None or file is None:
         yield Progress()
         return
-    # The connection's end must not leave the file behind.
+    # A connection that ends must not leave the file behind.
     for number in (signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, _end)

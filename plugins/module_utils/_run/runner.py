@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: runs a program to its end or to its time limit, through AnsibleModule; knows nothing of llama.cpp."""
+"""Private: run a program to its end or to its time limit, through AnsibleModule; knows nothing of llama.cpp."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from .watch import Watch
 
-# Between the polite signal and the one that cannot be ignored.
+# Seconds between SIGTERM and SIGKILL.
 KILL_AFTER_S = 5
-# What coreutils' timeout exits with when it ended the program.
+# The exit statuses of coreutils' timeout when it has ended the program.
 _TIMEOUT_STATUSES = (124, 137)
-# The shell is there to close standard input, and replaces itself: whatever ends the program ends all of it.
+# The shell closes standard input and then becomes the program, so no shell is left when the program is ended.
 _WITHOUT_STDIN = ("/bin/sh", "-c", 'exec "$@" </dev/null', "sh")
 
 
@@ -27,7 +27,7 @@ class RunnerError(Exception):
 
 
 class Module(Protocol):
-    """What is needed of AnsibleModule."""
+    """The part of AnsibleModule that is needed here."""
 
     def run_command(self, args: list[str], **options: object) -> tuple[int, bytes, bytes]:
         """Run a command and return its status, standard output and standard error."""
@@ -37,14 +37,14 @@ class Module(Protocol):
 
 
 class Listeners(NamedTuple):
-    """Who gets the output of a program as it comes."""
+    """The receivers of a program's output as it comes."""
 
     stdout: Callable[[bytes], None]
     stderr: Callable[[bytes], None]
 
 
 class _Heard:
-    """One of the pipes that run_command reads; a listener gets what is read, too."""
+    """A pipe that run_command reads; a listener gets the data, too."""
 
     def __init__(self, pipe: IO[bytes], listener: Callable[[bytes], None]) -> None:
         self._pipe = pipe
@@ -71,9 +71,9 @@ def _begun(listeners: Listeners | None, watch: Watch | None) -> Callable[[Any], 
 
 @dataclass(frozen=True)
 class Run:
-    """How a program ended."""
+    """The result of a run of a program."""
 
-    # As a shell gives it: 128 + n when signal n ended it.
+    # As a shell gives it: 128 + n if signal n ended the program.
     exit_status: int
     stdout: str
     stderr: str
@@ -90,9 +90,9 @@ def run(
     listeners: Listeners | None = None,
     watch: Watch | None = None,
 ) -> Run:
-    """Run a command with standard input closed and end it after `timeout` seconds, or when `watch` finds it in vain.
+    """Run a command with standard input closed; end it after `timeout` seconds, or if `watch` gives it up.
 
-    The time limit is held by coreutils' `timeout`, so it holds as well when this process is killed. Variables that
+    coreutils' `timeout` enforces the time limit, so the limit holds even if this process is killed. Variables that
     begin with one of `without` are removed from the environment. Raises RunnerError.
     """
     limiter = module.get_bin_path("timeout")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: watches a running program, so that it does not wait for ever for a host that is gone or that stands still.
+"""Private: watch a running program, so that it does not wait for ever for a host that is gone or stands still.
 
-What it is told is the process of coreutils' `timeout`, whose child the program is.
+It gets the process of coreutils' `timeout`; the program is the child of that process.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from typing import Callable
 
 _LOOK_EVERY_S = 1.0
-# Less is what any process takes now and then.
+# Any process uses less than this now and then, so less is no sign of life.
 _CPU_S = 0.1
-# Where struct tcp_info (include/uapi/linux/tcp.h) has how often the same was sent again in vain, what is on its way,
-# and the bytes that have arrived there and here.
+# Offsets in struct tcp_info (include/uapi/linux/tcp.h): unanswered retransmissions, unacknowledged data, and the bytes
+# that have arrived at the other end and here.
 _RETRANSMITS, _UNACKED, _ARRIVED = 2, 24, 120
 _IN_VAIN = 3
 
 
 class Watch:
-    """Looks at a program every second; ends it if a worker's host is gone, or if nothing has moved for `still_s`."""
+    """A check of a program every second; ends it if a worker's host is gone, or if nothing has moved for `still_s`."""
 
     def __init__(self, still_s: float | None = None) -> None:
         self.still_s = still_s
-        # The worker whose host answers no more, as address and port.
+        # The worker whose host no longer answers, as address and port.
         self.gone: tuple[str, int] | None = None
         self.stood_still = False
         self._moved = 0.0
         self._sees = True
-        # By the port of a connection: what has arrived at the worker, and since when it is no more.
+        # By the port of a connection: the bytes that have arrived at the worker, and since when there are no more.
         self._arrived: dict[int, tuple[int, float]] = {}
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -50,11 +50,11 @@ class Watch:
         self._thread.start()
 
     def moved(self) -> None:
-        """Take note of a sign of life."""
+        """Record a sign of life."""
         self._moved = time.monotonic()
 
     def heard(self, listener: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return a listener to output that takes it for a sign of life."""
+        """Return a listener to output that also records it as a sign of life."""
 
         def listen(data: bytes) -> None:
             self.moved()
@@ -63,7 +63,7 @@ class Watch:
         return listen
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
         if self._thread:
             self._thread.join()
@@ -84,7 +84,7 @@ class Watch:
                 return
 
     def _traffic(self, pid: int) -> int:
-        """Return how much has arrived over the connections of a process, and see to it that the lost are noticed."""
+        """Return the bytes that have arrived over the connections of a process; check that their hosts still answer."""
         try:
             return sum(self._arrivals(sock) for sock in sockets(pid))
         except NotPermittedError:
@@ -104,8 +104,8 @@ class Watch:
         now = time.monotonic()
         before, since = self._arrived.get(port, (-1, now))
         self._arrived[port] = (arrived, now if arrived != before or not unacked else since)
-        # While something is on its way the kernel does not ask, and goes on sending it for 15 minutes. What the other
-        # end says meanwhile is no sign that it hears.
+        # While data is unacknowledged, the kernel sends no keepalive probes and retransmits for 15 minutes. Data from
+        # the other end is meanwhile no sign that it receives ours.
         if now - since > GONE_AFTER_S and unacked and arrived == before and info[_RETRANSMITS] >= _IN_VAIN:
             self.gone = (peer[0], peer[1])
         return int(arrived + received)
@@ -120,10 +120,10 @@ def _child(pid: int) -> int | None:
 
 
 def _work(pid: int) -> tuple[int, float]:
-    """Return how often a process had to wait for its disk, and how much CPU time it has had, in seconds."""
+    """Return how often a process had to wait for its disk, and its CPU time in seconds."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0, 0.0
-    # proc(5): majflt, utime and stime are the fields 12, 14 and 15, of which the first two were cut off.
+    # proc(5): majflt, utime and stime are fields 12, 14 and 15 of the line; its first two fields were cut off.
     return int(fields[9]), (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

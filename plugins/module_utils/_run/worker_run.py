@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what all runs of a llama.cpp program over RPC workers have in common, before it and after it.
+"""Private: the common steps before and after any run of a llama.cpp program over RPC workers.
 
-Knows neither Ansible nor processes, nor what the program is for.
+Knows neither Ansible nor processes, nor the purpose of the program.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from .._rpc.worker_status import WorkerStatus
     from .perf_log import PerfLog
 
-# An abort would start a debugger to print its trace (ggml/src/ggml.c); messages and numbers are in English and C form.
+# Without a debugger that prints a trace at an abort (ggml/src/ggml.c); messages in English, numbers in C form.
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
-# Upstream takes defaults of options from the environment; a run must be what its command says. (common/arg.cpp)
+# Upstream takes option defaults from the environment, but only the command may define a run. (common/arg.cpp)
 WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
-# Of the default time limit: what a slow card, a slow network and a slow processor take.
+# For the default time limit, with a slow card, a slow network and a slow processor.
 BASE_S = 120
-# How long nothing has to move until a run is ended, beside what the prompt takes.
+# A run is ended if nothing moves for this long plus the time for the prompt.
 STALL_S = 120
-# A link of 100 Mbit/s: every byte of the model may have to go through the one of the master.
+# A link of 100 Mbit/s: every byte of the model may have to pass through the master's link.
 LOAD_BYTES_PER_S = 10_000_000
 PROMPT_TOKENS_PER_S = 10
 S_PER_TOKEN = 2
 
 
 class OptionError(ValueError):
-    """What was asked for cannot be run; the message is one sentence that names the option."""
+    """The options cannot be run; the message is one sentence that names the option."""
 
 
 class ModelError(ValueError):
@@ -46,7 +46,7 @@ class ModelError(ValueError):
 
 
 class Failure(NamedTuple):
-    """Why there is no result, or none to trust."""
+    """The reason why a run has no result, or none to trust."""
 
     kind: str
     endpoint: str | None
@@ -55,10 +55,10 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What every run is asked for; None leaves a thing to upstream, and for `timeout`, in seconds, derives it."""
+    """The options of every run. None leaves one to upstream; for `timeout`, in seconds, None means the default."""
 
     model: str
-    # In the order in which they get the layers.
+    # In the order in which they get their layers.
     workers: tuple[Endpoint, ...]
     n_gpu_layers: int
     # A share for each worker, or empty.
@@ -115,7 +115,7 @@ _SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.g
 
 
 def check_model(path: str) -> int:
-    """Return the size in bytes of a model, all parts of a split one together; raises ModelError."""
+    """Return the size of a model in bytes, all parts of a split model together. Raises ModelError."""
     model = Path(path)
     parts = [model]
     split = _SPLIT_NAME.fullmatch(model.name)
@@ -181,7 +181,7 @@ def _mismatches(statuses: Sequence[WorkerStatus], protocol: str | None) -> list[
     spoken = [status for status in statuses if status.protocol]
     if not spoken:
         return []
-    # Where the master's own protocol is not known, its workers must at least agree with each other.
+    # If the master's own protocol is unknown, its workers must at least agree with each other.
     reference = protocol or str((spoken[0].protocol or {})["version"])
     whose = "this master" if protocol else f"worker {spoken[0].endpoint}"
     major, minor = (int(part) for part in reference.split(".")[:2])
@@ -218,7 +218,7 @@ def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[flo
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended: its status as a shell gives it, its log, and the workers as they were afterwards."""
+    """The end of a run: its status as a shell gives it, its log, and the state of the workers afterwards."""
 
     program: str
     exit_status: int
@@ -227,9 +227,9 @@ class Ending:
     stderr: str
     log: PerfLog
     workers_after: Sequence[WorkerStatus]
-    # It was ended because the host of this worker, an address and a port, answered no more ...
+    # If the run was ended because a worker's host no longer answered: the worker, as address and port.
     gone: tuple[str, int] | None = None
-    # ... or because nothing had moved for so long.
+    # If the run was ended because nothing moved: for how many seconds.
     still_s: int | None = None
 
 
@@ -237,7 +237,7 @@ _ABORTED, _SEGMENTATION_FAULT, _BROKEN_PIPE = 134, 139, 141
 _KILLED, _ILLEGAL_INSTRUCTION = 137, 132
 _CANNOT_START = (126, 127)
 
-# What upstream prints; with its source files.
+# Messages of upstream, with their source files.
 # ggml/src/ggml-rpc/ggml-rpc.cpp and transport.cpp
 _NOT_CONNECTED = re.compile(r"Failed to connect to ([^\s:]+:\d+)")
 _NOT_RESOLVED = re.compile(r"Cannot resolve host '([^']*)'")
@@ -258,8 +258,8 @@ _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # src/llama-model.cpp
 _BAD_MODEL = re.compile(r"error loading model: (.*)")
 _NO_MODEL = re.compile(r"failed to load model")
-# src/llama.cpp: in split mode "tensor" the devices act as one, whose buffers name none of them. This line has the
-# endpoint unless --device was given, which takes all devices or none.
+# src/llama.cpp: in split mode "tensor" the devices act as one, and the names of its buffers contain none of them. This
+# line has the endpoint unless --device was given; --device names all devices or is not given.
 _JOINT_DEVICE = re.compile(r"\bllama_\w+: - device \d+: RPC\d+(?: \((\S+)\))?$", re.MULTILINE)
 
 
@@ -277,7 +277,7 @@ def given_up(asked: Asked, ending: Ending) -> Failure | None:
     """Return the failure of a run that was ended because it took too long, stood still, or had lost a host."""
     if ending.timed_out:
         return _timed_out(asked, ending)
-    # It may have ended well in the moment in which it was given up.
+    # The run may have succeeded at the very moment in which it was given up.
     if ending.exit_status == 0:
         return None
     if ending.gone:
@@ -302,8 +302,8 @@ def _timed_out(asked: Asked, ending: Ending) -> Failure:
     limit = "timeout" if ending.still_s is None else "stall_timeout"
     started = working(asked, ending)
     suspects = [s for s in ending.workers_after if s.state != "ready" and s.endpoint not in started]
-    # Of those that had started, one that cannot be reached explains the wait, or else one that is silent still. One
-    # that refuses is no suspect: it has died of its answer to a master that was gone.
+    # Among the workers that had started, an unreachable one explains the wait, or else one that is still silent. One
+    # that refuses is no suspect: it died when it answered a master that was gone.
     suspects = suspects or [s for s in ending.workers_after if s.state == "unreachable"]
     silent = [] if suspects else [s for s in ending.workers_after if s.state == "busy"]
     found = " ".join(status.message for status in suspects) or f"Nothing blocks it; raise {limit}, or ask for less."
@@ -354,9 +354,9 @@ def _cannot_run(ending: Ending) -> Failure | None:
 
 
 def _mismatched(ending: Ending, protocol: str | None) -> Failure | None:
-    """Return the failure of a run over a worker of another protocol, whatever the build made of it.
+    """Return the failure of a run over a worker of another protocol, whatever the build printed.
 
-    Not every generation says so: some say that they could not connect, or nothing.
+    Not every generation reports it: some print that they could not connect, or nothing.
     """
     known = worker_failure(ending.workers_after, protocol)
     return known if known and known.kind == "protocol_mismatch" else None
@@ -400,8 +400,8 @@ def _other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failur
 
 
 def _out_of_memory(ending: Ending, smaller: str) -> Failure | None:
-    """Return the failure of a run that was short of memory; `smaller` is what to do about it beside the usual."""
-    # What comes before a retry was not the end.
+    """Return the failure of a run that was short of memory; `smaller` is the first part of the remedy."""
+    # A message before a retry was not the end.
     found = _NO_MEMORY.search(ending.stderr.rpartition(_RETRIED)[2])
     if found:
         buffer = re.fullmatch(r"RPC\d*\[(.+)\]", found["buffer"] or "")
@@ -425,19 +425,19 @@ def _lost(gone: Sequence[WorkerStatus]) -> Failure:
 
 
 def _cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
-    """Return the failure of a run to which a worker broke the connection."""
+    """Return the failure of a run whose connection a worker broke."""
     gone = [status for status in ending.workers_after if status.state not in ("ready", "busy", "incompatible")]
     cut_off = _CUT_OFF.search(ending.stderr)
     crashed = ending.exit_status in (_ABORTED, _SEGMENTATION_FAULT)
-    # Of all that the program writes to, only a worker can be gone: this host reads its output to the end.
+    # Only a worker can have closed a pipe or socket of the program: this host reads its output to the end.
     broke = ending.exit_status == _BROKEN_PIPE
     if not cut_off and not broke and not (crashed and gone):
         return None
-    # One that took the connection, and now takes none, was there.
+    # A worker that accepted the connection and now accepts none was there.
     left = [status for status in gone if status.state in ("refused", "unreachable")]
     if working(asked, ending) or broke or (cut_off and left):
         return _lost(gone)
-    # All connections are made before a buffer is.
+    # All connections are made before the first buffer.
     known = worker_failure(ending.workers_after, protocol)
     if known:
         return known
@@ -457,7 +457,7 @@ def failed(
     option_rejected: Callable[[Ending, str | None], Failure | None],
     smaller: str,
 ) -> Failure | None:
-    """Return the failure of a run that did not end well, unless it is the model's or the program's own."""
+    """Return the failure of a run, None if the cause is the model or the program itself."""
     return (
         _cannot_run(ending)
         or option_rejected(ending, protocol)
@@ -470,7 +470,7 @@ def failed(
 
 
 def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
-    """Return the failure of a program that llama.cpp's own parser of arguments has ended."""
+    """Return the failure of a program that llama.cpp's own argument parser ended."""
     text = ending.stderr
     bad = _BAD_ARGUMENT.search(text)
     if bad and bad[1] in ("--rpc", "--device"):
@@ -489,7 +489,7 @@ def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
 
 
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
-    """Return the failure of a run whose model llama.cpp says that it cannot load."""
+    """Return the failure of a run if llama.cpp reports that it cannot load the model."""
     reasons = _BAD_MODEL.findall(ending.stderr)
     remedy = "fetch it again, or use another"
     if reasons:
@@ -502,7 +502,7 @@ def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
 
 
 def unknown(ending: Ending) -> Failure:
-    """Return the failure of a program that said nothing that is known."""
+    """Return the failure of a program that printed no known message."""
     program = Path(ending.program).name
     message = f"{program} ended with status {ending.exit_status} and without a known message; see log_tail."
     return Failure("unknown", None, message)

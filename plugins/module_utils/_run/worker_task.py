@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: what a module does around a run of a llama.cpp program over RPC workers, through AnsibleModule."""
+"""Private: the steps of a module around a run of a llama.cpp program over RPC workers, through AnsibleModule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._rpc.worker_status import WorkerStatus
 
 PROBE_TIMEOUT_S = 5.0
-# What a build says of itself takes milliseconds.
+# A build takes milliseconds to print its version and its help.
 DESCRIBE_TIMEOUT_S = 30
 LOG_TAIL_LINES = 20
 LOG_TAIL_COLUMNS = 500
@@ -44,7 +44,7 @@ WORKER_RUN: dict[str, dict[str, Any]] = {
 
 
 class Module(RunsCommands, Protocol):
-    """What is needed of AnsibleModule."""
+    """The part of AnsibleModule that is needed here."""
 
     params: dict[str, Any]
     check_mode: bool
@@ -54,14 +54,14 @@ class Module(RunsCommands, Protocol):
         """Show a warning."""
 
     def exit_json(self, **result: object) -> NoReturn:
-        """End well."""
+        """End with a result."""
 
     def fail_json(self, msg: str, **result: object) -> NoReturn:
         """End with a failure."""
 
 
 class WorkerTask:
-    """One call of a module: its result grows as it goes, and is returned whole however it ends."""
+    """One call of a module. Its result so far is returned, however the call ends."""
 
     def __init__(self, module: Module, result: dict[str, Any], progress: Progress | None = None) -> None:
         self.module = module
@@ -69,13 +69,13 @@ class WorkerTask:
         self.progress = progress or Progress()
 
     def fail(self, failure: Failure) -> NoReturn:
-        """End the module with a failure and all that is known."""
+        """End the module with a failure and the result so far."""
         self.result["failure"] = failure._asdict()
         self.module.fail_json(msg=failure.message, **self.result)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """End the module with a failure for what cannot be run."""
+        """End the module with a failure if options, model or program cannot be run."""
         try:
             yield
         except EndpointError as error:
@@ -88,7 +88,7 @@ class WorkerTask:
             self.fail(Failure("binary_missing", None, str(error)))
 
     def asked(self, *programs: str) -> tuple[str, str, str, Mapping[str, object]]:
-        """Return the first of these programs in `bin_folder`, what it says of its version, its help, the manifest."""
+        """Return the first of these programs in `bin_folder`, its version text, its help, and the manifest."""
         bin_folder = str(Path(self.module.params["bin_folder"]).absolute())
         program = find_program(bin_folder, programs)
         # Upstream writes its version to standard error and its help to standard output.
@@ -118,7 +118,7 @@ class WorkerTask:
         still_s: int | None = None,
         watch: Watch | None = None,
     ) -> tuple[Run, Ending]:
-        """Run a program over workers, and return how it ended; by itself, or as nothing moved for `still_s`."""
+        """Run a program over workers, and return how it ended. It is ended if nothing moves for `still_s` seconds."""
         watch = watch or Watch(still_s)
         try:
             ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log), watch)
@@ -134,7 +134,7 @@ class WorkerTask:
             timeout=timeout,
             stderr=ended.stderr,
             log=log,
-            # Upstream does not say which worker it lost, or did not use; the workers themselves do.
+            # Upstream does not name a worker that it lost or did not use; a probe of the workers does.
             workers_after=[] if well else probe(workers, PROBE_TIMEOUT_S),
             gone=watch.gone,
             still_s=still_s if watch.stood_still else None,
@@ -142,7 +142,7 @@ class WorkerTask:
         return ended, ending
 
     def keep_log_tail(self, ending: Ending, failure: Failure | None) -> None:
-        """Put the end of the log of a run that failed into the result, and only that of such a run."""
+        """Put the end of the log into the result if the run failed; otherwise remove it from there."""
         self.result.pop("log_tail", None)
         if failure:
             tail = ending.stderr.splitlines()[-LOG_TAIL_LINES:]

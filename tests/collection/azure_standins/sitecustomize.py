@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Put a stand-in where a package is missing that azure.azcollection imports but its inventory plugin does not use.
 
-The collection imports over thirty SDK packages (1.5 GB installed) in one `try`, and works without none of them. What
-the inventory plugin uses is installed and real: azure-core, azure-identity, azure-cli-core, azure-mgmt-core and
-azure-mgmt-compute. Python imports this file by itself where it is on PYTHONPATH. What is installed is never replaced.
+The collection imports over thirty SDK packages (1.5 GB installed) in one `try`, and fails if any of them is missing.
+The packages that the inventory plugin uses are installed and real: azure-core, azure-identity, azure-cli-core,
+azure-mgmt-core and azure-mgmt-compute. If this file is on PYTHONPATH, Python imports it at the start. Stand-ins never
+replace an installed package.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MISSING = ("azure.mgmt.", "azure.storage", "kiota_authentication_azure", "msgraph", "netaddr")
-# These are folders that packages share.
+# Packages share these folders.
 SHARED = ("", "azure", "azure.mgmt")
 
 
 class StandIn(ModuleType):
-    """A module that has every name, none of which can be used."""
+    """A module that has every name, but no name can be used."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -37,7 +38,7 @@ class StandIn(ModuleType):
 
 
 class Finder:
-    """Asked last, so only for what no other finder has; a real package without an optional part stays without it."""
+    """The last finder, for modules that no other one has; a real package without an optional part stays without it."""
 
     @staticmethod
     def find_spec(name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
@@ -52,7 +53,7 @@ class Finder:
 
     @staticmethod
     def exec_module(_module: ModuleType) -> None:
-        """Nothing is in it."""
+        """Leave the module empty."""
 
 
 sys.meta_path.append(Finder)

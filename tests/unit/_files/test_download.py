@@ -70,7 +70,7 @@ def test_a_file_is_fetched_verified_and_recorded_and_the_second_time_neither_fet
     assert record is not None
     assert (record.sha256, record.origin, record.adopted) == (sha256(CONTENT), {"source": "test"}, False)
     before = len(hub.seen)
-    # Other bytes under the same size, time and inode: whoever reads them notices.
+    # Other bytes with the same size, time and inode: reading the file would reveal them.
     times = file.path.stat()
     file.path.write_bytes(OTHER)
     os.utime(file.path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a GGUF file is whole: headers that the package `gguf` writes, and what may stand in their place."""
+"""The check that a GGUF file is whole: headers from the package `gguf`, and damaged or false ones."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_type_of_a_later_upstream_is_let_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [struct.pack("<Q", 1 << 34), bytes(8)], ids=["one long text", "texts without end"])
 def test_a_header_larger_than_any_models_is_not_gone_through(tmp_path: Path, after: bytes) -> None:
-    """The file has room for what it claims, as holes: only its length keeps a reader from believing it."""
+    """The file is sparse and large enough for what its header claims, so only a limit stops a reader."""
     path = tmp_path / "m.gguf"
     with path.open("wb") as stream:
         stream.write(file_of(pair(b"k", ARRAY, array_of(TEXT, 1 << 30) + after), pairs=1))
@@ -287,7 +287,7 @@ def test_parts_that_are_not_those_of_one_split(
 
 
 def links(first: Path, count: int) -> Path:
-    """Give one file the names of all parts."""
+    """Return the first of hard links that give one file the names of all parts."""
     parts = [first.with_name(name) for name in part_names(f"links-00001-of-{count:05}.gguf")]
     for part in parts:
         part.hardlink_to(first)
@@ -307,7 +307,7 @@ def test_one_file_with_the_names_of_many_parts_is_read_no_further(
     tmp_path: Path, split: tuple[int, int] | None, after: int, words: str
 ) -> None:
     first = links(write(tmp_path / "m.gguf", split=split), 900)
-    # If it were read, it would be what is wrong.
+    # If this part was read, the error would be about it.
     unread = first.with_name(part_names(first.name)[after])
     unread.unlink()
     unread.write_bytes(b"")

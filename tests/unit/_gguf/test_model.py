@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a model's header means: sizes by hand from upstream's formulas, and against the package `gguf`."""
+"""The meaning of a model's header: sizes by hand from upstream's formulas, and compared with the package `gguf`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-# A model of 4 layers, 512 wide, with 8 heads of 64.
+# A model with 4 layers, a width of 512, and 8 heads of 64.
 USUAL = {"block_count": 4, "embedding_length": 512, "attention.head_count": 8, "context_length": 2048}
 
 
 def model(architecture: str, tensors: Mapping[str, int] | None = None, **numbers: Any) -> Model:
-    """Describe a header with these numbers; `_` in a name stands for `.` where there is one in the key."""
+    """Return the description of a header with these numbers, named as in KEYS."""
     metadata: dict[str, Any] = {"general.architecture": architecture}
     arrays: dict[str, Any] = {}
     for name, value in {**USUAL, **{KEYS[name]: value for name, value in numbers.items()}}.items():
@@ -86,7 +86,7 @@ KEYS = {
     "experts": "expert_count",
 }
 
-# Bytes of F16 keys and values per token: in layers with the whole context, and in those with a window; state bytes.
+# Bytes of F16 keys and values per token in layers with the whole context and in those with a window; state bytes.
 # fmt: off
 CACHES = {
     "as many kv heads as heads": ("llama", {}, "full " * 4, 4 * 2 * 512 * 2, 0, 0),
@@ -184,7 +184,7 @@ def test_gemma3n_keeps_twenty_layers() -> None:
 
 
 def test_each_cache_type() -> None:
-    """Bytes of 32 numbers: include/ggml.h's blocks."""
+    """The sizes are bytes of 32 numbers, by the blocks of include/ggml.h."""
     found = model("llama", layers=1, width=64, heads=1)
     assert found.cache.bytes_per_token == {
         "f32": 2 * 64 * 4,
@@ -340,7 +340,7 @@ def test_of_layers_without_keys_there_are_no_cells() -> None:
 
 QUICK = settings(max_examples=30, deadline=5000, database=None, suppress_health_check=list(HealthCheck))
 
-# Of each block size one at least.
+# At least one type of each block size.
 KINDS = [
     gguf.GGMLQuantizationType[name] for name in "F32 F16 Q8_0 Q4_K IQ4_NL TQ1_0 MXFP4 I8 F64 BF16 Q5_1 NVFP4".split()
 ]
@@ -457,7 +457,7 @@ def test_no_value_makes_it_fail(architecture: str, plain: dict[str, Any], arrays
     found = model(architecture, **{**plain, **{name: tuple(values) for name, values in arrays.items()}})
     json.dumps(asdict(found))
     assert all(note.endswith(".") and len(note) < 500 and "\n" not in note for note in found.notes)
-    # What is not known has a reason.
+    # If the cache is unknown, a note has the reason.
     assert found.cache.known or found.notes
 
 

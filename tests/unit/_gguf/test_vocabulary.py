@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether a model may draft tokens for another. What llama.cpp makes of it: tests/integration/test_speculation.py."""
+"""The check whether a model may draft for another one; tests/integration/test_speculation.py asks llama.cpp."""
 
 from __future__ import annotations
 

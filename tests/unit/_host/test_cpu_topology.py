@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many cores a service may use, on trees of /proc and /sys as kernels have them."""
+"""The number of cores that a service may use, on trees of /proc and /sys like those of real kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def host(
     file: str = "core_cpus_list",
     **files: str,
 ) -> dict[str, str]:
-    """Return the files of a host: its physical cores as CPU lists, its NUMA nodes, and others with `__` for `/`."""
+    """Return the files of a host from its cores (CPU lists), its NUMA nodes, and other files (`__` stands for `/`)."""
     tree = {
         "proc/1/cgroup": groups,
         "proc/1/status": f"Name:\tsystemd\nCpus_allowed:\tff\nCpus_allowed_list:\t{allowed or online}\n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What firewalld prints is read, and what follows from it closes the ports to everyone else and cuts nobody off."""
+"""The output of firewalld is read, and the plan closes the ports to everyone else without cutting off a session."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_recorded_policies_are_read(version: str) -> None:
     policies = parse_zones((RECORDED / f"policies-{version}.txt").read_text())
     assert list(policies) == ["allow-host-ipv6"]
     assert (policies["allow-host-ipv6"].egress_zones, len(policies["allow-host-ipv6"].rich_rules)) == (("HOST",), 4)
-    # What comes with firewalld is no obstacle.
+    # The policies that firewalld installs are no obstacle.
     assert planned(running(view(OWN, PUBLIC, policies=tuple(policies.values())))) == Plan([], False, [])
 
 
@@ -240,7 +240,7 @@ def test_zone_that_somebody_has_added_to_is_made_anew() -> None:
         plan = planned(running(view(foreign, PUBLIC)))
         assert (texts(plan)[:2], plan.reload) == (["zone llama-rpc removed", "zone llama-rpc made"], True)
         assert len(plan.changes) == 4
-        # Only in force, not permanent: a reload is all it takes.
+        # The change is in the runtime configuration only, so a reload is enough.
         assert planned(running(view(OWN, PUBLIC), view(foreign, PUBLIC))) == Plan([], True, [])
 
 
@@ -254,7 +254,7 @@ def test_port_is_closed_in_every_other_zone() -> None:
     plan = planned(running(view(OWN, public, work)))
     assert texts(plan) == ["port 50052/tcp removed from zone public", "port 50052/tcp removed from zone work"]
     assert plan.reload is False
-    # Whichever configuration it is open in.
+    # It is closed in whichever configuration it is open.
     assert texts(planned(running(view(OWN, PUBLIC), view(OWN, public)))) == ["port 50052/tcp removed from zone public"]
 
 
@@ -267,27 +267,27 @@ def test_range_is_split_around_the_ports_in_one_step() -> None:
         "port 50054-65535/tcp added to zone public",
     ]
     assert plan.reload is True
-    # Nothing to make permanent: what is in force alone, a reload ends.
+    # There is no permanent change to make: a reload ends what is in the runtime configuration only.
     assert planned(running(view(OWN, PUBLIC), view(OWN, public))) == Plan([], True, [])
 
 
 def test_commands_do_what_the_plan_says() -> None:
     add, new = Change("llama-rpc", "source", "10.0.0.10/32", "enabled"), Change("llama-rpc", "zone", "", "present")
     rule = Change("llama-rpc", "rich_rule", RULE, "disabled")
-    # Both configurations, one after the other.
+    # Both configurations change, one after the other.
     assert [argv for _text, argv in Plan([add, rule], False, []).commands(running=True)] == [
         ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
         ["firewall-cmd", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
         ["firewall-cmd", "--permanent", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
         ["firewall-cmd", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
     ]
-    # The permanent one, which then comes into force.
+    # The permanent one changes, and a reload puts it into force.
     assert [argv for _text, argv in Plan([new, add], True, []).commands(running=True)] == [
         ["firewall-cmd", "--permanent", "--new-zone=llama-rpc"],
         ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
         ["firewall-cmd", "--reload"],
     ]
-    # The only one that there is.
+    # A stopped daemon has only the permanent one.
     assert Plan([new], False, []).commands(running=False) == [
         ("zone llama-rpc made", ["firewall-offline-cmd", "--new-zone=llama-rpc"])
     ]
@@ -327,7 +327,7 @@ def test_session_is_kept_before_anything_else_is_done() -> None:
 
 def test_session_stays_open_over_a_reload_and_without_one() -> None:
     closed = replace(PUBLIC, services=())
-    # Open in force alone: a reload, now or by anyone later, would close it.
+    # Port 22 is open in the runtime configuration only: a reload, now or by anyone later, would close it.
     for own in ((), (OWN,)):
         plan = planned(running(view(*own, closed), view(*own, PUBLIC)))
         assert Change("public", "port", "22/tcp", "enabled") in plan.changes
@@ -374,7 +374,7 @@ def test_interface_that_is_bound_while_the_daemon_runs_stays_bound() -> None:
 def test_controller_that_is_trusted_keeps_its_session_through_our_zone() -> None:
     plan = planned(running(view(OWN, PUBLIC)), MASTER)
     assert plan == Plan([Change("llama-rpc", "rich_rule", SSH_FROM_MASTER, "enabled")], False, [])
-    # Before its address falls into the zone.
+    # The rule comes before its address falls into the zone.
     order = [change.kind for change in planned(running(view(replace(OWN, sources=()), PUBLIC)), MASTER).changes]
     assert order == ["rich_rule", "source"]
 
@@ -482,7 +482,7 @@ def test_what_else_opens_the_port_is_named_with_its_remedy(public: Zone, thing: 
     (problem,) = planned(running(view(OWN, public))).problems
     assert problem.startswith(f"Zone public lets others reach port 50052 by {thing}")
     assert remedy in problem
-    # In either configuration.
+    # It is a problem in either configuration.
     assert planned(running(view(OWN, PUBLIC), view(OWN, public))).problems == [problem]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which address a host has in the tunnel, what a host says of it, and what is said of a link."""
+"""The address of a host in the tunnel, the state that a host reports, and the messages about a link."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINK = {
 
 
 def test_an_address_stays_and_is_a_hosts_own() -> None:
-    # Another one would cut off clusters that have it.
+    # Another address would cut off existing clusters.
     assert tunnel.address_of("worker1") == "10.213.174.239"
     smallest = {tunnel.address_of(f"w{number}", "192.168.7.0/30") for number in range(40)}
     assert smallest == {"192.168.7.1", "192.168.7.2"}
@@ -123,7 +123,7 @@ def test_another_way_into_the_network_is_found() -> None:
 
 
 def test_who_is_there_by_the_default_route_is_found() -> None:
-    # An administrator, twice, once as a socket of IPv6 shows it; a worker in the tunnel; somebody elsewhere.
+    # An administrator, twice, once as an IPv6 socket shows it; a worker in the tunnel; two peers elsewhere.
     connections = (
         "0 0 10.0.0.10:22 10.213.4.4:50110\n0 0 [::ffff:10.0.0.10]:22 [::ffff:10.213.4.4]:50111\n"
         "0 0 10.213.1.9:41000 10.213.1.1:50052\n0 0 10.0.0.10:22 10.0.0.1:50112\n0 0 [fe80::1]:22 [fe80::2]:50113\n"
@@ -165,7 +165,7 @@ def test_what_wg_prints_is_read_without_the_private_key() -> None:
         (CONFIG, "", {"state": "down", "port_taken": True}),
         ("", "", {"state": "down", "port_taken": True, "same": []}),
         (CONFIG.replace("1.9/16", "1.8/16"), DUMP, {"state": "down"}),
-        # What a run leaves that was killed between the change of a file and its use.
+        # The state after a run was killed between the change of a file and its use.
         (CONFIG.replace("PEER", "NEW"), DUMP, {"state": "outdated"}),
         (CONFIG.replace("= 51820", "= 51821"), DUMP, {"state": "outdated"}),
         (CONFIG, DUMP.replace("OWN", "OLD"), {"state": "outdated", "new_key": True}),
@@ -215,7 +215,7 @@ def test_what_the_role_writes_is_read_again(key: str) -> None:
         __rpc_tunnel_present=["worker1"],
         __rpc_tunnel_kept=[kept],
     )
-    # A reload takes a key away by one of zeros alone.
+    # A reload removes a preshared key only if the file has one of zeros.
     assert text.count(f"PresharedKey = {key or 'A' * 43 + '='}\n") == 2
     assert tunnel.parse_config(text) == {
         "address": "10.213.1.9/16",
@@ -226,7 +226,7 @@ def test_what_the_role_writes_is_read_again(key: str) -> None:
                 "public_key": "K1",
                 "preshared_key": key,
                 "address": "10.213.1.1",
-                # The usual port, and not that of the host whose configuration this is.
+                # The usual port, not that of the host that has this configuration.
                 "endpoint": "10.0.0.11:51820",
             },
             {**kept, "preshared_key": key},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-bench: what is run, and what its figures are."""
+"""llama-bench: its command and its figures."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_a_build_does_not_have_is_refused(changes: dict[str, Any], old: str
 
 
 def test_the_limit_grows_with_what_is_asked_for() -> None:
-    # 512 tokens read at 10 a second and 128 generated in 2 s each, six times; 2 GB at 10 MB/s.
+    # Six times 512 tokens read at 10 a second and 128 generated in 2 s each, and 2 GB at 10 MB/s.
     assert time_limit(options(), 2_000_000_000) == 120 + 200 + 1844
     assert time_limit(options(n_depth=(0, 1000)), 0) == 120 + 4887
     assert time_limit(options(ubatch_size=(64, 512), n_gen=(), repetitions=1), 0) == 120 + 205
@@ -178,12 +178,12 @@ def test_the_command_of_each_generation() -> None:
         f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -dev RPC0/RPC1 -ngl 999 -sm layer -ts 1/3 {common}"
         " -fa on -t 4 -r 5 -o jsonl --progress -v"
     )
-    # It has no names for devices, and numbers for flash attention.
+    # The old build has no names for devices, and numbers for flash attention.
     assert " ".join(build_command(OLD, asked, ready)) == (
         f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -ngl 999 -sm layer -ts 1/3 {common}"
         " -fa 1 -t 4 -r 5 -o jsonl --progress -v"
     )
-    # How many devices the workers have is not known.
+    # The number of the workers' devices is unknown.
     assert "-dev" not in build_command(NEW, asked, [])
 
 
@@ -408,7 +408,7 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
     assert "\n" not in failure.message
 
 
-# Where it is, for those who wait
+# Progress
 
 
 @RECORDED
@@ -425,7 +425,7 @@ def test_the_phases_of_a_real_run_come_in_order(version: str, tmp_path: Path) ->
             if not found or state != found[-1]:
                 found.append(state)
     assert list(dict.fromkeys(state.phase for state in found)) == [LOADING, PREPARING, MEASURING]
-    # Six tests of a warm-up and three runs each; until the first run begins, it is not known how many there are.
+    # Six tests, each with a warm-up and three runs. Their number is unknown until the first run begins.
     measuring = [state for state in found if state.phase == MEASURING]
     assert [(state.tokens, state.tokens_asked) for state in measuring] == [(0, 0), *((n, 24) for n in range(1, 24))]
     shown = [Teller().line(state, 0, 0.0) for state in measuring]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The report of a benchmark: what it says, in which forms, and what it refuses."""
+"""The report of a benchmark: its content, its forms, and its refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOW = "2026-11-21T19:42:02Z"
 
 
 class Page(HTMLParser):
-    """The tags and the text of a page; what is open when it ends is left in `open`."""
+    """The tags and the text of a page; tags that are not closed stay in `open`."""
 
     EMPTY = ("meta", "link", "img", "br", "hr", "input", "source")
 
@@ -68,11 +68,11 @@ def made():
     return benchmark_report(results())
 
 
-# What it says
+# Content
 
 
 def last(prompt, generation, spread=0.02, **changes):
-    """Results whose last run of the same kind had these figures."""
+    """Return results whose last run of the same kind had these figures."""
     before = run("2026-11-20T01:02:03Z", 1, 1, tests=figures(prompt, generation, spread=spread))
     return results(history=[{**before, **changes}])
 
@@ -235,7 +235,7 @@ def test_a_history_whose_last_line_has_no_end_is_whole_and_an_empty_one_is_none(
 
 
 def runs_of(*speeds, **changes):
-    """Earlier runs with these speeds of prompt and generation."""
+    """Return earlier runs with these speeds of prompt and generation."""
     return [run("2026-11-20T01:02:03Z", *speed, **changes) for speed in speeds]
 
 
@@ -305,7 +305,7 @@ def test_a_broken_line_is_named_and_refused(line, reason):
 
 
 def marks(html, plot):
-    """The points of a plot from left to right: whether each is of this run's series, and its class."""
+    """Return the classes of a plot's points from left to right, and those of the joins between points."""
     drawn = html.partition(f'id="plot-{plot}"')[2].partition("</div>")[0]
     return re.findall(r'overflow="visible"><g class="(s\d)', drawn), re.findall(r'class="join (s\d)', drawn)
 
@@ -413,7 +413,7 @@ def test_any_name_is_text(name):
     assert len(page.all("h1")) == 1
 
 
-# What it refuses
+# Refusals
 
 
 def without(*path):

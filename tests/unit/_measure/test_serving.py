@@ -50,7 +50,7 @@ def test_what_a_build_does_not_have_is_left_out() -> None:
 
 
 def test_the_time_limit_is_one_that_slow_hosts_stay_under() -> None:
-    # The model, and three times eight answers: ten seconds to read and forty to generate each.
+    # Loading takes 10 s. Each of three times eight answers takes 10 s to read and 40 s to generate.
     assert time_limit(options(), 100_000_000) == 120 + 10 + 3 * 8 * 50
     assert time_limit(options(timeout=9), 100_000_000) == 9
 

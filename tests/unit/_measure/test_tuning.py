@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a sweep tries next, and what it says has won: over clusters that are made up, as figures by options."""
+"""The steps of a sweep and its winners, over simulated clusters: options to speeds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain(_run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
 
 
 def pipelined(run: dict[str, Any], ubatch: int, _batch: int) -> Speeds:
-    """Two one-core workers as they were measured: a small physical batch lets both compute."""
+    """Return the measured speeds of two one-core workers: a small physical batch lets both compute."""
     prompt = {512: 60.0, 256: 80.0, 128: 94.0, 64: 85.0}.get(ubatch, 60.0)
     return (prompt if len(run["workers"]) > 1 else 60.0), 22.0
 
@@ -49,7 +49,7 @@ def sweep(
     seed: int = 1,
     **asked: Any,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run a sweep over such a cluster; `slower` runs take so many times longer than figures tell after the first."""
+    """Run a sweep over such a cluster. Runs after the first take `slower` times as long as their figures say."""
     chance = random.Random(seed)
     settings = {**KNOWN, **asked}
     records: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def test_differences_within_the_spread_are_no_winners(goal: str, seed: int) -> N
 
 
 def test_a_gain_that_is_drift_is_none() -> None:
-    """The cluster becomes quicker meanwhile, whatever the options: somebody else's work has ended."""
+    """The cluster becomes quicker during the sweep, whatever the options, because other work has ended."""
     count = [0]
 
     def drifting(_run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
@@ -126,7 +126,7 @@ def test_a_gain_that_is_drift_is_none() -> None:
 
 @pytest.mark.parametrize(
     ("goal", "tensor"),
-    # As measured, 2048 wide: the prompt gains what generation loses.
+    # As measured with a model that is 2048 wide: the prompt gains what generation loses.
     [("generation", False), ("prompt", True), ("balanced", True)],
 )
 def test_the_goal_decides_where_one_gains_what_the_other_loses(goal: str, tensor: bool) -> None:
@@ -152,7 +152,7 @@ def test_the_split_mode_that_won_gets_a_physical_batch_of_its_own() -> None:
     tried = [record["run"]["ubatch_size"] for record in records if record["run"]["split_mode"] == "tensor"]
     assert tried[:2] == [[64, 512], [64, 128, 256, 512, 1024]]
     assert "# - physical batch with split mode tensor, ubatch_size 1024: prompt 1" in result["variables"]
-    # Prompts alone: batches do not change generation.
+    # Only prompts are measured, because batches do not change generation.
     assert {test["kind"] for test in records[3]["tests"]} == {"prompt"}
 
 
@@ -202,7 +202,7 @@ def test_a_split_by_measured_speed_must_prove_itself() -> None:
 
 
 def test_where_no_worker_can_hold_all_the_share_of_each_is_changed() -> None:
-    """Worker 1 takes 2 ms for a layer, worker 2 takes 3 ms."""
+    """In this cluster, worker 1 takes 2 ms for a layer and worker 2 takes 3 ms."""
 
     def by_share(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
         if run["split_mode"] == "tensor":
@@ -283,7 +283,7 @@ def test_a_limit_that_not_even_the_first_step_fits_in_is_refused_shortened_or_no
 @pytest.mark.parametrize("slower", [1.0, 1.5, 2.5])
 def test_a_sweep_stays_within_its_limit_when_runs_take_longer_than_the_first(slower: float) -> None:
     result, records = sweep(tune_time_limit=1000, slower=slower, tune_shorten=True)
-    # What must come last may take longer than was thought, too; each run has a limit of its own.
+    # The run that must come last may also take longer than expected; each run has its own limit.
     assert records[-2]["elapsed_s"] <= 1000
     assert all(record["run"]["timeout_s"] <= 1000 for record in records)
     assert any("not tried completely" in note for note in result["notes"]) is (slower > 1.5)
@@ -447,7 +447,7 @@ def test_why_flash_attention_is_left_out_does_not_depend_on_when(
     def measured(run: dict[str, Any], _ubatch: int, _batch: int) -> Speeds:
         return (130.0, 30.0) if run["split_mode"] == "tensor" else (80.0, 20.0)
 
-    # Switched off, `on` alone is something to try until split mode tensor has it.
+    # If it is switched off, `on` alone is something to try until split mode tensor has it.
     now = ["-fa", "off"] if won_meanwhile else ["-fa", "on", "-sm", "tensor"]
     result, records = sweep(measured, tune_flash_attn=values, extra_args=now)
     assert f"flash attention: {why}" in result["left_out"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a sweep for the goal serving tries, and what it says has won: over services that are made up, as rates."""
+"""The steps of a sweep for the goal serving and its winners, over simulated services: options to rates."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sweep(
     fails: Callable[[dict[str, Any]], str | None] = lambda _run: None,
     **asked: Any,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run a sweep over a service that answers all clients together at such rates."""
+    """Run a sweep over a service that answers all clients together at these rates."""
     chance = random.Random(1)
     settings = {**KNOWN, **asked}
     records: list[dict[str, Any]] = []
@@ -58,7 +58,7 @@ def won(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def as_measured(run: dict[str, Any]) -> float:
-    """Two workers of one core, as the benchmark has found them."""
+    """Return the rate of two one-core workers, as the benchmark has measured it."""
     if run["split_mode"] == "tensor":
         return 44.2
     if run["kv_unified"] and run["ubatch_size"] == [4]:
@@ -86,7 +86,7 @@ def test_the_mode_that_lets_all_workers_compute_is_found() -> None:
 
 
 def test_without_that_mode_a_unified_cache_comes_with_batches_that_follow_one_another() -> None:
-    """Neither of both alone brings anything."""
+    """Neither of the two alone brings a gain."""
     result, records = sweep(as_measured, tune_split_modes=["layer"])
     assert won(result)["llama_server_extra_args"] == ["--kv-unified"]
     assert won(result)["llama_server_ubatch_size"] == 4
@@ -131,7 +131,7 @@ ASKED = {"speculation": {**SPECULATION, **DRAFT}, "tune_prompts": ["What is a cl
     ("quickest", "found"),
     [
         ("draft-simple", {"llama_server_spec_type": "draft-simple"}),
-        # The role takes either a draft model or n-grams.
+        # The role accepts either a draft model or n-grams.
         ("ngram-simple", {"llama_server_spec_type": "ngram-simple", "llama_server_draft_model": ""}),
         ("none", {}),
     ],

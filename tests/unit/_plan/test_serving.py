@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is said of an API that does not fit: the numbers that role llama_server proposes fit, and the next ones do not.
+"""The advice for an API that does not fit: the numbers that role llama_server proposes fit, and the next ones do not.
 
-That sizes are those of llama-server is tested with it: tests/integration/test_server_memory.py.
+tests/integration/test_server_memory.py compares the sizes with those of llama-server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> list[Header]:
 
 
 def cluster(workers: int = 40, master: int = 200) -> Cluster:
-    """Two workers and a master with so many MiB."""
+    """Return two workers and a master with so many MiB."""
     two = tuple(Worker(f"w{number}:50052", workers * MIB) for number in (1, 2))
     return Cluster(two, master_memory_available_bytes=master * MIB)
 
@@ -43,7 +43,7 @@ def planned(model: list[Header], over: Cluster, slots: int, each: int, cache_ram
 
 
 def advice(result: dict[str, Any], slots: int, each: int, cache_ram: int = 0) -> str:
-    """Return what the role says of a plan that does not fit."""
+    """Return the role's message for a plan that does not fit."""
     block = next(task["block"] for task in loaded(ROLE / "tasks/divide.yml") if "block" in task)
     task = next(task for task in block if task["name"] == "Check that the model fits")
     given = {
@@ -76,7 +76,7 @@ def test_fewer_tokens_or_fewer_slots_fit_and_no_more_of_them(model: list[Header]
     assert not planned(model, over, fewer_slots + 1, each)["fits"]
     fewer_tokens = number(said, "llama_server_ctx_size")
     assert planned(model, over, slots, fewer_tokens)["fits"]
-    # The cache of a slot is in blocks of 256 tokens.
+    # The cache of a slot consists of blocks of 256 tokens.
     assert not planned(model, over, slots, fewer_tokens + 256)["fits"]
 
 

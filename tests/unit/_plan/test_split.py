@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How a model is divided: against llama.cpp's rounding, against all divisions there are, and what is said of it.
+"""The split of a model, compared with llama.cpp's rounding and with all possible splits, and its messages.
 
-That sizes are those of llama.cpp is tested with llama.cpp: tests/integration/test_split_plan.py.
+tests/integration/test_split_plan.py compares the sizes with those of llama.cpp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def weight(name: str, *shape: int) -> Tensor:
 
 
 def header(layers: int = 32, *, architecture: str = "llama", tied: bool = False, **numbers: Any) -> Header:
-    """Return the header of a model like Llama 3.1 8B in Q8_0: 8.5 GB, of which a layer has 0.23."""
+    """Return the header of a model like Llama 3.1 8B in Q8_0: 8.5 GB, of which each layer has 0.23 GB."""
     tensors = [weight("token_embd.weight", WIDTH, VOCABULARY), weight("output_norm.weight", WIDTH)]
     if not tied:
         tensors.append(weight("output.weight", WIDTH, VOCABULARY))
@@ -92,7 +92,7 @@ SMALL = Load(ctx_size=8192)
 
 
 def upstream(layers: int, n_gpu_layers: int, shares: list[float]) -> list[int | None]:
-    """Divide as the lines of src/llama-model.cpp do, with floats that are none of ours."""
+    """Return the split of layers as in src/llama-model.cpp, with a float type that is independent of ours."""
     splits, total = [], np.float32(0)
     for share in shares:
         total = np.float32(total + np.float32(share))
@@ -125,7 +125,7 @@ def test_layers_go_where_upstream_puts_them(layers: int, n_gpu_layers: int, shar
 )
 @settings(deadline=None, max_examples=150)
 def test_whole_numbers_of_layers_are_given_exactly(parts: list[int], local: int) -> None:
-    # One of them is the output.
+    # One of these layers is the output.
     layers = sum(parts) - 1 + local
     got = assign(layers, sum(parts), [float(part) for part in parts])
     assert got == [None] * local + [index for index, part in enumerate(parts) for _layer in range(part)]
@@ -145,7 +145,7 @@ def test_whole_numbers_of_layers_are_given_exactly(parts: list[int], local: int)
     ],
 )
 def test_the_fullest_worker_is_as_empty_as_can_be(memory: tuple[float, ...], load: Load) -> None:
-    """Against all divisions that there are, each judged as one that was given."""
+    """Compares with all possible splits, each of which the planner judges as if it was given."""
     model = [header(12)]
     cluster = Cluster(workers(*memory))
     chosen = plan(model, load, cluster)
@@ -160,7 +160,7 @@ def test_the_fullest_worker_is_as_empty_as_can_be(memory: tuple[float, ...], loa
         for parts in itertools.product(range(1, active + 1), repeat=len(memory))
         if sum(parts) == active and parts[-1] > 1
     ]
-    # What does not fit takes long to judge: there are suggestions then.
+    # A plan that does not fit takes long, because it has suggestions.
     roomy = replace(cluster, workers=tuple(replace(it, memory_available_bytes=1 << 50) for it in cluster.workers))
     best = min(
         max(
@@ -186,7 +186,7 @@ def test_the_output_goes_to_the_last_and_counts_there() -> None:
     assert (first["has_output"], last["has_output"]) == (False, True)
     assert sum(result["tensor_split"]) == 33
     assert sum(counts(result)) == 32
-    # The output has more bytes than two layers, so the last worker has fewer of these.
+    # The output has more bytes than two layers, so the last worker has fewer layers.
     assert counts(result)[0] > counts(result)[1]
     assert first["first_layer"] == 0
     assert last["first_layer"] == counts(result)[0]
@@ -221,7 +221,7 @@ def test_speed_comes_before_memory_and_memory_is_kept() -> None:
     slow_first = plan([header()], SMALL, Cluster(workers(64, 16, weights=(1, 3))))
     assert slow_first["fits"]
     assert 3 * counts(slow_first)[0] == pytest.approx(counts(slow_first)[1], abs=4)
-    # As much as the quick one has room for, and no more.
+    # The quick worker gets as much as it has room for, and no more.
     tight = plan([header()], SMALL, Cluster(workers(64, 4, weights=(1, 3))))
     assert tight["fits"]
     assert counts(tight)[1] < counts(slow_first)[1]
@@ -237,10 +237,10 @@ def test_of_equal_weights_each_gets_what_memory_says_nothing_of(order: tuple[int
 def test_workers_of_a_host_share_its_memory() -> None:
     apart = plan([header()], SMALL, Cluster(workers(6, 6)))
     shared = plan([header()], SMALL, Cluster(workers(12, 12, hosts=("a", "a"))))
-    # Each of the two has the memory of the host if it is there alone.
+    # A worker that is alone on the host has all of the host's memory.
     assert [worker.pop("fits_alone") for worker in apart["workers"] + shared["workers"]] == [False, False, True, True]
     assert apart["workers"] == shared["workers"]
-    # The master's share is taken from there, too.
+    # The master's share comes from the same memory.
     master = shared["master"]["total_bytes"]
     cluster = Cluster(workers(12, 12, hosts=("a", "a")), master_host="a", master_memory_available_bytes=12 * GIB)
     with_master = plan([header()], SMALL, cluster)
@@ -272,7 +272,7 @@ def test_the_greater_reserve_counts(reserve: dict[str, Any], expected: int) -> N
     assert worker["headroom_bytes"] == 20 * GIB - expected - worker["total_bytes"]
 
 
-# Not fitting
+# Plans that do not fit
 
 
 def short(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -330,7 +330,7 @@ def test_each_kind_is_suggested_where_it_helps() -> None:
         "context", "cache_type", "workers", "quantisation"
     }  # fmt: skip
     assert "tensor_split" in short(plan([header()], *CLUSTERS["a split by hand"]))
-    # The weights alone are too much, so no context is short enough.
+    # The weights alone are too large, so no context is short enough.
     assert set(short(plan([header()], *CLUSTERS["too little memory"]))) == {"workers", "quantisation"}
 
 
@@ -420,7 +420,7 @@ def test_it_is_said_of_each_worker_whether_it_would_do_alone() -> None:
             assert plan([header()], SMALL, replace(cluster, workers=(worker,)))["fits"] is alone[index]
 
 
-# What is not known
+# Unknown values
 
 
 def test_a_cache_that_is_not_known_is_said() -> None:
@@ -464,7 +464,7 @@ def test_compute_that_is_not_followed_is_estimated_higher() -> None:
         ({"tensor_split": (1, float("inf"))}, "the share inf"),
         ({"tensor_split": (1, float("nan"))}, "the share nan"),
         ({"tensor_split": (0, 0)}, "no share above 0"),
-        # What a C float does not hold.
+        # Values that a C float cannot hold.
         ({"tensor_split": (1e39, 1)}, "the share 1e+39; give a number above 0, from 1e-30 to 1e+30"),
         ({"tensor_split": (3e38, 3e38)}, "the share 3e+38"),
         ({"tensor_split": (1e-50, 1e-50)}, "the share 1e-50"),
@@ -506,7 +506,7 @@ def test_bad_loads(change: dict[str, Any], said: str) -> None:
         (header(2, **{"attention.key_length": 80, "attention.value_length": 80}),
          replace(SMALL, cache_type_k="q8_0"), "cache_type_k is q8_0, whose blocks do not fit"),
         (header(2, expert_count=1025), SMALL, "says that it has 1025 experts, and llama.cpp takes 1024"),
-        # Gone through one by one, these would take hours.
+        # A loop over each of these experts would take hours.
         (header(2, expert_count=8, expert_used_count=(1 << 32) - 1), SMALL, "uses 4294967295 of 8 experts"),
         (header(2, expert_used_count=(1 << 32) - 1), SMALL, "uses 4294967295 of 0 experts"),
     ],
@@ -526,7 +526,7 @@ ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps ffn_down_shexp post_ffw_nor
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 32, 96, 4096, 1 << 31, 1 << 62]), max_size=4).filter(
     lambda shape: math.prod(shape) < 1 << 63
 )
-# Small, as models have it, and as large as a file can say.
+# Numbers as small as in models, and as large as a file can hold.
 NUMBERS = st.fixed_dictionaries(
     {},
     optional={

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An archive is unpacked whole or not at all, and never outside of its place."""
+"""An archive is unpacked completely or not at all, and never outside of its folder."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_no_set_of_links_that_passes_leads_out(tmp_path_factory: pytest.TempPath
         check(members)
     except ArchiveError:
         return
-    # What passes the check is made for real, and the kernel says where each link leads.
+    # The links that pass the check are created, and the kernel resolves each of them.
     root = tmp_path_factory.mktemp("root")
     for path in links:
         root.joinpath(*path).parent.mkdir(parents=True, exist_ok=True)

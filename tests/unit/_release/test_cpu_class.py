@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which hosts one build serves, from what they say of themselves."""
+"""The CPU classes of hosts, from their own descriptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.tree import ROOT
 
 cpu_class = FilterModule().filters()["cpu_class"]
 
-# Lines of /proc/cpuinfo; flags that do not matter are left out of those of x86.
+# Lines of /proc/cpuinfo. Those of x86 are without the flags that do not matter.
 A72 = "fp asimd evtstrm crc32 cpuid"
 N1 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
 V1 = (
@@ -39,7 +39,7 @@ ZEN4 = SKYLAKE_X + " avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vnni"
 SAPPHIRE_RAPIDS = ZEN4 + " avx_vnni amx_bf16 amx_tile amx_int8"
 ALDER_LAKE = HASWELL + " avx_vnni"
 
-# The host; its class and -march.
+# The host, its class, and its -march.
 ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "Cortex-A72-has-nothing-that-matters": (
         {"cpu": A72, "libc": "glibc 2.31"},
@@ -120,7 +120,7 @@ def test_class_of_an_arm_host(host: dict[str, Any], expected: tuple[str, str]) -
         assert found["flags"] == [f"-march={found['march']}"]
 
 
-# The host's flags, the features asked for, and the class; its options that are on.
+# The host's flags, the requested features, the class, and its options that are on.
 INTEL = {
     "before-AVX": (X86, [], "x86_64-sse42-glibc2.36", "SSE42"),
     "virtual-CPU-without-anything": ("fpu sse sse2", [], "x86_64-baseline-glibc2.36", ""),
@@ -315,6 +315,6 @@ def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], p
         return
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", found["name"])
     assert set(found["features"]) <= set((look["cpu"] or "").split())
-    # What a class has is a class of its own when asked for.
+    # A request for the features of a class gives the same class.
     if found["features"]:
         assert cpu_class(look, found["features"]) == found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What an upgrade notes on a host is there whole or not at all, and says the truth."""
+"""The notes of an upgrade on a host are complete or missing, and they are true."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_way_back_keeps_what_the_upgrade_before_has_noted(prefix: Path) -> N
 def test_what_only_this_host_has_noted_as_good_is_forgotten_with_it(prefix: Path) -> None:
     begin(prefix, "1", NEW, "noon")
     use(prefix, NEW)
-    journal._write(prefix / "upgraded.json", NOTE)  # and then it was ended
+    journal._write(prefix / "upgraded.json", NOTE)  # and then the run was ended
     use(prefix, OLD)
     assert withdraw(prefix, "1")
     assert files(prefix) == set()
@@ -152,7 +152,7 @@ def test_the_role_reads_the_note_without_python(prefix: Path) -> None:
 
 @contextmanager
 def task(prefix: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Something that a task of an upgrade runs, and that ends with its input."""
+    """Yield a process like one of an upgrade's task; it ends with its input."""
     environment = {**os.environ, "LLAMA_CPP_CLUSTER_UPGRADE": str(prefix)}
     with subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE) as process:
         yield process

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Patches of a source: what they are, what they do, and what is refused, with a sentence that names the patch."""
+"""Patches of a source: how they are read and applied, and refusals, with a sentence that names the patch."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ SOURCE = "".join(f"line {number}\n" for number in range(1, 31))
 
 
 def diff(old: str | None, new: str | None, path: str = "x.c") -> str:
-    """Give a unified diff as git writes it; None is no file."""
+    """Return a unified diff as git writes it; None stands for no file."""
     names = [f"{side}/{path}" if text is not None else "/dev/null" for side, text in (("a", old), ("b", new))]
     lines = difflib.unified_diff((old or "").splitlines(True), (new or "").splitlines(True), *names)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def patch(text: str, name: str = "mine", header: str = HEADER) -> Patch:
-    """Give a patch that is made of a diff."""
+    """Return a patch made of a diff."""
     made_for, changes = parse(name, (header + text).encode())
     return Patch(name, "", made_for, changes)
 
@@ -271,7 +271,7 @@ def test_a_file_that_is_no_patch_is_named(tmp_path: Path, text: str | None, said
 
 @pytest.fixture
 def source(tmp_path: Path) -> tuple[Path, str]:
-    """An archive with a file, another name of it, a link to a folder, and a program."""
+    """Return an archive with a file, a hard link to it, a link to a folder, and a program, and its digest."""
     path = tmp_path / "source.tar.gz"
     members = [
         member("src/x.c", text=SOURCE),
@@ -334,7 +334,7 @@ def test_nothing_is_unpacked_unless_all_patches_apply(
 
 
 def test_a_damaged_archive_is_said_to_be_one(tmp_path: Path) -> None:
-    """A file of it can be cut off though its list of members is whole."""
+    """A file in the archive can be cut off although the list of members is complete."""
     path = tmp_path / "source.tar"
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The lookup source_patches: which of the collection's own patches a source may have, by name."""
+"""The lookup source_patches: the patches of the collection that a source may have, by name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the end of a program's run, and the head of its file, say of whether it can run on a host."""
+"""Whether a program can run on a host, by the end of its run and the head of its file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 PROGRAM = Path("/opt/llama_cpp/current/bin/rpc-server")
 LIBC = "/lib/aarch64-linux-gnu/libc.so.6"
 
-# Exit status and output, as the loaders of glibc and musl word it; kind of problem, and what is said.
+# Exit status, output as the loaders of glibc and musl word it, kind of problem, and message.
 RUNS: dict[str, tuple[int, str, str | None, str]] = {
     "fine": (0, "Available devices:\n  (none)\n", None, ""),
     "fine-with-another-status": (1, "error: unknown device: no-such-device\n", None, ""),

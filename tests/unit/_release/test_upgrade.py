@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where hosts go in an upgrade, whether they are served as well there, and what is said of them."""
+"""The plan of an upgrade, its canary, and the messages about its outcome."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_an_interrupted_upgrade_goes_back_unless_one_host_knows_better() -> None
     on = {"run": "1", "release": "new", "state": "finished"}
     assert found["recover"] == {"worker1": on, "worker2": on}
     assert "the new release was good, so it is completed with 0.3.36-0c1e57098" in found["interrupted"]
-    # An earlier one that came to a good end says nothing of this one.
+    # The success of an earlier upgrade does not count for this one.
     there["master"] = look("old", finished={**NOTE, "run": "0"})
     assert plan(there, "master")["recover"] == {"worker1": back, "worker2": back}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Which tensors of a model are put into which worker's cache, and how two hosts tell that they have the same bytes."""
+"""The tensors of a model for each worker's cache, and the digest by which two hosts compare bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = 86400.0
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of a few bytes count as large."""
+    """Count tensors of a few KiB as large."""
     monkeypatch.setattr(cache_seed, "LARGEST_UNHASHED_BYTES", 4096)
 
 
@@ -54,7 +54,7 @@ def model(path: Path, *, tied: bool) -> Path:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, LAYERS + 1), max_size=3), tied=st.booleans())
 def test_the_parts_of_a_plan_have_each_tensor_once(tmp_path: Path, cuts: list[int], tied: bool) -> None:
-    """As split_plan divides: layers follow each other, the output goes to whom has the last piece."""
+    """Parts are as in split_plan: layers are consecutive, and the worker with the last part gets the output."""
     path = model(tmp_path / f"{tied}.gguf", tied=tied)
     bounds = [0, *sorted(cuts), LAYERS + 1]
     parts = [
@@ -105,7 +105,7 @@ def test_what_is_missing_is_told_by_bytes_and_not_by_names(tmp_path: Path) -> No
     (tmp_path / "link").symlink_to(tmp_path / ("3" * 16))
     names = [hashlib.blake2b(data, digest_size=20).hexdigest() for data in (b"one", b"twi", b"longer", b"no")]
     offered = [{"digest": name, "bytes": size} for name, size in zip(names, (3, 3, "6", 2))]
-    # What an interrupted addition has left is no entry.
+    # The remains of an interrupted addition are no entry.
     (tmp_path / ".part-4444444444444444-1").write_bytes(b"no")
     for number in "123":
         os.utime(tmp_path / (number * 16), (DAY, DAY))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who listens on a port and whom it serves: on real sockets, and on trees of /proc."""
+"""The listeners on a port and their clients, on real sockets and on trees of /proc."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_port_where_nobody_listens_is_empty() -> None:
 
 LITTLE = sys.byteorder == "little"
 HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-# Address, as the kernel of this machine writes it.
+# Addresses as the kernel of this machine writes them.
 V4 = "0B00000A" if LITTLE else "0A00000B"
 ANY6 = "0" * 32
 MAPPED = "0000000000000000FFFF00000A00000A" if LITTLE else "00000000000000000000FFFF0A00000A"
@@ -60,7 +60,7 @@ def line(local: str, remote: str, state: str, inode: int, in_vain: int = 0, aske
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A worker (pid 4711) on 10.0.0.11:50052, and one (pid 4712) of all addresses and both families on 50053."""
+    """Return a tree with a worker (PID 4711) on 10.0.0.11:50052, and one (PID 4712) on all addresses, port 50053."""
     net = tmp_path / "proc/self/net"
     net.mkdir(parents=True)
     (net / "tcp").write_text(HEADER + line(f"{V4}:C384", "00000000:0000", "0A", 111))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the prober says about peers of every kind, hostile ones among them; real workers are in integration."""
+"""The prober's results for peers of every kind, also hostile ones; tests/integration has real workers."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 TIMEOUT = 0.3
-# Of looks that end when the peer has answered, on a machine that has much else to do.
+# The time-out in seconds of probes that end with the peer's answer, on a busy machine.
 ENOUGH = 5.0
-# How late the answer may come there.
+# Seconds by which such a probe may be late.
 SLACK = 5.0
 
 
 class Peer:
-    """A server on loopback that runs a script with each connection, and keeps what it saw."""
+    """A server on loopback that runs a script with each connection, and records what it sees."""
 
     def __init__(self, script: Callable[[Peer, socket.socket], None]) -> None:
         self.script = script
@@ -74,7 +74,7 @@ class Peer:
                 self.script(self, connection)
 
     def take(self, connection: socket.socket, size: int) -> bytes:
-        """Receive exactly this much, as a worker does."""
+        """Receive exactly `size` bytes, as a worker does."""
         data = b""
         while len(data) < size:
             chunk = connection.recv(size - len(data))
@@ -85,7 +85,7 @@ class Peer:
         return data
 
     def await_end(self, connection: socket.socket) -> None:
-        """Note how the client leaves."""
+        """Record how the client closes the connection."""
         try:
             while connection.recv(4096):
                 pass
@@ -112,7 +112,7 @@ def serving(script: Callable[[Peer, socket.socket], None]) -> Iterator[Peer]:
 
 
 def sends(*chunks: bytes, pause: float = 0.0, then: str = "wait") -> Callable[[Peer, socket.socket], None]:
-    """Make a script that takes HELLO, sends the chunks, and closes, resets or waits for the client to leave."""
+    """Return a script that takes HELLO, sends the chunks, and closes, resets or waits for the client to leave."""
 
     def script(peer: Peer, connection: socket.socket) -> None:
         connection.recv(100)
@@ -128,7 +128,7 @@ def sends(*chunks: bytes, pause: float = 0.0, then: str = "wait") -> Callable[[P
 
 
 def worker(major: int, minor: int, patch: int, devices: int = 1) -> Callable[[Peer, socket.socket], None]:
-    """Make a script that does what upstream's server of that protocol does, down to hanging up on the other HELLO."""
+    """Return a script that acts as upstream's server of that protocol; it also hangs up on the other HELLO."""
     caps = 24 if major >= 4 else 0
 
     def script(peer: Peer, connection: socket.socket) -> None:
@@ -279,7 +279,7 @@ def test_an_http_server_that_waits_for_the_end_of_a_line_is_not_taken_for_a_busy
 
 def test_a_worker_that_gets_free_in_the_last_moment_is_busy() -> None:
     def script(peer: Peer, connection: socket.socket) -> None:
-        # After the nudge, which is for servers that wait for a line.
+        # Wait for the nudge, which is for servers that wait for a line.
         while len(connection.recv(100, socket.MSG_PEEK)) <= 33:
             time.sleep(0.001)
         worker(7, 0, 0)(peer, connection)
@@ -301,7 +301,7 @@ def test_a_closed_port_is_refused() -> None:
 
 @contextmanager
 def full_queue() -> Iterator[Endpoint]:
-    """Open a port whose kernel drops connections, as a packet filter does."""
+    """Yield a port whose kernel drops connections, as a packet filter does."""
     with socket.socket() as listener, socket.socket() as client:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -317,7 +317,7 @@ def test_a_full_queue_on_this_host_is_a_busy_worker() -> None:
 
 
 def test_packets_dropped_elsewhere_are_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As on another host: this one's kernel knows nothing about the listener.
+    # As for another host, the kernel here knows nothing about the listener.
     monkeypatch.setattr(prober, "_listens_here", lambda *_args: False)
     with full_queue() as endpoint:
         start = time.monotonic()
@@ -426,7 +426,7 @@ def test_the_summary_counts_every_state() -> None:
     assert json.loads(json.dumps(both)) == both
 
 
-# The scale test and the descriptor test need a process whose limits and memory are their own.
+# The scale test and the descriptor test need a process with its own limits and memory.
 
 ROOT = Path(__file__).resolve().parents[3]
 ALONE = rf"""
@@ -466,7 +466,7 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
         clients = []
         try:
             silent = [f"127.0.0.1:{listener.getsockname()[1]}" for listener in listeners]
-            # Half of them do not even accept.
+            # The queue of half of them is full.
             clients += [socket.create_connection(listener.getsockname()) for listener in listeners[:25]]
             found = probe_alone(ENOUGH, [*silent[:25], *ready, *silent[25:]])
         finally:
@@ -475,7 +475,7 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
     record_property("scale", json.dumps(found))
     assert found["counts"]["ready"] == 450
     assert found["counts"]["busy"] == 50
-    # One after the other, those that are silent take 250 s; side by side, on a machine that has much else to do, a few.
+    # One after the other, the silent endpoints take 250 s; in parallel, they take a few, even on a busy machine.
     assert found["seconds"] < 50
     assert 0 < found["grown_kib"] < 64 * 1024
 
@@ -496,7 +496,7 @@ def test_few_file_descriptors_are_enough(soft: int, hard: int) -> None:
 
 
 def test_a_system_without_free_descriptors_gets_waves_not_errors() -> None:
-    # Fewer than the prober plans with, since others are open already: it learns from the system's refusal.
+    # Others are open already, so fewer are free than the prober expects: it learns from the system's refusal.
     with many_workers(60) as ready:
         found = probe_alone(2.0, ready, 9, 9)
     assert found["counts"]["ready"] == 60
@@ -568,7 +568,7 @@ def test_a_bad_protocol_version_is_named_with_the_remedy(text: str) -> None:
         parse_protocol(text)
 
 
-# Replies that are right for a while lead deeper than bytes drawn blindly.
+# Replies that begin correctly reach deeper code than random bytes.
 REPLIES = st.lists(st.sampled_from([HELLO_7, COUNT_1, MEMORY, struct.pack("<QI", 4, 64)]) | st.binary(max_size=80))
 
 

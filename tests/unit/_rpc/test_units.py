@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What of the workers is on a host: unit files, the release in use, the account."""
+"""The parts of the workers on a host: unit files, the release in use, the account."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ START = "0123456789abcdef0123456789abcdef"
 
 
 def said(root: Path, text: str, start: str | None = START) -> Path:
-    """Write what a worker has said, and what systemd calls the present start of its unit."""
+    """Write a worker's report, and systemd's ID of the current start of its unit."""
     folder = root / "run/systemd/units"
     folder.mkdir(parents=True)
     if start is not None:
@@ -197,7 +197,7 @@ SAID = {**UNTIDIED, "max_bytes": 5000, "min_free_bytes": 10, "tidied_at": 176000
 
 
 def caching(tmp_path: Path) -> Path:
-    """Make a worker's unit and its cache: two entries, and what is none. Returns the folder of the entries."""
+    """Make a worker's unit and its cache, with two entries and other files; return the folder of the entries."""
     folder = tmp_path / "cache" / "rpc"
     folder.mkdir(parents=True)
     (tmp_path / "llama-rpc-server@50052.service").write_text(
@@ -251,7 +251,7 @@ def test_a_worker_without_a_cache(tmp_path: Path, lacking: str) -> None:
     elif lacking == "cache":
         unit.write_text("[Service]\n")
     else:
-        # A folder that a worker's intruder has put a link in the place of is not followed.
+        # An intruder of the worker may put a link in place of the folder. It is not followed.
         folder.rename(tmp_path / "other")
         folder.symlink_to(tmp_path / "other")
     found = read_cache(50052, tmp_path, tmp_path / "state")

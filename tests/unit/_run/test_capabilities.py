@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What builds can do, from what real ones of each generation said of themselves."""
+"""The capabilities of builds, from the recorded output of real builds of each generation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilitie
 )
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "capabilities"
-# The names of the fixtures: program, and archive it was built from.
+# The names of the fixtures: the program, and the archive that it was built from.
 OLD = "llama-cli-0.3.16"
 NEW = "llama-completion-0.3.36"
 CHAT = "llama-cli-0.3.36"
-# Of the generations between.
+# Fixtures of the generations between, by protocol.
 BETWEEN = {"3.6.1": "llama-completion-0.3.20", "4.0.2": "llama-completion-0.3.34", "5.0.0": "llama-completion-0.3.35"}
 
 
@@ -67,7 +67,7 @@ def test_a_build_between_is_of_its_generation(protocol: str) -> None:
     assert (found.protocol, found.counted_devices) == (protocol, True)
     assert found.no_fit == new.no_fit
     assert found.no_colors == new.no_colors
-    # Lines have a time and a level, and those about devices are of the level "trace", since b9151.
+    # Since b9151, lines have a time and a level, and lines about devices have the level "trace".
     since = protocol != "3.6.1"
     assert found.verbosity == (("-lv", "4") if since else ())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is run, and what is made of how it ended. Logs are those of real runs, whole or in part."""
+"""The command of a run, and the judgement of its end. Logs are those of real runs, whole or in part."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def status(endpoint: str, state: str = "ready", protocol: str | None = "7.0.0", 
     )
 
 
-# What is refused before anything starts
+# Refusals before the start
 
 
 def test_fifteen_workers_are_the_most() -> None:
@@ -585,7 +585,7 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
 )
 def test_recorded_failures(recorded: str, endpoints: list[str], kind: str) -> None:
     log = (FIXTURES / "logs" / f"{recorded}.log").read_text()
-    # These were recorded without the lines about buffers; the worker that died is the one that no longer answers.
+    # These logs were recorded without the lines about buffers. The worker that died no longer answers.
     lost = f"{BUFFERS}{log}" if kind == "worker_lost" else log
     states = ["ready"] * (len(endpoints) - 1) + ["refused" if kind != "protocol_mismatch" else "ready"]
     after_run = [status(endpoint, state) for endpoint, state in zip(endpoints, states)]
@@ -625,7 +625,7 @@ def test_a_run_that_stood_still_says_whom_it_waited_for() -> None:
 
 
 def test_a_worker_of_another_protocol_is_that_whatever_the_build_says() -> None:
-    # So a master of 2.0.0 says it of a worker of 3.6.1. (One of 3.6.1 skips a worker of 2.0.0, and says nothing.)
+    # A master of 2.0.0 prints this for a worker of 3.6.1. (A master of 3.6.1 skips a worker of 2.0.0 silently.)
     after_run = [status(A), status(B, "ready", "3.6.1")]
     failure = judged(f"Failed to connect to {B}\n", 134, after_run)
     assert failure
@@ -661,7 +661,7 @@ def test_a_run_that_ended_well_in_the_last_moment_has_not_stood_still() -> None:
     [
         ((A, B), ("10.0.0.2", 50052), "unreachable", B, f"acknowledged nothing for 30 s. {B} is unreachable."),
         ((A, B), ("10.0.0.2", 50052), "ready", B, "acknowledged nothing for 30 s. It answers now; run again."),
-        # A name has the address that the look at it found; one that is not found out is told as it is.
+        # A worker's name matches the address that the probe found. An unknown peer is named by its address.
         ((A, "b"), ("b", 50052), "unreachable", "b:50052", "b:50052 is unreachable."),
         ((A, "b"), ("10.0.0.9", 50052), "unreachable", "10.0.0.9:50052", "It answers now; run again."),
     ],
@@ -677,7 +677,7 @@ def test_a_host_that_went_without_a_word_is_named(
     assert failure.message.endswith(message)
 
 
-# Proof of work: from the ports of the recorded workers
+# Proof of work, by the ports of the recorded workers
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ DEVICES = {
         ("RPC0[127.0.0.1:13006]", "127.0.0.1:13006", 3, 8.98, 3.0, 11.26),
         ("RPC0[127.0.0.1:4580]", "127.0.0.1:4580", 2, 3.47, 1.0, 10.25),
     ],
-    # Debug output has a dry run first, whose compute buffers do not count, and the layers.
+    # Debug output has the layers, and before them a dry run, whose compute buffers do not count.
     f"{NEW}-2workers-lv5-partial": [
         ("CPU", None, 4, 12.93, 4.0, 13.26),
         ("RPC0[127.0.0.1:22627]", "127.0.0.1:22627", 3, 8.98, 3.0, 11.26),
@@ -490,7 +490,7 @@ def test_a_log_cut_anywhere_gives_what_it_holds_or_the_error(name):
     for end in range(0, len(text), 7):
         cut = parse_log(text[:end], require_perf=False)
         if cut["perf"] is not None:
-            # A number that the cut shortened would not be among those of the whole.
+            # A number that the cut has shortened is not among the figures of the whole log.
             assert {json.dumps(value) for value in leaves(cut["perf"]) if value is not None} <= figures | tokens(text)
 
 
@@ -501,7 +501,7 @@ def leaves(value):
 
 
 def tokens(text):
-    """Figures of the server's own timing lines, which the chat client's log also has."""
+    """Return the figures of the server's own timing lines, which the chat client's log also has."""
     return {json.dumps(float(number)) for number in re.findall(r"\d+\.\d+(?= t/s)", text)}
 
 
@@ -643,7 +643,7 @@ def test_a_megabyte_of_anything_is_read_well_within_a_limit(piece):
     start = time.process_time()
     parse_log(text, require_perf=False)
     parse_log("common_perf_print: " + text + " t/s ]", require_perf=False)
-    # It takes a tenth of this; quadratic time would take minutes.
+    # Linear time takes a tenth of this, quadratic time would take minutes.
     assert time.process_time() - start < 10
 
 

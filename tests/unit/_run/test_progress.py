@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where a run is: read from what llama.cpp really printed, told through a file, and shown in a line."""
+"""The progress of a run: read from real output of llama.cpp, written to a file, and shown in a line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RUNS = {
 
 
 def followed(path: Path, pieces: list[bytes]) -> list[State]:
-    """Return what the file says after each piece of a log, without repetitions."""
+    """Return the states in the file after each piece of a log, without repetitions."""
     found: list[State] = []
     with told(str(path)) as progress:
         progress.begin(1, 10, 64, ["127.0.0.1:50052"])
@@ -114,7 +114,7 @@ def test_the_file_goes_with_a_module_that_is_ended(number: signal.Signals, tmp_p
     code = (
         "import signal, sys, time\n"
         "from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import told\n"
-        # Under nohup it would be ignored, as it is by who starts this.
+        # Under nohup, SIGHUP is ignored, and this process would inherit that.
         "signal.signal(int(sys.argv[2]), signal.SIG_DFL)\n"
         # Short sleeps: Python runs no handler during a sleep that begins just after the signal.
         "with told(sys.argv[1]):\n    print('made', flush=True)\n    for _step in range(1200): time.sleep(0.05)\n"
@@ -209,7 +209,7 @@ def test_what_is_loaded_is_never_too_much(state: State, sent: int, percent: floa
 
 LOAD = State(LOADING, model_bytes=37 * 1024 * MIB, tokens_asked=64)
 TEXT = State(GENERATING, tokens_asked=64)
-# What was seen at which second, and what is shown of the last look.
+# The states seen at which second, and the line for the last one.
 LINES = {
     "before the load": ([(5, State(VERIFYING))], "verifying the workers"),
     "the program starts": ([(5, State(LOADING))], "loading the model, 0 % of 0 MiB"),
@@ -281,7 +281,7 @@ def test_lines_come_at_once_to_people_and_the_output_of_others_is_left_alone(
 ) -> None:
     monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", callback)
     written = io.BytesIO()
-    # As Python has it for a file or a pipe.
+    # Python's standard output for a file or a pipe.
     output = io.TextIOWrapper(written)
     monkeypatch.setattr(sys, "stdout", output)
     _lines.come_at_once()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A program that waits for another host is watched. What comes of it on real hosts is in tests/faults."""
+"""The watch over a program that waits for another host. tests/faults has the tests on real hosts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def server() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def waiting(server: socket.socket) -> Iterator[subprocess.Popen[str]]:
-    """A program that waits for ever, below coreutils' timeout."""
+    """Yield a program that waits for ever, below coreutils' timeout."""
     limiter = shutil.which("timeout")
     assert limiter
     command = [limiter, str(HANG_S), sys.executable, "-c", CLIENT, str(server.getsockname()[1])]
@@ -99,7 +99,7 @@ def test_what_arrives_is_a_sign_of_life(waiting: subprocess.Popen[str], server: 
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         os.kill(child(waiting), signal.SIGSTOP)
         connection.sendall(b"y" * 500)
-        # On loopback what is sent has arrived.
+        # On loopback, sent data has arrived.
         assert watching.Watch()._traffic(child(waiting)) == before + 500
         os.kill(child(waiting), signal.SIGCONT)
 
@@ -115,7 +115,7 @@ def test_a_process_that_has_ended_has_no_sockets() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="others may not reach what they have not started")
 def test_a_listening_socket_hands_it_on(server: socket.socket) -> None:
-    """As the unit of a worker has it, where the source is one word."""
+    """Run the source as one argument, as the unit of a worker does."""
     port = server.getsockname()[1]
     argv = [sys.executable, "-c", Path(keepalives.__file__).read_text(), str(os.getpid()), str(port)]
     subprocess.run(argv, check=True, timeout=HANG_S)
@@ -140,7 +140,7 @@ def test_who_does_not_listen_is_said() -> None:
 def test_where_sockets_cannot_be_reached_a_run_is_watched_by_what_else_moves(
     waiting: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # No kernel knows it.
+    # No kernel has a system call of this number.
     monkeypatch.setattr(keepalives, "PIDFD_GETFD", 100_000)
     with pytest.raises(keepalives.NotPermittedError):
         list(keepalives.sockets(child(waiting)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is made of an API's answers, with a stand-in for llama-server; test_llama_server.py asks a real one."""
+"""The state of an API by its answers, with a stand-in for llama-server; test_llama_server.py asks a real one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WELL: dict[str, tuple[int, Any]] = {
 
 @contextmanager
 def api(answers: dict[str, tuple[int, Any]], *, closed: bool = True) -> Iterator[Api]:
-    """An API that gives these answers, to who has the key unless it is open."""
+    """Yield an API that gives these answers; it asks for the key unless it is open."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
@@ -81,7 +81,7 @@ def test_one_for_embeddings_is_asked_for_one() -> None:
         assert asked.look().answered
 
 
-# What is answered, the state, and what is said.
+# The answers, the state, and the problem.
 PROBLEMS = {
     "loads": ({"GET /health": (503, {"error": {}})}, "loading", ""),
     "wrong-key": ({"GET /v1/models": (401, {})}, "serving", "it refuses the key with status 401"),

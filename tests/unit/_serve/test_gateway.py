@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is made of HAProxy's own words; tests/integration/test_gateway.py has them from a real one."""
+"""The state of a gateway by HAProxy's output; tests/integration/test_gateway.py asks a real one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-# The columns that are read, of `show stat` of HAProxy 2.6.
+# The columns of `show stat` of HAProxy 2.6 that are read.
 STATISTICS = """# pxname,svname,qcur,scur,slim,status,lastchg,check_status
 door,FRONTEND,,1,8000,OPEN,,
 model1,a,0,1,4,UP,10,L7OK

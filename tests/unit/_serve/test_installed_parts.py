@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role llama_server installs beside its programs is all that these import."""
+"""The files that role llama_server installs beside its programs are all that these import."""
 
 from __future__ import annotations
 

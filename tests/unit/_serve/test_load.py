@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is made of the streams of a server, with a stand-in; test_llama_server_bench.py asks a real one."""
+"""The figures from the streams of a server, with a stand-in; test_llama_server_bench.py asks a real one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CHAT: list[dict[str, Any]] = [
 def server(
     events: list[dict[str, Any]], *, status: int = 200, pause_s: float = 0.0
 ) -> Iterator[tuple[Server, list[Any]]]:
-    """A server that streams these events, and what it was asked."""
+    """Yield a server that streams these events, and the requests that it gets."""
     asked: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ def test_each_client_asks_with_the_key_for_answers_of_a_fixed_length() -> None:
 def test_prompts_that_are_given_are_chats_that_end_when_they_do() -> None:
     with server(CHAT) as (found, asked):
         streams = run(found, Load(clients=3, n_predict=9, prompts=("What?", "Why?")))
-    # What is thought comes as tokens do.
+    # Reasoning arrives in the stream like tokens.
     assert [len(stream.arrivals_s) for stream in streams] == [2] * 3
     bodies = [body for path, _key, body in asked if path == "/v1/chat/completions"]
     assert sorted(body["messages"][0]["content"] for body in bodies) == ["What?", "What?", "Why?"]

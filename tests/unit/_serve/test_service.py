@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""In which state an API service is, and what is said of it, from its unit and from what its API answers."""
+"""The state and the message of an API service, from its unit and from the answers of its API."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
 }
 WAITING = "Waiting for 1 of 2 workers, 10.0.0.12:50052. 10.0.0.12:50052 refuses connections: start it."
 
-# The unit's state, what the API said, and which state comes of it.
+# The unit's state, the API's state, and the resulting state.
 STATES = {
     "serving": ("active", "serving", "serving"),
     "loading": ("active", "loading", "loading"),
@@ -57,7 +57,7 @@ def test_the_state_follows_from_unit_and_api(active: str, api: str, state: str) 
     assert state_of({"ActiveState": active}, api) == state
 
 
-# The state, the unit's last sentence, what the API answered, and what is said.
+# The state, the unit's last sentence, the API's answer, and the message.
 MESSAGES = {
     "waits": ("waiting", WAITING, {}, "Waiting for 1 of 2 workers, 10.0.0.12:50052. 10.0.0.12:50052 refuses"),
     "about-to-start": ("waiting", "", {}, "is about to start: see `journalctl -u llama-server@8080.service`"),

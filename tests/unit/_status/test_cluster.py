@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whether hosts make a cluster: one sentence for each violation, all of them at once."""
+"""The checks whether hosts make a cluster: one sentence for each violation, all at once."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ LISTENER = {"address": "10.0.0.1", "pid": 7, "program": "/opt/llama_cpp/releases
 OTHER = {**LISTENER, "unit": None, "program": "/usr/bin/nc"}
 OLDER = {**LISTENER, "program": "/opt/llama_cpp/releases/z/bin/rpc-server"}
 CLOSED = {"firewalld": "running", "problems": [], "changes": []}
-# In the very words of rpc_firewall_info.
+# The exact words of rpc_firewall_info.
 CHANGES = Plan([Change("public", "port", "50052/tcp", "disabled")], reload=False, problems=[]).texts()
 WELL = {
     "endpoints": ["10.0.0.1:50052"],
@@ -221,7 +221,7 @@ SERVING = [{"port": 50052, "listeners": [LISTENER], "clients": ["10.0.0.9:4000"]
 
 
 def look(*views: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Verify one worker that is well but for these changes, as a master sees it."""
+    """Return the verification of a healthy worker with these changes, as its masters see it."""
     return verify({"w1": {**WELL, **changes}}, {"m": {"manifest": NEW, "workers": list(views)}})
 
 
@@ -333,7 +333,7 @@ def test_a_client_that_keeps_a_worker_from_its_api_is_named_and_causes_are_told_
     )
     assert api == "m: Waiting for 1 of 1 workers, 10.0.0.1:50052."
     assert status["workers"][0]["well"] is False
-    # Nobody else has said why.
+    # Now the API's message is the only cause that is known.
     seen["m"]["workers"] = [READY]
     assert verify({"w1": WELL}, seen)["problems"] == [f"m: {waits}"]
 
@@ -385,7 +385,7 @@ def test_every_master_has_its_say() -> None:
 
 
 def test_workers_that_were_not_looked_at_are_judged_by_their_masters() -> None:
-    """With --limit."""
+    """This is the case with --limit."""
     status = verify({"w1": {"endpoints": WELL["endpoints"], "out": ""}}, {"m": {"manifest": NEW, "workers": [READY]}})
     assert status["all_well"] is True
     assert status["workers"][0]["service"] is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The report of a run, as a person reads it, and the filter `llama_report`."""
+"""The report of a run for people, and the filter `llama_report`."""
 
 from __future__ import annotations
 

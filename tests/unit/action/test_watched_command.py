@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is shown of a long command: where it is, and why it failed."""
+"""The lines about a long command: its progress, and the reason of a failure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Why a task has failed, by results as modules return them."""
+"""The reason why a task failed, from results as modules return them."""
 
 from __future__ import annotations
 

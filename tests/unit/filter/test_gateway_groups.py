@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a gateway is told of the groups behind it."""
+"""The description of its groups that a gateway gets."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is known of hosts, out of their variables."""
+"""The records of hosts, from their variables."""
 
 from __future__ import annotations
 

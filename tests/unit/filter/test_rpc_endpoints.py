@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The filter that turns an inventory into endpoints, by itself and in a real template of Ansible."""
+"""The filter that turns an inventory into endpoints, alone and in a real template of Ansible."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_groups_that_share_a_host_are_linked(order: list[str]) -> None:
 
 
 class Counted(Dict[str, Any]):
-    """Variables of hosts that count how often somebody looks at those of a host."""
+    """Variables of hosts that count how often those of a host are read."""
 
     looks = 0
 
@@ -200,7 +200,7 @@ w3 rpc_server_address="{{ missing_variable }}"
 
 
 def render(template: str, tmp_path: Any) -> Any:
-    """Template as Ansible does, with the real variables of a real inventory."""
+    """Return a template's result in Ansible, with the variables of a real inventory."""
     path = tmp_path / "hosts.ini"
     path.write_text(INVENTORY)
     loader = DataLoader()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What stands in the way of RPC servers on a host, and what of their units is as it should be."""
+"""The obstacles to RPC servers on a host, and the parts of their units that are as wanted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def listener(**changes: Any) -> dict[str, Any]:
 
 
 def look(*listeners: list[Any], **changes: Any) -> dict[str, Any]:
-    """Return what is found of a host, with who listens on the port of each server."""
+    """Return the state of a host, with the listeners on the port of each server."""
     return {
         "servers": [{"listeners": found, "clients": ["192.0.2.9:1"], "state": "ready"} for found in listeners],
         "cores": [{"problem": None, "usable_cores": 4} for _found in listeners],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What split_plan is asked for an inventory, or why it is not asked."""
+"""The arguments of split_plan for an inventory, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_limits_are_read_as_systemd_reads_them(limit: str, expected: int | None)
 
 
 def shared(held: dict[int, int], available: int, group: str, limits: dict[int, str] | None = None) -> dict[str, Any]:
-    """Ask for the worker of a group on a host of two groups; `held` and `available` are GiB."""
+    """Return the arguments for a group's worker on a host of two groups; `held` and `available` are GiB."""
     instances = [{"port": 1, "group": "a"}, {"port": 2, "group": "b"}]
     hosts = {
         "w": {"rpc_server_instances": [{**it, "memory_max": (limits or {}).get(it["port"], "")} for it in instances]}
@@ -80,10 +80,10 @@ def shared(held: dict[int, int], available: int, group: str, limits: dict[int, s
     [
         ({}, 12, {}, 6),
         ({1: 0}, 12, {}, 6),
-        # Whether the neighbour is loaded, and with how much of its share, makes no difference.
+        # It makes no difference how much of its share the neighbour holds.
         ({1: 4}, 8, {}, 6),
         ({1: 6}, 6, {}, 6),
-        # Nobody has kept it from taking more.
+        # Without a limit, the neighbour may have taken more.
         ({1: 8}, 4, {}, 4),
         ({}, 12, {1: "8G"}, 4),
         ({1: 5}, 7, {1: "8G"}, 4),
@@ -154,7 +154,7 @@ def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, A
     ],
 )
 def test_options_are_told_though_there_is_no_plan(extra_args: list[str], expected: dict[str, Any], said: str) -> None:
-    # As playbooks/tasks/benchmark/measure_cluster.yml asks for them.
+    # playbooks/tasks/benchmark/measure_cluster.yml calls it in the first way.
     for result in (split_plan_arguments([], {}, extra_args=extra_args), asked(extra_args=extra_args)):
         assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
         assert f"inference_extra_args holds {said}" in result["skipped"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who is trusted is what a person wrote, or the person is told what is wrong with it."""
+"""The trusted sources are those that a user wrote, or the user is told what is wrong with them."""
 
 from __future__ import annotations
 

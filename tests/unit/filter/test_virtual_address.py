@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An address that moves among gateways: what it needs, and what speaks against it."""
+"""An address that moves among gateways: its settings, and the problems with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BOTH = ["g1", "g2"]
 
 
 def hosts(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return two gateways and another host; `changes` go before."""
+    """Return two gateways and another host; `changes` take precedence."""
     ipv4 = {"address": "10.0.0.9", "netmask": "255.255.255.0"}
     second = {"address": "10.0.1.1", "netmask": "255.255.254.0"}
     facts = {
@@ -31,7 +31,7 @@ def test_it_is_in_the_network_of_the_gateways_own_address() -> None:
     expected = {"address": "10.0.1.0", "interface": "eth-0", "peers": ["10.0.1.2"], "router_id": 255, "problems": []}
     assert virtual_address("10.0.1.0", hosts(), "g1", BOTH) == expected
     assert virtual_address("10.0.1.0/23", hosts(), "g1", BOTH) == expected
-    # As before the first look at the host.
+    # Before the first look at the host there are no facts.
     assert virtual_address("10.0.1.0", hosts(g1={"ansible_facts": {}}), "g1", BOTH) == {**expected, "interface": ""}
     assert virtual_address("", {}, "g1", [])["problems"] == []
 
