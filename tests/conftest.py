@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Ansible's own loader finds the collection; no example is timed; releases of llama.cpp, workers and a model.
+"""Shared fixtures: releases of llama.cpp, workers and a model. Ansible's own loader finds the collection.
 
-What fails is written to the file that FAILED_TESTS names, if it does, for who sees only the end of a long log. In CI a
-test that is skipped has failed.
+Hypothesis has no deadline. If FAILED_TESTS names a file, failures are written to it, for readers who see only the end
+of a long log. In CI a skipped test counts as a failure.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if skipped:
         terminalreporter.write_line(f"error: {len(skipped)} tests are skipped, and CI is to run each: see why above.")
     file = os.environ.get("FAILED_TESTS")
-    if not file or hasattr(config, "workerinput"):  # the processes of `pytest -n` have their tests told once more
+    if not file or hasattr(config, "workerinput"):  # the main process of `pytest -n` reports their tests
         return
     with Path(file).open("a") as failed:
         for report in [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error"), *skipped]:
@@ -65,19 +65,19 @@ def _release(protocol: str) -> Release:
 
 @pytest.fixture(scope="session")
 def release_7() -> Release:
-    """Protocol 7.0.0, the default pin."""
+    """Return the release with protocol 7.0.0, the default pin."""
     return _release("7.0.0")
 
 
 @pytest.fixture(scope="session")
 def release_2() -> Release:
-    """Protocol 2.0.0, the oldest supported."""
+    """Return the release with protocol 2.0.0, the oldest supported."""
     return _release("2.0.0")
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A 25 MB model of random weights: 8 layers, 512 wide."""
+    """Make a 25 MB model of random weights: 8 layers, 512 wide."""
     path = tmp_path_factory.mktemp("model") / "random.gguf"
     subprocess.run([sys.executable, ROOT / "playbooks/files/random_model.py", path], check=True, timeout=120)
     return path

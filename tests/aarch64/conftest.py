@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests look at the hosts of the scenario "aarch64", which playbooks/site.yml has converged: `make test-aarch64`,
-or by hand `scripts/aarch64.sh converge` and `scripts/aarch64.sh verify`."""
+"""Tests of the hosts of scenario "aarch64" after playbooks/site.yml has converged them: `make test-aarch64`, or by hand
+`scripts/aarch64.sh converge` and `scripts/aarch64.sh verify`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHOWN: list[str] = []
 
-# What a host says of itself, with nothing but Python and the release that was put there.
+# Prints facts of a host as JSON. Needs only Python and the installed release.
 FACTS = r"""
 import json, os, pathlib, platform, re, shutil, subprocess, sys
 unit, current = sys.argv[1:]
@@ -70,7 +70,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session")
 def show() -> Callable[[str], None]:
-    """Show it at the end, passed or failed."""
+    """Return a function that adds text to the summary at the end, whether tests pass or fail."""
     return lambda text: SHOWN.extend(text.splitlines())
 
 
@@ -84,7 +84,7 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def seen(cluster: None) -> dict[str, dict[str, Any]]:  # noqa: ARG001
-    """What each host of the cluster says of itself."""
+    """Return the facts of each host of the cluster, by its name."""
     names = (*hosts.ARM, hosts.OTHER)
     with ThreadPoolExecutor(len(names)) as threads:
         return dict(zip(names, threads.map(facts, names)))
@@ -92,7 +92,7 @@ def seen(cluster: None) -> dict[str, dict[str, Any]]:  # noqa: ARG001
 
 @pytest.fixture(scope="session")
 def models(cluster: None) -> None:  # noqa: ARG001
-    """The models of the tests are where they are computed."""
+    """Put the tests' models on the hosts that compute with them."""
     for model in (hosts.FLOATS, hosts.EIGHT_BITS):
         content = (hosts.CACHE / "lab" / model.path.rpartition("/")[2]).read_bytes()
         for host in (hosts.MASTER, *hosts.ARM_WORKERS[1:]):

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
 NUMBER = int(os.environ.get("LAB_NUMBER") or 0)
 LAB = CACHE / "lab" / str(NUMBER)
-# With one Arm class or two: scripts/aarch64.sh.
+# scripts/aarch64.sh sets the inventory: with one Arm class or two.
 INVENTORY = ROOT / "inventories" / (os.environ.get("AARCH64_INVENTORY") or "lab_aarch64")
 TWO_CLASSES = INVENTORY.is_dir()
 NATIVE = platform.machine() == "aarch64"
@@ -32,7 +32,7 @@ NATIVE = platform.machine() == "aarch64"
 MASTER = "arm-master"
 ARM_WORKERS = ("arm-worker1", "arm-worker2") if TWO_CLASSES else ("arm-worker1",)
 ARM = (MASTER, *ARM_WORKERS)
-# Containers, of the controller's architecture.
+# These two are containers of the controller's architecture.
 OTHER = "worker1"
 STRANGER = "outsider"
 WORKERS = (*ARM_WORKERS, OTHER)
@@ -43,12 +43,13 @@ ADDRESS = {
 PORT = 50052
 UNIT = f"llama-rpc-server@{PORT}.service"
 PROGRAMS = "/opt/llama_cpp/current/bin"
-# A command on a busy emulated host; most take one second.
+# For a command on a busy emulated host. Most commands take one second.
 LIMIT_S = 120
-# Logging in takes an emulated host a second, so one connection serves all. It ends with the tests: see conftest.py.
+# A login on an emulated host takes a second, so all commands share one connection. conftest.py closes it after the
+# tests.
 SSH = ("ssh", "-F", str(LAB / "ssh_config"), "-o", "ControlPath=" + str(LAB / "link-%n"))
 
-# Says "connected", or why not; for a host that has nothing but Python.
+# Prints "connected" or the exception's name for each address. The host needs only Python.
 CONNECT = """
 import socket, sys
 for address in sys.argv[2:]:
@@ -69,7 +70,7 @@ def ssh(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program as root on a host."""
     command = [*SSH, "-o", "ControlMaster=auto", "-o", "ControlPersist=60", host, "sudo", shlex.join(argv)]
-    # Into files, as the connection that stays keeps a pipe open.
+    # The persistent connection would keep a pipe open, so the output goes to files.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         done = subprocess.run(command, input=given, stdout=out, stderr=errors, timeout=timeout, check=False)
         out.seek(0)
@@ -81,7 +82,7 @@ def ssh(
 
 
 def said(host: str, *argv: str, **options: Any) -> str:
-    """Return what a program says on a host."""
+    """Run a program as root on a host and return its output."""
     return ssh(host, *argv, **options).stdout.decode().strip()
 
 
@@ -95,7 +96,7 @@ def hang_up(*names: str) -> None:
             subprocess.run([*SSH, "-O", "exit", host], capture_output=True, timeout=20, check=False)
 
 
-# Says the RPC protocol that a worker answers with.
+# Prints the version of the RPC protocol that a worker answers with.
 HELLO = r"""
 import socket, sys
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as link:
@@ -106,18 +107,18 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=5) as lin
 
 
 def answers(host: str, worker: str) -> str:
-    """Return the RPC protocol that a worker answers another host with; empty if it does not."""
+    """Return the version of the RPC protocol that a worker answers another host with; empty if it does not answer."""
     done = ssh(host, "python3", "-", ADDRESS[worker], str(PORT), given=HELLO.encode(), check=False)
     return done.stdout.decode().strip() if done.returncode == 0 else ""
 
 
 def reached(host: str, *others: str, port: int = PORT) -> list[str]:
-    """Tell what a program on a host sees that connects to each of the others, and takes its leave at once."""
+    """Connect from a host to each of the others; return "connected" or the exception's name for each."""
     return said(host, "python3", "-", str(port), *(ADDRESS[o] for o in others), given=CONNECT.encode()).splitlines()
 
 
 def eventually(true: Callable[[], Any], limit: float, what: str) -> Any:
-    """Return what `true` returns once it is true, within `limit` seconds."""
+    """Wait at most `limit` seconds until `true` returns a true value, and return that value."""
     end = time.monotonic() + limit
     while time.monotonic() < end:
         found = true()
@@ -141,15 +142,15 @@ def play(playbook: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True)
 class Model:
-    """A model of random weights on the master, and how it is computed."""
+    """A file with a model of random weights, and the options of its computation."""
 
     path: str
     options: tuple[str, ...] = ()
 
 
-# Weights, caches and sums in 32-bit floats: nothing is rounded but sums.
+# Weights, caches and sums are 32-bit floats, so only sums are rounded.
 FLOATS = Model("/srv/floats.gguf", ("-ctk", "f32", "-ctv", "f32", "-fa", "off"))
-# As models are used. The second adds in another order.
+# Eight-bit weights with the usual options. Without flash attention, EIGHT_BITS_AGAIN adds in another order.
 EIGHT_BITS = Model("/srv/eight-bits.gguf")
 EIGHT_BITS_AGAIN = Model(EIGHT_BITS.path, ("-fa", "off"))
 
@@ -159,7 +160,7 @@ def _options(model: Model, prompt: str, workers: tuple[str, ...]) -> list[str]:
     if workers:
         given += ["--rpc", ",".join(endpoint(worker) for worker in workers), "-ngl", "99"]
         given += ["--device", ",".join(f"RPC{number}" for number in range(len(workers)))]
-        # By itself it would follow the hosts' memory, of which some have little.
+        # By default llama.cpp divides by the hosts' memory, and some hosts have little.
         given += ["-ts", ",".join("1" for _worker in workers)]
     return given
 
@@ -169,7 +170,7 @@ def text(host: str, model: Model, prompt: str, workers: tuple[str, ...] = (), to
     argv = [f"{PROGRAMS}/llama-completion", *_options(model, prompt, workers), "-n", str(tokens), "--temp", "0"]
     argv = ["timeout", str(LIMIT_S), *argv, "-no-cnv", "--no-display-prompt", "-lv", "4"]
     found = log = ""
-    # Upstream's logger, which prints the text too, is not flushed at exit: a run in a hundred loses all of it.
+    # Upstream's logger also prints the text and is not flushed at exit: one run in a hundred loses all of it.
     for _attempt in range(5):
         done = ssh(host, *argv, timeout=LIMIT_S + 20)
         found, log = done.stdout.decode().rstrip("\n"), done.stderr.decode(errors="replace")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Compiles the worker inside a Debian arm64 system with that system's own compiler, and starts it. Runs in namespaces of
-# its own, so that what is mounted and registered here is seen by nobody else.
+# its own, so that no other process sees its mounts and its binfmt registration.
 #   native_build.sh FOLDER PORT: FOLDER has root/ (the system), source/ (llama.cpp), build/ and cpuinfo
 set -eu
 
@@ -9,7 +9,7 @@ folder=$1 port=$2
 root=$folder/root
 if [ "$(uname -m)" != aarch64 ]; then
     [ -x /usr/bin/qemu-aarch64-static ] || { echo "there is no /usr/bin/qemu-aarch64-static: install qemu-user-static" >&2; exit 1; }
-    # Programs of the other architecture start through QEMU: known to the kernel by how their files begin.
+    # Start programs of the other architecture through QEMU. The kernel recognises them by how their files begin.
     mount -t binfmt_misc none /proc/sys/fs/binfmt_misc
     printf '%s' ':qemu-aarch64:M:0:\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:/usr/bin/qemu-aarch64-static:F' \
         >/proc/sys/fs/binfmt_misc/register
@@ -23,7 +23,7 @@ mount -t proc proc "$root/proc"
 mount --bind "$folder/source" "$root/source"
 mount --bind "$folder/build" "$root/build"
 
-# Not optimised, and without two large files of kernels that it can do without: emulated, the rest takes minutes.
+# Build without optimisation and without two large, optional files of kernels: under emulation the rest takes minutes.
 PATH=/usr/bin:/usr/sbin LC_ALL=C GIT_DIR=/build/no-repository exec chroot "$root" /usr/bin/dash -eus "$port" <<'INSIDE'
 echo "machine: $(uname -m)"
 echo "compiler: $(gcc --version | head -n 1)"

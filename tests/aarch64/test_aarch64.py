@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster of aarch64 hosts and a worker of another architecture: what its users were promised.
+"""Tests of a cluster of aarch64 hosts and a worker of another architecture: the promises to its users.
 
-The short form, part of `make test`, has Arm hosts of one CPU class; the long one adds a host of a second class.
+The short form, part of `make test`, has Arm hosts of one CPU class. The long form adds a host of a second class.
 """
 
 from __future__ import annotations
@@ -40,26 +40,27 @@ from support.quantised_models import Type, write_quantised
 PROMPT = "Once upon a time"
 TOKENS = 12
 ELF_AARCH64 = 183
-# By the host that has them; those of the second are in addition to the first's.
+# CPU features by host. arm-worker2 has its features in addition to those of arm-worker1.
 FEATURES = {"arm-worker1": {"asimddp", "asimdhp"}, "arm-worker2": {"i8mm", "sve", "sve2", "bf16"}}
-# llama.cpp's names of what a program was compiled for (ggml/src/ggml-cpu/ggml-cpu.c, ggml_cpu_has_...).
+# llama.cpp's names of the features that a program was compiled for (ggml/src/ggml-cpu/ggml-cpu.c, ggml_cpu_has_...).
 USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker2": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
-# What only the second class's programs may be compiled for.
+# Features that only programs of the second class may be compiled for.
 ONLY_SECOND = {"MATMUL_INT8", "SVE"}
-# Types for which both classes have kernels, and how weights are interleaved for these. (Other lengths of vectors, and
-# what else happens to weights: tests/performance/test_aarch64.py.)
+# Types for which both classes have kernels, and the interleaved layouts of their weights.
+# tests/performance/test_aarch64.py covers other lengths of vectors and other treatment of weights.
 QUANTISED = (Type.Q4_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
 INTERLEAVED = {
     "arm-worker1": {"q4_0_4x4", "q4_K_8x4", "q5_K_8x4", "q6_K_8x4", "q8_0_4x4", "iq4_nl_4x4", "mxfp4_4x4"},
     "arm-worker2": {"q4_0_4x8", "q4_K_8x8", "q5_K_8x8", "q6_K_8x8", "q8_0_4x8", "iq4_nl_4x4", "mxfp4_4x4"},
 }
-# Who computes by itself what the worker does: a host of its class, or its own.
+# For each worker, the host that computes the same by itself: a host of the worker's class, or the worker's own.
 ALIKE = {"arm-worker1": MASTER, "arm-worker2": "arm-worker2"}
-# The hosts of these that are there.
+# The hosts of USED that are in this scenario.
 THERE = [host for host in USED if host in ARM]
-# An x86-64 processor differs from itself by this much when its attention adds in another order; samples vary.
+# An x86-64 processor differs from itself if its attention adds in another order. The limit is that difference times
+# this, as samples vary.
 ALLOWANCE = 1.3
-# How soon a worker is to serve again by itself, on an emulated host.
+# Limit for an emulated host to start again, and then for its worker to serve again by itself.
 BACK_LIMIT_S = 240
 
 by_emulation_only = pytest.mark.skipif(
@@ -67,9 +68,9 @@ by_emulation_only = pytest.mark.skipif(
     reason="this machine is aarch64: its hosts are of one class, and there is none of another architecture",
 )
 
-# What the workers are compared with: a worker of this machine's kind.
+# The reference is a worker of this machine's architecture.
 KIND = platform.machine()
-# Which workers compute, as the master is given them.
+# The workers that compute, in the order in which the master gets them.
 MIXED = pytest.param((OTHER, "arm-worker1"), id=f"mixed-{KIND}-aarch64")
 ALONE = [
     pytest.param((worker,), id=name) for worker, name in zip(ARM_WORKERS, ("neoverse-n1", "i8mm-sve2"), strict=False)
@@ -83,7 +84,7 @@ def named(workers: tuple[str, ...]) -> str:
     return " + ".join(workers)
 
 
-# --- What the hosts are -----------------------------------------------------------------------------------------------
+# --- The hosts --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ARM)
@@ -120,7 +121,7 @@ def test_a_release_is_made_for_its_class_and_elsewhere(seen: Seen, show: Show) -
         assert second["name"] != first["name"]
         assert FEATURES["arm-worker2"] <= set(second["features"])
     assert classes[OTHER]["machine"] == "x86_64"
-    # They could not have been compiled here.
+    # Without a compiler on any host, the programs were compiled elsewhere.
     assert [found["compilers"] for found in seen.values()] == [[]] * len(seen)
     assert len({found["manifest"]["source"]["commit"] for found in seen.values()}) == 1
 
@@ -136,13 +137,13 @@ def test_llama_cpp_uses_what_the_processor_has(host: str, models: None, show: Sh
         assert not (ONLY_SECOND - USED[host]) & used
 
 
-# --- What they compute ------------------------------------------------------------------------------------------------
+# --- Results of inference ---------------------------------------------------------------------------------------------
 
 
-# All layers are computed by the workers; the master looks up the tokens' embeddings and picks the largest logit.
+# The workers compute all layers. The master looks up the tokens' embeddings and picks the largest logit.
 @pytest.fixture(scope="session")
 def reference(models: None) -> str:  # noqa: ARG001
-    """The greedy text of x86-64, by weights in floats."""
+    """Return the greedy text of the worker on this machine's architecture, with weights in floats."""
     return hosts.text(MASTER, FLOATS, PROMPT, (OTHER,), TOKENS)[0]
 
 
@@ -153,7 +154,7 @@ def exact(reference: str) -> Logits:
 
 @pytest.fixture(scope="session")
 def usual(reference: str) -> tuple[Logits, float]:
-    """The logits of the same text by weights of eight bits, and how much x86-64 differs from itself in them."""
+    """Return the logits of the same text with eight-bit weights, and the limit for their differences by rounding."""
     found, again = (
         hosts.logits(MASTER, model, PROMPT + reference, (OTHER,)) for model in (EIGHT_BITS, EIGHT_BITS_AGAIN)
     )
@@ -195,12 +196,12 @@ def test_the_greedy_text_is_that_of_one_worker(workers: tuple[str, ...], referen
 
 
 def one_weight(weights: np.ndarray) -> None:
-    """Of the hundreds of thousands in one matrix."""
+    """Change the sign of one of the hundreds of thousands of weights in a matrix."""
     weights.ravel()[1000] *= -1
 
 
 def four_bits(weights: np.ndarray) -> None:
-    """Blocks of one scale of two bytes and 32 weights: the lower four bits of each weight are gone."""
+    """Keep only the upper four bits of each weight; a block is a scale of two bytes and 32 weights."""
     bits = weights.reshape(-1, 34)[:, 2:].view(np.int8)
     bits[:] = (bits >> 4 << 4) + 8
 
@@ -216,7 +217,7 @@ def test_a_fault_is_not_taken_for_rounding(
     model: hosts.Model, change: Callable[[np.ndarray], None], reference: str, exact: Logits,
     usual: tuple[Logits, float], tmp_path: Path, show: Show,
 ) -> None:  # fmt: skip
-    """What the comparisons above must be able to see, as a wrong kernel would make it."""
+    """Check that the comparisons above notice the faults of a wrong kernel."""
     path = tmp_path / "spoilt.gguf"
     path.write_bytes((hosts.CACHE / "lab" / Path(model.path).name).read_bytes())
     reader = gguf.GGUFReader(path, "r+")
@@ -250,7 +251,7 @@ def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
     assert {worker["state"] for worker in report["workers"]} == {"ready"}
 
 
-# --- What they make of weights ----------------------------------------------------------------------------------------
+# --- Repacked weights -------------------------------------------------------------------------------------------------
 
 
 @by_emulation_only
@@ -267,7 +268,7 @@ def test_a_worker_says_how_it_interleaves_weights(worker: str, show: Show) -> No
 def test_repacked_weights_compute_what_local_inference_does(
     experts: int, reference: str, tmp_path: Path, show: Show
 ) -> None:
-    """Each class computes what a host of it does by itself, and says what it has repacked."""
+    """Check that each class computes what its own host does by itself, and reports the weights that it has repacked."""
     model = hosts.Model("/srv/quantised.gguf")
     path, _tokens = write_quantised(tmp_path / "model", QUANTISED, layers=len(QUANTISED), experts=experts)
     alike_of = {worker: ALIKE[worker] for worker in ARM_WORKERS}
@@ -281,15 +282,16 @@ def test_repacked_weights_compute_what_local_inference_does(
             + str(found).replace("\n", "\n  ")
         )
         assert found.is_rounding
-        # What verify.yml and the report of a run have it from.
+        # verify.yml and the report of a run read this file.
         repacked = json.loads(hosts.said(worker, "cat", f"/var/lib/llama_cpp/status-{hosts.PORT}.json"))["repack"]
         show(f"  of which {worker} has repacked {repacked['weights']} of {repacked['of_weights']} weights")
-        # Seven a layer; the vocabulary's has no whole groups of rows, and what chooses experts is of floats.
+        # Seven weights of each layer are repacked. The vocabulary's weight has no whole groups of rows, and the weights
+        # that choose experts are floats.
         assert repacked["weights"] == 7 * len(QUANTISED)
         assert repacked["of_weights"] == 7 * len(QUANTISED) + 1 + (len(QUANTISED) if experts else 0)
 
 
-# --- Who gets in ------------------------------------------------------------------------------------------------------
+# --- Access to the workers --------------------------------------------------------------------------------------------
 
 
 def test_workers_are_open_to_the_master_and_to_no_stranger() -> None:
@@ -298,7 +300,7 @@ def test_workers_are_open_to_the_master_and_to_no_stranger() -> None:
     assert "connected" not in hosts.reached(STRANGER, *WORKERS)
 
 
-# --- What a host cannot run -------------------------------------------------------------------------------------------
+# --- Artifacts that a host cannot run ---------------------------------------------------------------------------------
 
 
 REFUSALS = {"of-another-architecture": ("architecture", r"x86_64.*aarch64")}
@@ -313,13 +315,14 @@ if hosts.TWO_CLASSES:
 
 @pytest.fixture(scope="module")
 def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the role says of artifacts that arm-worker1 cannot run, and what was on the host before and after."""
+    """Return the role's message about each artifact, and the state of arm-worker1 before and after."""
     folder = tmp_path_factory.mktemp("artifacts")
     ours = {
         host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz"
         for host in {OTHER, ARM_WORKERS[-1]} - {"arm-worker1"}
     }
-    # Without their manifests, which say for what they are; and small, as the way to an emulated host is slow.
+    # Artifacts without their manifests, which name their target. They are small, as the connection to an emulated host
+    # is slow.
     bare = {host: folder / f"{host}.tar.gz" for host in ours}
     for host, path in ours.items():
         with tarfile.open(path) as whole, tarfile.open(bare[host], "w:gz") as rest:
@@ -364,7 +367,7 @@ def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, An
     assert refused["after"] == refused["before"]
 
 
-# --- What comes back --------------------------------------------------------------------------------------------------
+# --- Reboot -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -378,7 +381,7 @@ def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, sh
         try:
             done = hosts.ssh(host, "cat", "/proc/sys/kernel/random/boot_id", check=False, timeout=30)
         except subprocess.TimeoutExpired:
-            hosts.hang_up(host)  # a connection from the moment in which the host went
+            hosts.hang_up(host)  # this connection is from the moment in which the host went down
             return False
         return done.returncode == 0 and done.stdout.decode().strip() != seen[host]["boot"]
 

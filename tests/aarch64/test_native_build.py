@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The worker compiled on aarch64 itself, as strategy per_host does it: in a Debian arm64 system beside the cluster.
+"""Compile the worker on aarch64 itself, as strategy per_host does: in a Debian arm64 system beside the cluster.
 
-Emulated, that takes ten times as long as elsewhere. So it is the worker alone, not optimised and without kernels that
-it can do without, in programs' emulation rather than a whole system's, which would take twice as long again. What was
-compiled is kept, and one file of it is compiled anew each time.
+Under emulation, compilation takes ten times as long. So this test compiles only the worker, without optimisation and
+without optional kernels. It emulates programs rather than a whole system, which would take twice as long again. The
+build is kept, and each run compiles one file of it anew.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VERSION = yaml.safe_load((hosts.ROOT / "roles/llama_cpp/defaults/main.yml").read
 
 @pytest.fixture
 def folder() -> Path:
-    """A Debian arm64 system with its compiler, and the source that the cluster is built from; once."""
+    """Make a Debian arm64 system with its compiler and the cluster's source on first use; return its folder."""
     source = hosts.CACHE / "sources" / f"llama_cpp_python-{VERSION}.tar.gz"
     digest = hashlib.sha256(f"{SUITE} {PACKAGES} {source.name} {SCRIPT.read_text()}".encode()).hexdigest()[:12]
     place = hosts.CACHE / "lab" / f"native-aarch64-{digest}"
@@ -46,7 +46,7 @@ def folder() -> Path:
             shutil.rmtree(other)
         work = place.with_name(f"{place.name}-work")
         (work / "build").mkdir(parents=True)
-        # Unpacked only: there is nothing in it to be set up.
+        # Unpack the packages only: nothing in the system needs to be configured.
         make = ["mmdebstrap", "--variant=extract", "--arch=arm64", f"--include={PACKAGES}", SUITE, str(work / "root")]
         done = subprocess.run(make, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, done.stderr

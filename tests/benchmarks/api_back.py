@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How soon an API is back after the loss of a worker: from `kill -9` of the worker to the next answer's first token.
+"""Measure how soon an API is back after the loss of a worker: from `kill -9` to the next answer's first token.
 
-Role llama_server serves a model of 1.4 GB over two workers, on test hosts. A client reads a stream while the worker's
-process is killed; then it asks again until a token comes. systemd restarts the worker, and the model is loaded
-from the workers' caches. Needs root.
+Role llama_server serves a model of 1.4 GB over two workers, on test hosts. A client reads a stream while the benchmark
+kills the worker's process. Then the client asks again until a token comes. systemd restarts the worker, and the model
+is loaded from the workers' caches. Needs root.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks.measure import (
 )
 from support.api_client import Client
 
-# The outsider has no part in it: the preparation looks at all hosts of the inventory.
+# The outsider takes no part in the benchmark, but the preparation looks at all hosts of the inventory.
 MASTER, WORKERS, OUTSIDER = "master", ("worker1", "worker2"), "outsider"
 API_PORT = 8080
 WORKER_UNIT = "llama-rpc-server@50052.service"
@@ -41,11 +41,11 @@ WORKER_UNIT = "llama-rpc-server@50052.service"
 SIZE = (7, 4096)
 FORKS = 5
 SITE_LIMIT_S = 3600
-# More than come before the worker is killed, and no more than a slot holds.
+# More tokens than come before the worker is killed, and no more than a slot holds.
 TOKENS = 800
 BACK_LIMIT_S = 120
 MOST_BACK_S = 20
-# A worker that was killed often is not started again at once.
+# systemd delays the restart of a worker that was killed often.
 PAUSE_S = 5
 FOLDER = CACHE / "benchmarks" / "api_back"
 WHAT = {"the client's stream fails": "noticed_s", "the next answer's first token": "back_s"}
@@ -66,7 +66,7 @@ def first_token(client: Client, limit_s: float) -> float:
 
 
 def failed_at(answer: http.client.HTTPResponse) -> float:
-    """Read a stream until it fails; return when that was."""
+    """Read a stream until it fails; return the monotonic time of the failure."""
     try:
         answer.read()
     except (http.client.HTTPException, OSError):
@@ -75,7 +75,7 @@ def failed_at(answer: http.client.HTTPResponse) -> float:
 
 
 def loss(hosts: Hosts, client: Client, worker: str) -> dict[str, float]:
-    """Kill the worker while a client reads a stream; return when the client knew of it, and when the API was back."""
+    """Kill the worker while a client reads a stream; return the seconds until it fails and until the API is back."""
     with client.stream(TOKENS) as answer:
         hosts.ssh(worker, f"sudo systemctl kill --signal=SIGKILL {WORKER_UNIT}")
         killed = time.monotonic()
@@ -87,7 +87,7 @@ def loss(hosts: Hosts, client: Client, worker: str) -> dict[str, float]:
 
 
 def cluster_with_api(hosts: Hosts) -> Client:
-    """Make the cluster with its API; return who has a key."""
+    """Make the cluster with its API; return a client with a key."""
     say("the hosts become a cluster with an API")
     inventories = [ROOT / "inventories/lab" / name for name in ("hosts.yml", "serving.yml")]
     variables = {"gguf_model_controller_path": str(random_model(*SIZE)), "gguf_model_path": "/srv/models/model.gguf"}

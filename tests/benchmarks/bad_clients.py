@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What clients that misbehave do to the others at a gateway: half bodies, floods, a thousand idle connections.
+"""Measure how misbehaving clients slow down others at a gateway: half bodies, floods, a thousand idle connections.
 
-The groups are stand-ins that compute nothing, and take 20 ms for a token; the HAProxy is real, with the configuration
-of role llama_gateway. Four clients ask again and again for answers of ten tokens. Before and while one kind of client
-misbehaves, in a process of its own, the 95th percentile of their answers is taken. What misbehaves with a valid key has
-one of its own, which may have two requests under way.
+The groups are stand-ins that compute nothing and take 20 ms for a token. HAProxy is real, with the configuration of
+role llama_gateway. Four clients ask again and again for answers of ten tokens. The benchmark takes the 95th percentile
+of their answers' times before and while one kind of client misbehaves in a separate process. Misbehaving clients with a
+valid key share a key of their own, which may have two requests under way.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 GROUPS, CLIENTS, TOKENS, TOKEN_S = 4, 4, 10, 0.02
 MOST_TIMES = 1.5
 BAD_KEY = "key-of-who-misbehaves"
-# Between two requests of one that misbehaves: on two cores that all share, more would only measure these cores.
+# Pause between two requests of a misbehaving client. All processes share two cores, and more requests would only
+# measure these cores.
 PAUSE_S = 0.05
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {BAD_KEY}\r\n"
 
 
 async def say_once(port: int, data: bytes, wait_s: float = 20) -> bytes:
-    """Send this by a connection of its own, and return how the answer begins."""
+    """Send data over a new connection, and return how the answer begins."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
@@ -83,7 +84,7 @@ async def slow_reader(port: int) -> None:
         writer.close()
 
 
-# How many there are at a time.
+# How many clients of each kind there are at a time, and what each does.
 KINDS: dict[str, tuple[int, Callable[[int], Coroutine[None, None, None]]]] = {
     "half a body": (200, half_a_body),
     "bodies of 100 MB": (8, a_body_of_100_mb),
@@ -95,12 +96,12 @@ KINDS: dict[str, tuple[int, Callable[[int], Coroutine[None, None, None]]]] = {
 
 
 def misbehave(kind: str, port: int) -> None:
-    """Be all clients of one kind, until the process is ended."""
+    """Run all clients of one kind until the process is ended."""
     count, once = KINDS[kind]
 
     async def again() -> None:
         while True:
-            # Refused, cut off, or silent: as it is meant to be.
+            # The gateway is meant to refuse these requests, cut them off, or stay silent.
             with suppress(OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
                 await once(port)
             await asyncio.sleep(PAUSE_S)
@@ -112,7 +113,7 @@ def misbehave(kind: str, port: int) -> None:
 
 
 async def answers(port: int, seconds: float) -> list[float]:
-    """Return how long each answer took to clients that ask again and again."""
+    """Let clients ask again and again; return the seconds that each answer took."""
     found: list[float] = []
     deadline = time.monotonic() + seconds
 

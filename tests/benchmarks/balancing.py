@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long requests wait at a gateway before many groups of unlike speed, and what the gateway itself costs.
+"""Measure how long requests wait at a gateway before many groups of unlike speed, and the gateway's own cost.
 
-The groups are stand-ins that compute nothing: each has two slots, and takes as long for a token as it is told. The
-HAProxy is real, with the configuration of role llama_gateway. Then it knows no slots, with `balance leastconn` and
-`balance roundrobin`, so that requests wait at the groups. The wait of one ideal queue before all slots is computed from
-the same requests. A wait is the time of an answer without that in which its group worked on it.
+The groups are stand-ins that compute nothing: each has two slots and a given time for a token. HAProxy is real, with
+the configuration of role llama_gateway. Two further cases remove the slots from that configuration and use `balance
+leastconn` and `balance roundrobin`, so that requests wait at the groups. The wait in one ideal queue before all slots
+is computed from the same requests. A wait is the time of an answer without the time in which its group worked on it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_LIMITS = {
 
 
 async def answer(port: int, key: str, tokens: int, *, stream: bool = False) -> tuple[float, float]:
-    """Ask once by a connection of its own; return seconds until the first byte of the body, and those of the group."""
+    """Ask once over a new connection; return seconds until the answer or a stream's first line, and the group's own."""
     body = json.dumps({"model": "noise", "prompt": str(random.random()), "max_tokens": tokens, "stream": stream})
     began = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -60,7 +60,7 @@ async def answer(port: int, key: str, tokens: int, *, stream: bool = False) -> t
 
 
 async def waits_of(port: int, clients: int, seconds: float) -> list[float]:
-    """Return how long each request of these clients waited, each of whom asks again at once."""
+    """Let each client ask again at once after an answer; return the seconds that each request waited."""
     found: list[float] = []
     deadline = time.monotonic() + seconds
 
@@ -75,7 +75,7 @@ async def waits_of(port: int, clients: int, seconds: float) -> list[float]:
 
 
 def ideal_waits(speeds: list[float], clients: int, seconds: float) -> list[float]:
-    """Return the same of one queue without a cost, whose first request gets the quickest slot that is free."""
+    """Return the waits in one queue without a cost, whose first request gets the fastest free slot."""
     drawn = [random.Random(number) for number in range(clients)]
     free = [(speed, slot) for speed in speeds for slot in range(SLOTS)]
     heapq.heapify(free)
@@ -104,7 +104,7 @@ def p95(values: list[float]) -> float:
 
 
 def change(gateway: Gateway, groups: list[StandIn], balance: str) -> None:
-    """Put a plain proxy in the gateway's place: it knows no slots, and the groups' own queues have the rest."""
+    """Turn the gateway into a plain proxy: it knows no slots, and requests wait in the groups' own queues."""
     path = gateway.folder / "haproxy.cfg"
     text = re.sub(r"balance leastconn", f"balance {balance}", path.read_text())
     path.write_text(re.sub(r"^(    server group.*) maxconn \d+", r"\1", text, flags=re.MULTILINE))
@@ -114,26 +114,26 @@ def change(gateway: Gateway, groups: list[StandIn], balance: str) -> None:
 
 
 def resident_mib(pid: int) -> float:
-    """Return the memory of a process and of those that it has started."""
+    """Return the memory of a process and its children, in MiB."""
     pids = [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
     lines = [re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{one}/status").read_text()) for one in pids]
     return sum(int(line[1]) for line in lines if line) / 1024
 
 
 async def holding(port: int, count: int, look: Callable[[], float]) -> float:
-    """Return what a look finds while so many streams are under way."""
+    """Return the result of `look` while `count` streams are under way."""
     tasks = [asyncio.create_task(answer(port, CLIENT_KEY, 100_000, stream=True)) for _number in range(count)]
     await asyncio.gather(*tasks)
     return look()
 
 
 async def first_tokens(port: int, key: str, count: int) -> float:
-    """Return the median of milliseconds until a first token comes that takes no time itself."""
+    """Return the median time until a first token, in ms; the group takes no time for it."""
     return 1000 * statistics.median([(await answer(port, key, 1, stream=True))[0] for _number in range(count)])
 
 
 async def rate(port: int, key: str, clients: int, seconds: float) -> float:
-    """Return requests answered in a second."""
+    """Return the number of requests answered per second."""
     deadline = time.monotonic() + seconds
     done = 0
 
@@ -153,7 +153,7 @@ def described(group: StandIn) -> dict[str, Any]:
 
 
 def measure_waits(folder: Path, count: int, clients: int, seconds: float) -> dict[str, float]:
-    """Return the 95th percentile of the wait by what decides, in seconds."""
+    """Return the 95th percentile of the wait in seconds, by what assigns requests to groups."""
     speeds = [TOKEN_S[number % len(TOKEN_S)] for number in range(count)]
     groups = [StandIn(f"group{number}", slots=SLOTS, token_s=speed) for number, speed in enumerate(speeds)]
     found = {"one queue, computed": p95(ideal_waits(speeds, clients, seconds))}
@@ -170,7 +170,7 @@ def measure_waits(folder: Path, count: int, clients: int, seconds: float) -> dic
 
 
 def measure_cost(folder: Path, streams: int, seconds: float) -> dict[str, float]:
-    """Return what the gateway itself costs."""
+    """Return the gateway's own cost: time, rate and memory."""
     group = StandIn("group0", slots=10_000)
     with StandIns([group]), running_gateway(folder, [described(group)], **NO_LIMITS) as gateway:
         time.sleep(2)

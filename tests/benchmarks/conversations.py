@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How many tokens of prompts real groups process for chats of ten turns, by how the gateway knows a conversation.
+"""Count the prompt tokens that real groups process in chats of ten turns, by how the gateway knows a conversation.
 
-Three or six chats at a time, through the gateway's real HAProxy, with one, two and four groups of a llama-server with
-two slots over one worker on loopback. A small model of random weights does: what counts is how many tokens of its
-prompt a group has not cached, as its answer says. Each chat goes on as soon as it has an answer. So six chats of two
-groups always want more than all slots, and a chat whose group is busy goes to the other one.
+Three or six chats at a time go through the gateway's real HAProxy to one, two or four groups. Each group is a
+llama-server with two slots over one worker on loopback. A small model of random weights is enough: the benchmark counts
+the tokens of a prompt that the group has not cached, as its answer reports them. Each chat goes on as soon as it has an
+answer. So six chats always want more than all slots of two groups, and a chat whose group is busy goes to the other
+group.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CASES = ((1, 6), (2, 6), (2, 3), (4, 6))
 LIMIT_S = 120
 OPTIONS = (*NO_PAGE, "--ctx-size", "16384", "--cache-ram", "2048")
 
-# What a request says of its conversation: headers, and more keys of its body.
+# How a request names its conversation: by headers, or by further keys of its body.
 Ways = dict[str, "Callable[[str], tuple[dict[str, str], dict[str, str]]]"]
 WAYS: Ways = {
     "its header": lambda name: ({"X-Conversation-Id": name}, {}),
@@ -60,7 +61,7 @@ def ask(port: int, messages: list[dict[str, str]], headers: dict[str, str], more
 
 
 def chat(port: int, way: str, name: str, turns: int) -> dict[str, float]:
-    """Talk for some turns; return the tokens of all prompts, those processed, those of the last one, and moves."""
+    """Hold a chat; return the tokens of all prompts, the processed ones, those of the last prompt, and the moves."""
     headers, more = WAYS[way](name)
     messages = [{"role": "system", "content": f"You answer briefly. {way}. " * 3}]
     found = {"prompts": 0.0, "processed": 0.0, "last": 0.0, "moves": 0.0}
@@ -78,14 +79,14 @@ def chat(port: int, way: str, name: str, turns: int) -> dict[str, float]:
 
 
 def forget(gateway: Gateway) -> None:
-    """Take out what leads a conversation to its group."""
+    """Remove the rules that lead a conversation to its group."""
     path = gateway.folder / "haproxy.cfg"
     path.write_text(re.sub(r"^    use-server .*\n", "", path.read_text(), flags=re.MULTILINE))
     gateway.reload()
 
 
 def measured(gateway: Gateway, chats: int, turns: int, mark: str) -> dict[str, dict[str, float]]:
-    """Return the figures of a chat, on average, by what tells conversations apart."""
+    """Return the average figures of a chat, by how the gateway knows conversations."""
     found = {}
     for way in WAYS:
         if way == "nothing":

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a token costs when master and workers are apart: two workers of one core each behind relays that delay.
+"""Measure a token's cost if master and workers are apart: two workers of one core each, behind relays that delay.
 
-Each relay holds what it gets for half a round trip, in both directions; it does not limit how much passes. The
-reference goes through the same relays without a delay, so that the relays' own cost is in all figures. A network adds
-loss and changing times, which are not here. Each round measures all cases once, beginning with another one, and ratios
-are of figures of the same round. Needs the release that `make test` builds.
+Each relay holds data for half a round trip, in both directions, and does not limit the rate. The reference goes through
+the same relays without a delay, so all figures include the relays' own cost. A real network adds loss and changing
+times, which the relays do not simulate. Each round measures all cases once and begins with another case. Ratios compare
+figures of the same round. Needs the release that `make test` builds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TOKENS, PROMPT = 8, 64
 
 
 def pump(source: socket.socket, sink: socket.socket, delay_s: float) -> None:
-    """Pass on what comes, each piece after its delay, until the source ends."""
+    """Pass on each piece of data after the delay, until the source ends."""
     pieces: queue.Queue[tuple[float, bytes]] = queue.Queue()
 
     def send() -> None:
@@ -75,7 +75,7 @@ def serve(listener: socket.socket, worker: Worker, delay_s: float) -> None:
 
 @contextmanager
 def relay(worker: Worker, delay_s: float) -> Iterator[str]:
-    """Have a way to a worker that delays, and give its endpoint."""
+    """Relay connections to a worker with a delay, and yield the relay's endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener, worker, delay_s))
         thread.start()

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How fast one core hashes tensors, as `rpc-cache` does before it puts them into a worker's cache or believes an entry.
+"""Measure how fast one core hashes tensors with `rpc-cache`.
 
-Each byte's step of FNV-1a needs the digest of all bytes before it, so a core mostly waits; `rpc-cache` hashes four
-tensors at a time for that. Measured is the processor time of the program of the release that `make test` builds, over
-files in memory: of four tensors, of one as large as they are together, and of the same digest in Python.
+rpc-cache hashes a tensor before it puts it into a worker's cache or trusts an entry. Each byte's step of FNV-1a needs
+the digest of all bytes before it, so a core mostly waits. For that reason `rpc-cache` hashes four tensors at a time.
+The figures are the processor time of the program, from the release that `make test` builds, over files in memory: for
+four tensors, and for one as large as all four. Python computes the same digest for comparison.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MB = 1_000_000
-# Of one tensor of four, on one core.
+# Bytes of each of the four tensors, and of the data for Python.
 SIZE, SMOKE_SIZE, PYTHON_SIZE = 256 * MB, MB, MB
 UNIT = "mb_per_second"
 LEAST_MB_S = 500
@@ -31,7 +32,7 @@ FOUR, ONE, PYTHON = "rpc-cache, four tensors at a time", "rpc-cache, one tensor"
 
 
 def hashed(parts: Sequence[tuple[int, int]], data: Path, cache: Path) -> float:
-    """Let rpc-cache look for tensors in a cache that has none of them; return megabytes hashed in a second."""
+    """Let rpc-cache look for tensors in an empty cache; return the megabytes hashed per second of processor time."""
     wanted = data.with_name("wanted")
     wanted.write_text("".join(f"{offset} {size} {data}\n" for offset, size in parts))
     command = ["taskset", "-c", str(CORES[0]), release().rpc_cache, "add", cache, "--check", "yes"]
@@ -42,7 +43,7 @@ def hashed(parts: Sequence[tuple[int, int]], data: Path, cache: Path) -> float:
     if [line.split()[2] for line in said.splitlines()] != ["missing"] * len(parts):
         raise BenchError(f'rpc-cache has not hashed all tensors; it said "{said.strip()[-200:]}".')
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    # The kernel counts in hundredths.
+    # The kernel counts processor time in hundredths of a second.
     return sum(size for _offset, size in parts) / MB / max(seconds, 0.01)
 
 

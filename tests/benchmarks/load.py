@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long a model takes to get onto a worker whose cache is empty or full: over loopback and over 1 Gbit/s.
+"""Measure how long a model takes to get onto a worker with an empty or a full cache: over loopback and 1 Gbit/s.
 
-Each round loads the model three times over each link: into a worker that has nothing, from the cache that this has
-filled, and for the first time into another worker whose cache was seeded from the file. Ratios are of figures of the
-same round. The links between hosts are those of two test hosts, master and
-worker1: over their bridge as it is, and with both directions limited to 1 Gbit/s by the kernel (tbf), which a transfer
-of zeros shows before each use. The programs are this machine's, in the network of these hosts: only the link differs.
-What goes over the wire is counted by the kernel. Over the link of 1 Gbit/s, a seeded worker has the model in half the
-time at most. Loopback needs the release that `make test` builds; test hosts need root.
+Each round loads the model three times over each link: into a worker that has nothing, from the cache that this load has
+filled, and for the first time into another worker whose cache was seeded from the file. Ratios compare figures of the
+same round. The links between hosts are those of two test hosts, master and worker1: over their bridge as it is, and
+with both directions limited to 1 Gbit/s by the kernel (tbf). A transfer of zeros checks these links before each use.
+The programs are those of this machine, and run in the network of these hosts: only the link differs. The kernel counts
+the bytes on the wire. The target is that over the link of 1 Gbit/s, a seeded worker has the model in at most half the
+time. Loopback needs the release that `make test` builds; test hosts need root.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ if TYPE_CHECKING:
 
     from support.harness import Worker
 
-# Layers and width: only what is larger than 10 MiB, upstream's limit, goes into a worker's cache, which is all of these
-# but attn_k and attn_v.
+# Layers and width. A worker's cache takes only tensors larger than 10 MiB, upstream's limit: all of these but attn_k
+# and attn_v.
 SIZE, SMOKE_SIZE = (7, 4096), (1, 2048)
 RUN_LIMIT_S = 300
 ATTEMPTS = 5
 
 RATE_MBIT = 1000
-# Over bursts of half a megabyte the kernel keeps to the rate; what waits longer than this is dropped, as by a switch.
+# The kernel keeps to the rate over bursts of half a megabyte. It drops packets that wait longer than the latency, as a
+# switch does.
 SHAPER = f"tbf rate {RATE_MBIT}mbit burst 512kb latency 50ms".split()
 SHAPER_LIMIT_S = 30
-# Of a full rate, TCP leaves 95.6 percent for what is sent.
+# TCP leaves 95.6 percent of a full rate for the payload.
 LEAST_MBIT, MOST_MBIT = 0.85 * RATE_MBIT, RATE_MBIT
 TRANSFER_BYTES = 256_000_000
 TRANSFER_LIMIT_S = 120
-# Of the time that a first load takes over the link of that rate, one into a worker that was seeded takes so much.
+# Over the link of that rate, a load into a seeded worker may take this share of the time of a first load.
 MOST_SEEDED = 0.5
 KINDS = {"first": "first", "cached": "from the cache", "seeded": "first, seeded"}
 LOOPBACK, BRIDGE, SHAPED = "loopback", "between hosts", "between hosts, 1 Gbit/s"
@@ -88,11 +89,11 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as li
 
 @dataclass(frozen=True)
 class Side:
-    """Where a program runs: in this machine's network, or in that of a test host."""
+    """The place where a program runs: this machine's network, or that of a test host."""
 
     address: str
-    namespace: int | None = None  # a process that is in that network
-    device: str = "lo"  # what sends to it
+    namespace: int | None = None  # a process in that network
+    device: str = "lo"  # the device that sends to it
     sender: int | str = "self"  # a process in the network that has this device
 
     @property
@@ -100,7 +101,7 @@ class Side:
         return () if self.namespace is None else ("nsenter", f"--net=/proc/{self.namespace}/ns/net")
 
     def received(self) -> int:
-        """Return how many bytes went to it so far, with what packets have around them."""
+        """Return the bytes sent to it so far, with the packets' headers."""
         for line in Path(f"/proc/{self.sender}/net/dev").read_text().splitlines():
             name, found, counters = line.partition(":")
             if found and name.strip() == self.device:
@@ -109,7 +110,7 @@ class Side:
 
     @property
     def loopback(self) -> Side:
-        """The same network with itself; that of a test host has nothing else on it."""
+        """The loopback of the same network; that of a test host has no other traffic."""
         return Side(HERE.address, self.namespace, sender=self.namespace or "self")
 
 
@@ -118,7 +119,7 @@ HERE = Side("127.0.0.1")
 
 @dataclass(frozen=True)
 class Run:
-    """One run that loads a model: how long that took, without what was spent on two tokens, and what workers hold."""
+    """One load of a model: its seconds without those of computing two tokens, and the weights on workers in MB."""
 
     seconds: float
     computing_seconds: float
@@ -133,13 +134,13 @@ def model(*, smoke: bool) -> Path:
 
 
 def side(hosts: Hosts, name: str, number: int) -> Side:
-    """Return the network of a test host as this machine reaches into it."""
+    """Return the network of a test host, by a process in it and by this machine's end of its link."""
     namespace, index = hosts.ssh(name, "readlink /proc/self/ns/net; cat /sys/class/net/host0/iflink").split()
     for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
         try:
             if os.readlink(process / "ns/net") == namespace:
                 break
-        except OSError:  # It has ended.
+        except OSError:  # The process has ended.
             continue
     else:
         raise BenchError(f"No process of this machine is in the network of {name}.")
@@ -153,7 +154,7 @@ def side(hosts: Hosts, name: str, number: int) -> Side:
 
 @contextmanager
 def shaped(*sides: Side) -> Iterator[None]:
-    """Let no more than the rate go to each of these hosts."""
+    """Limit the rate to each of these hosts."""
     with ExitStack() as stack:
         for one in sides:
             add = ["tc", "qdisc", "add", "dev", one.device, "root", *SHAPER]
@@ -164,7 +165,7 @@ def shaped(*sides: Side) -> Iterator[None]:
 
 
 def transfer(master: Side, worker: Side) -> float:
-    """Return how many megabits per second of zeros a TCP connection brings from the one to the other."""
+    """Return the rate at which a TCP connection brings zeros from the master to the worker, in Mbit/s."""
     with subprocess.Popen(
         [*worker.prefix, sys.executable, "-c", RECEIVE, worker.address], stdout=subprocess.PIPE, text=True
     ) as receiver:
@@ -183,7 +184,7 @@ def transfer(master: Side, worker: Side) -> float:
 def run(
     path: Path, endpoints: list[str], bin_folder: Path, prefix: tuple[str, ...] = (), extra_args: Sequence[str] = ()
 ) -> Run | None:
-    """Load a model once; None if the run lost its last lines, and so was repeated, as its time is that of both."""
+    """Load a model once; None if the run lost its last lines and was repeated, as its time is that of both runs."""
     options = {
         "model": str(path),
         "prompt": "the",
@@ -205,7 +206,7 @@ def run(
 
 
 def load(path: Path, endpoint: str, master: Side, worker: Side) -> dict[str, float] | None:
-    """Load the model once, and count what went to the worker; None if the run had to be repeated."""
+    """Load the model once and count the bytes sent to the worker; return None if the run had to be repeated."""
     before = worker.received()
     done = run(path, [endpoint], release().bin, master.prefix)
     return None if done is None else {**asdict(done), "sent_mb": (worker.received() - before) / 1e6}
@@ -221,8 +222,8 @@ def seeded(path: Path, folder: Path) -> float:
 
 
 def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]] | None:
-    """Load into a worker that has nothing, then from the cache that this has filled, and into one that was seeded."""
-    # On a disk, as a worker's cache is.
+    """Load into a worker that has nothing, then from the cache that this load has filled, and into a seeded worker."""
+    # On a disk, where a worker's cache is.
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
         folder = Path(name)
 
@@ -245,14 +246,14 @@ def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]]
 
 
 def measured(path: Path, hosts: Hosts | None, repetitions: int) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
-    """Return the loads of each round by link, and what transfers show of the links between hosts."""
+    """Return the loads of each round by link, and the rates of the links between hosts in Mbit/s."""
     master, worker = (side(hosts, "master", 10), side(hosts, "worker1", 11)) if hosts else (HERE, HERE)
     links = [LOOPBACK, BRIDGE, SHAPED] if hosts else [LOOPBACK]
     rounds, transfers = [], []
     for number in range(repetitions):
         done: dict[str, Any] = {}
         rates: dict[str, float] = {}
-        # Every round begins with another one.
+        # Every round begins with another link.
         for link in [*links[number % len(links) :], *links[: number % len(links)]]:
             ends = (worker.loopback, worker.loopback) if link == LOOPBACK else (master, worker)
             with shaped(*ends) if link == SHAPED else ExitStack():
@@ -269,7 +270,7 @@ def measured(path: Path, hosts: Hosts | None, repetitions: int) -> tuple[list[di
 
 
 def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> dict[str, Any]:
-    """Return the figures of each link, and how they compare in the same round."""
+    """Return the figures of each link, and their ratios in the same round."""
 
     def values(link: str, kind: str, what: str) -> list[float]:
         return [done[link][kind][what] for done in rounds]
@@ -305,7 +306,7 @@ def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> 
 
 
 def missed(found: dict[str, Any]) -> list[str]:
-    """Return which of the targets are missed, one sentence each."""
+    """Return one sentence for each missed target."""
     ratio = found.get(SEEDED_RATIO)
     if ratio is None or ratio["median"] <= MOST_SEEDED:
         return []

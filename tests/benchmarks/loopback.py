@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What benchmarks on this machine alone share: workers on loopback bound to cores, a model of a useful size."""
+"""Shared parts of benchmarks on this machine alone: workers on loopback bound to cores, a model of a useful size."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-# Layers and width: 47 million parameters in such a layer; the weights of the default size are 0.43 GB as Q4_0.
+# Layers and width. Such a layer has 47 million parameters; the weights of the default size are 0.43 GB as Q4_0.
 SIZE = (16, 2048)
-# Four times as many in one of this width, so that less of the time is spent between layers: 0.86 GB.
+# A layer of this width has four times as many, so that less of the time passes between layers: 0.86 GB.
 WIDE_SIZE = (8, 4096)
 SMOKE_SIZE = (4, 512)
 PLAY_LIMIT_S = 600
-# As many as the most workers of one core each: figures of a machine with more are of the same case.
+# As many as the most workers of one core each. So figures of a machine with more cores are of the same case.
 MOST_CORES = 4
 PLAY = """
 - hosts: localhost
@@ -58,14 +58,14 @@ PLAY = """
         mode: "0600"
 """
 
-# Figures by their names, and what measures some.
+# Figures by their names, and a function that measures some.
 Rates = Dict[str, float]
 Case = Callable[[], Rates]
 Found = TypeVar("Found")
 
 
 def one_of_each(cores: Iterable[Collection[int]], allowed: Collection[int]) -> list[int]:
-    """Return a CPU of each physical core that may be used, of not too many cores.
+    """Return one usable CPU of each physical core, for at most MOST_CORES cores.
 
     Two threads of a worker on one core are not twice as fast, and roles count cores as well.
     """
@@ -76,12 +76,12 @@ def one_of_each(cores: Iterable[Collection[int]], allowed: Collection[int]) -> l
 CORES = one_of_each(read_topology().cores, os.sched_getaffinity(0))
 
 
-# While a program holds it open with a latency of 0 in it, the kernel lets no CPU of the machine sleep.
+# While a program holds this file open with a latency of 0 in it, the kernel lets no CPU of the machine sleep.
 AWAKE = Path("/dev/cpu_dma_latency")
 
 
 def obstacle(cores: int, *, awake: bool = False) -> str:
-    """Return why workers of so many cores cannot be measured here, and nothing if they can."""
+    """Return the reason why workers on so many cores cannot be measured here, or an empty string."""
     if cores > len(CORES):
         return f"{cores} cores are needed, and {len(CORES)} may be used here"
     if awake and not os.access(AWAKE, os.W_OK):
@@ -91,14 +91,14 @@ def obstacle(cores: int, *, awake: bool = False) -> str:
 
 @contextmanager
 def cores_awake() -> Iterator[None]:
-    """Let idle CPUs wait instead of sleep: they are there at once, as quick as they were, and take power for it."""
+    """Let idle CPUs wait instead of sleep: they resume at once and at their speed, but take power."""
     with AWAKE.open("wb", buffering=0) as latency:
         latency.write(struct.pack("i", 0))
         yield
 
 
 class OptimisedRelease(Release):
-    """A release as users have it, beside which the demo keeps its own."""
+    """An optimised release as users have it; the demo keeps its own release beside it."""
 
     @property
     def prefix(self) -> Path:
@@ -106,7 +106,7 @@ class OptimisedRelease(Release):
 
 
 def release(*more: str) -> Release:
-    """Return the default release, as scripts/bench.sh builds it, with the usual programs and these."""
+    """Return the default release that scripts/bench.sh builds, with the usual programs and those of `more`."""
     default = RELEASES["7.0.0"]
     found = OptimisedRelease(default.version, default.protocol)
     missing = [
@@ -120,14 +120,14 @@ def release(*more: str) -> Release:
 
 
 def model(*, smoke: bool, wide: bool = False) -> Path:
-    """Return a model of random weights in four bits, made on first use and kept in the cache."""
+    """Return the path of a model of random weights in four bits, made on first use and kept in the cache."""
     layers, width = SMOKE_SIZE if smoke else WIDE_SIZE if wide else SIZE
     path = MODELS / f"random-{layers}x{width}-q4_0.gguf"
     if not path.exists():
         MODELS.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=MODELS) as folder:
             eight, four = random_model(layers, width, Path(folder)), Path(folder, path.name)
-            # Of Q8_0, which the weights are made in: they are random either way.
+            # Requantised from Q8_0, the type that the weights are made in: they are random either way.
             quantise = [release().bin / "llama-quantize", "--allow-requantize", eight, four, "Q4_0"]
             output_of(quantise, "The model could not be quantised", MODEL_LIMIT_S)
             four.replace(path)
@@ -143,7 +143,7 @@ def task(name: str, arguments: dict[str, Any], **how: Any) -> dict[str, Any]:
 
 
 def timed_task(name: str, arguments: dict[str, Any], folder: Path) -> tuple[float, dict[str, Any]]:
-    """Run a module of the collection in a play on this machine; return how long the task took, and its result."""
+    """Run a module of the collection in a play on this machine; return the task's seconds and its result."""
     out, playbook = folder / "out.json", folder / "play.yml"
     playbook.write_text(PLAY.replace("MODULE", name))
     variables = {
@@ -161,7 +161,7 @@ def timed_task(name: str, arguments: dict[str, Any], folder: Path) -> tuple[floa
 
 
 def repeated(attempt: Callable[[], Found | None], most: int) -> Found:
-    """Return what an attempt brings; one that lost its last lines, and with them its figures, is made again."""
+    """Return the result of an attempt; repeat an attempt that lost its last lines, and with them its figures."""
     for _attempt in range(most):
         if (found := attempt()) is not None:
             return found
@@ -169,7 +169,7 @@ def repeated(attempt: Callable[[], Found | None], most: int) -> Found:
 
 
 def in_rounds(cases: dict[str, Case], repetitions: int, what: str) -> list[dict[str, Rates]]:
-    """Measure each case once in each round, every round beginning with another one."""
+    """Measure each case once in each round; every round begins with another case."""
     names = list(cases)
     rounds = []
     for number in range(repetitions):
@@ -189,8 +189,8 @@ def workers(
 ) -> Iterator[list[Worker]]:
     """Run one worker for each pair of threads and cores, of the default release if no other is given.
 
-    If asked, each keeps the weights it was sent in a cache, leaves them as they come, or sleeps between requests: the
-    last two as upstream's does.
+    If `cached`, each worker keeps received weights in a cache. Without `repack` it leaves weights as they come, and
+    without `spin` it sleeps between requests, both as upstream's worker does.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -208,7 +208,7 @@ def workers(
 
 
 def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """Return how much more the ones are than the others, measured in the same round each."""
+    """Return the ratios of ones to others, each pair measured in the same round."""
     # In a short run, a share that looks count may be zero.
     return spread([one / other if other else math.inf for one, other in zip(ones, others)], 4)
 
@@ -218,7 +218,7 @@ def ratio(rounds: list[dict[str, Rates]], case: str, reference: str, test: str) 
 
 
 def compared(rounds: list[dict[str, Rates]], unit: str, reference: Callable[[str], str]) -> dict[str, Any]:
-    """Return the figures of each case, and their ratio to those of its reference in the same round."""
+    """Return the figures of each case, and their ratios to its reference in the same round."""
     return {
         case: {
             test: {
@@ -244,7 +244,7 @@ def report(cases: dict[str, Any], unit: str, reference: str, not_run: Mapping[st
 
 
 def keep(name: str, args: argparse.Namespace, results: dict[str, Any]) -> Path:
-    """Write all values as JSON, and return where."""
+    """Write all values as JSON, and return the path of the file."""
     path = CACHE / "benchmarks" / name / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"machine": machine(), "cores": CORES, "smoke": args.smoke, "repetitions": args.repetitions}

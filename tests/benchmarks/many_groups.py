@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What hundreds of groups in one inventory cost the controller, by what the playbooks evaluate; no host is asked.
+"""Measure what hundreds of groups in one inventory cost the controller; no host is contacted.
 
-Twenty of all workers evaluate what each of them does many times in a play: first as roles by themselves do, which look
-at the variables of all hosts, then as playbooks do, which have found out once which host is of which group. With four
-times the groups a host is to take as long as before.
+Twenty of all workers evaluate the playbooks' expressions that each worker evaluates many times in a play. First they do
+it as roles by themselves do, which look at the variables of all hosts. Then they do it as playbooks do, which have
+found the group of each host once. The target is that a host takes as long with four times the groups.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def inventory(groups: int) -> dict[str, Any]:
 
 
 def seconds_of_tasks(groups: int, folder: Path) -> list[tuple[str, float]]:
-    """Play it over so many groups, and return how long each task took, in their order."""
+    """Run the play over so many groups; return the name and the seconds of each task, in their order."""
     hosts, said = folder / "hosts.json", folder / "results"
     hosts.write_text(json.dumps(inventory(groups)))
     environment = {
@@ -68,7 +68,7 @@ def seconds_of_tasks(groups: int, folder: Path) -> list[tuple[str, float]]:
 
 
 def by_task(found: list[tuple[str, float]]) -> dict[str, float]:
-    """Return milliseconds for one host, without what a task costs that does nothing; once for all hosts: seconds."""
+    """Return milliseconds: for one host, without the cost of an empty task, or in all if a task runs once."""
     rows: dict[str, float] = {}
     nothing = 0.0
     for name, seconds in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What benchmarks share: what they are asked for, figures with their spread, test hosts, and runs of Ansible there."""
+"""Shared parts of benchmarks: options, figures with their spread, test hosts, and runs of Ansible on them."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MODELS = CACHE / "benchmarks" / "models"
 INVENTORIES = (ROOT / "inventories/lab/hosts.yml", ROOT / "inventories/lab/more_workers.yml")
 SSH_LIMIT_S = 60
 MODEL_LIMIT_S = 600
-LAB_LIMIT_S = 900  # the first one makes the hosts' system as well
-# As a long command shows how far it is.
+LAB_LIMIT_S = 900  # the first lab makes the hosts' system as well
+# The lines in which a long command shows its progress.
 PROGRESS = re.compile(r"^\[[\w-]+\] ")
 
 
 class BenchError(Exception):
-    """One sentence for the person who asked."""
+    """An error with one sentence for the user."""
 
 
 class NotRunError(BenchError):
-    """This machine, or this account, cannot run it."""
+    """This machine or this account cannot run the benchmark."""
 
 
 def say(text: str) -> None:
@@ -54,7 +54,7 @@ def interrupted(number: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 
 def run_to_end(main: Callable[[], int]) -> NoReturn:
-    """Run a benchmark, and end this program with its status; whatever ends it, what is open is closed before."""
+    """Run a benchmark and exit with its status; a signal raises BenchError, so that open resources are closed first."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
     try:
@@ -72,7 +72,7 @@ def parser_of(about: str | None) -> argparse.ArgumentParser:
 
 
 def asked(about: str | None, smoke: str, rounds: int = 5, smoke_rounds: int = 1) -> argparse.Namespace:
-    """Return what a benchmark over loopback is asked for: how many rounds, or few that only show that it runs."""
+    """Return the arguments of a benchmark over loopback: the rounds, or few rounds that only show that it runs."""
     parser = parser_of(about)
     parser.add_argument("--repetitions", type=int, default=rounds, help="rounds (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help=smoke)
@@ -87,7 +87,7 @@ def asked(about: str | None, smoke: str, rounds: int = 5, smoke_rounds: int = 1)
 def asked_of_hosts(
     parser: argparse.ArgumentParser, output: Path, what: str = "", sizes: Sequence[int] = (), most: int = 0
 ) -> argparse.Namespace:
-    """Return what a benchmark over test hosts is asked for: how often, and over how many if there is a choice."""
+    """Return the arguments of a benchmark over test hosts: repetitions, and numbers of hosts if there is a choice."""
     if sizes:
         parser.add_argument("--sizes", type=int, nargs="+", default=sizes, help=f"numbers of {what}, up to {most}")
     parser.add_argument("--repetitions", type=int, default=5, help="of what is timed (default: %(default)s)")
@@ -105,14 +105,14 @@ def asked_of_hosts(
 
 
 def reported(report: dict[str, Any], text: str, output: Path) -> int:
-    """Write all values of a benchmark over test hosts as JSON, show what is said of them, and return its status."""
+    """Write all values of a benchmark over test hosts as JSON, print the text, and return the exit status."""
     output.write_text(json.dumps(report, indent=2) + "\n")
     print(f"\n{text}\n\nAll of it: {output}")
     return 1 if report["missed"] else 0
 
 
 def output_of(command: Sequence[str | Path], failed: str, limit_s: float, **options: Any) -> str:
-    """Run a program and return what it printed; where it fails, these words begin the sentence that says so."""
+    """Run a program and return its output; if it fails, raise BenchError with a sentence that begins with `failed`."""
     options = {"stdin": subprocess.DEVNULL, **options}
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False, **options)
     if done.returncode:
@@ -121,7 +121,7 @@ def output_of(command: Sequence[str | Path], failed: str, limit_s: float, **opti
 
 
 def random_model(layers: int, width: int, folder: Path = MODELS) -> Path:
-    """Return a model of random weights in eight bits, made on first use and kept in the cache."""
+    """Return the path of a model of random weights in eight bits, made on first use and kept in the cache."""
     path = folder / f"random-{layers}x{width}-q8_0.gguf"
     if not path.exists():
         say(f"making {path.name}, a model of random weights")
@@ -135,7 +135,7 @@ def random_model(layers: int, width: int, folder: Path = MODELS) -> Path:
 
 
 def spread(values: Sequence[float], digits: int = 2) -> dict[str, Any]:
-    """Return what the repetitions of one measurement say."""
+    """Return median, minimum, maximum and all values of the repetitions of one measurement."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -157,7 +157,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what a reader must know of the machine that figures come from."""
+    """Return the facts of this machine that a reader of figures must know."""
     cpu = re.search(r"^(?:model name|Model)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = re.search(r"^MemTotal:\s*(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
     return {
@@ -188,14 +188,14 @@ def machine_line(facts: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a playbook: how long it took, and what its tasks did."""
+    """One run of a playbook: its seconds, and the results of its tasks."""
 
     seconds: float
     results: list[dict[str, Any]]
 
     @property
     def compiled(self) -> list[dict[str, Any]]:
-        """The builds that were really run, by the results of the tasks that run long commands."""
+        """The builds that really ran, from the results of the tasks that run long commands."""
         return [
             {"on": line["on"], "seconds": line["elapsed_s"]}
             for line in self.results
@@ -215,7 +215,7 @@ class Hosts:
         self.names = names
         self.scratch = scratch
         self.folder = CACHE / "lab" / str(number)
-        # A folder of their own: connections to hosts that stood here before are none to these.
+        # A separate folder, so that no connection to an earlier lab's hosts is used for these.
         self.sockets = scratch / "cp"
 
     def ssh(self, host: str, command: str) -> str:
@@ -223,7 +223,7 @@ class Hosts:
         return output_of(ssh, f'"{command}" failed on {host}', SSH_LIMIT_S).strip()
 
     def disconnect(self) -> None:
-        """Let the next run of Ansible connect anew, as that of a user does."""
+        """Close the connections, so that the next run of Ansible connects anew, as that of a user does."""
         for socket in self.sockets.glob("*"):
             command = ["ssh", "-o", f"ControlPath={socket}", "-O", "exit", "any"]
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=SSH_LIMIT_S)
@@ -233,9 +233,9 @@ class Hosts:
         checkout: Path = ROOT, inventories: Sequence[Path] = INVENTORIES,
         more_environment: Mapping[str, str] | None = None,
     ) -> Run:  # fmt: skip
-        """Run a playbook over new connections; its output goes to `log`, and how far a long command is, is shown.
+        """Run a playbook over new connections; write its output to `log`, and print the progress of long commands.
 
-        The collection is that of `checkout`, the hosts are those that this one knows.
+        The collection is that of `checkout`; by default the hosts are those of this checkout's inventories.
         """
         self.disconnect()
         said = self.scratch / "results"
@@ -283,7 +283,7 @@ class Hosts:
 
 @contextlib.contextmanager
 def lab(usual: int, names: Sequence[str]) -> Iterator[Hosts]:
-    """Hosts that nothing was ever installed on, of the usual lab or that of LAB_NUMBER; they are removed in the end."""
+    """Make bare hosts in the usual lab or that of LAB_NUMBER, yield them, and remove them in the end."""
     number = int(os.environ.get("LAB_NUMBER") or usual)
     environment = {**os.environ, "LAB_NUMBER": str(number), "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}
 

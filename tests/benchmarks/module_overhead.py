@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What module distributed_inference costs: the task in a play against its own command, run by hand.
+"""Measure the cost of module distributed_inference: the task in a play against its own command, run by hand.
 
-Both are run in turn over the same two workers, as often as is asked for: how much longer the task takes, and whether
-the program generates as fast in it. The workers share a core: where each has its own, these rest in turn while tokens
-are generated, and on a virtual machine that makes one run differ from the next by more than what is looked for. From
-two cores on, the program and Ansible have one that no worker uses, as they have in a cluster. Needs the release that
-`make test` builds, and no root.
+The benchmark runs both in turn over the same two workers. It measures how much longer the task takes, and whether the
+program generates as fast in it. The workers share a core. If each had its own core, these would rest in turn during
+generation; on a virtual machine, runs would then differ by more than the effect to measure. With two cores or more, the
+program and Ansible have a core that no worker uses, as in a cluster. Needs the release that `make test` builds, and no
+root.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from benchmarks.measure import BenchError, asked, run_to_end, say, shown, spread
 from support.collection import ENVIRONMENT, parse_log
 from support.harness import Worker
 
-# That are generated.
+# Number of generated tokens.
 TOKENS = 128
 RUN_LIMIT_S = 600
-# By hand as in the module, a run that lost its last lines says nothing. On a busy machine that can be every second one.
+# A run that lost its last lines has no figures, by hand as in the module. On a busy machine that can be every second
+# run.
 ATTEMPTS = 20
 MOST_SECONDS, MOST_SHARE = 1.5, 0.02
 LEAST_RATIO, MOST_RATIO = 0.98, 1.02
 
 
 def rates(perf: dict[str, Any] | None) -> dict[str, float] | None:
-    """Return what the program says of its speed; None if it lost these lines."""
+    """Return the program's tokens per second; None if it lost these lines."""
     if not perf:
         return None
     found = {"generation": perf["eval"]["tokens_per_second"], "prompt": perf["prompt_eval"]["tokens_per_second"]}
@@ -40,7 +41,7 @@ def rates(perf: dict[str, Any] | None) -> dict[str, float] | None:
 
 
 def by_hand(command: list[str]) -> dict[str, float] | None:
-    """Run the command as a person does in a shell, and return its time and its speed."""
+    """Run the command as a person does in a shell; return its seconds and its speed."""
     began = time.monotonic()
     done = subprocess.run(
         command, env={**os.environ, **ENVIRONMENT}, stdin=subprocess.DEVNULL, capture_output=True,
@@ -54,7 +55,7 @@ def by_hand(command: list[str]) -> dict[str, float] | None:
 
 
 def in_a_play(arguments: dict[str, Any], folder: Path) -> dict[str, float] | None:
-    """Run the task in a play on this machine, and return its time, that of the program in it, and its speed."""
+    """Run the task in a play on this machine; return its seconds, those of the program in it, and its speed."""
     seconds, run = timed_task("distributed_inference", arguments, folder)
     found = rates(run["perf"])
     about = {"seconds": seconds, "program": run["wall_time_ms"] / 1000, "attempts": run["attempts"]}
@@ -82,14 +83,14 @@ def measure(found: list[Worker], path: Path, repetitions: int, folder: Path) -> 
 
 def summary(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     hand, tasks = ([done[name] for done in rounds] for name in ("hand", "task"))
-    # A run that was repeated, since it lost its last lines, takes as long again: that is not what is measured here.
+    # A run that lost its last lines is repeated and takes as long again. Such runs are left out.
     once = [n for n, done in enumerate(tasks) if done["attempts"] == 1] or list(range(len(tasks)))
     extra = [tasks[n]["seconds"] - hand[n]["seconds"] for n in once]
     return {
         "hand_seconds": spread([done["seconds"] for done in hand]),
         "task_seconds": spread([done["seconds"] for done in tasks]),
         "extra_seconds": spread(extra, 4),
-        # Of that, what is outside of the program: Ansible and the module, without the noise of two runs.
+        # The part of it outside of the program: Ansible and the module, without the noise of two runs.
         "around_the_program_seconds": spread([tasks[n]["seconds"] - tasks[n]["program"] for n in once], 4),
         "repeated_runs": len(tasks) - len(once),
         "generation_ratio": ratios([done["generation"] for done in tasks], [done["generation"] for done in hand]),

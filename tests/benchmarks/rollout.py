@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What it costs to bring llama.cpp onto N equal workers: how often it is compiled, and what one more worker adds.
+"""Measure the cost of llama.cpp on N equal workers: the number of builds, and the time that one more worker adds.
 
-Role llama_cpp compiles the worker of the real, pinned source on hosts that have nothing, of which another one comes
-first each time; then its artifact goes to hosts that have no release; then there is nothing to do. Needs root.
+First, role llama_cpp compiles the worker of the real, pinned source on bare hosts, each time with another host first.
+Then its artifact goes to hosts that have no release. Then there is nothing to do. Needs root.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.measure import (
     table,
 )
 
-# Equal ones: a host of another C library is of another class.
+# Equal workers: a host with another C library is of another class.
 WORKERS = ("worker1", "worker3", "worker4", "worker5")
 BUILD_LIMIT_S = 3600
 DELIVERY_LIMIT_S = 300
@@ -47,7 +47,7 @@ def rollout(hosts: Hosts, names: list[str], log: str, limit_s: int) -> Any:
     variables = {
         "rollout_hosts": ":".join(names),
         "llama_cpp_cache_folder": str(FOLDER / "cache"),
-        # As users compile it: the lab's own options optimise less.
+        # The options with which users compile: the lab's own options optimise less.
         "llama_cpp_cmake_options": {},
     }
     log_path = FOLDER / f"{log}.log"
@@ -55,7 +55,7 @@ def rollout(hosts: Hosts, names: list[str], log: str, limit_s: int) -> Any:
 
 
 def empty_cache() -> None:
-    """Leave no artifact there. The source, which is fetched once, is that of all runs."""
+    """Remove all artifacts from the cache, and link the sources that all runs share."""
     (FOLDER / "cache").mkdir(parents=True, exist_ok=True)
     for artifact in (FOLDER / "cache").glob("artifacts/*"):
         artifact.unlink()
@@ -66,7 +66,7 @@ def empty_cache() -> None:
 
 
 def build(hosts: Hosts, names: list[str]) -> dict[str, Any]:
-    """Compile on hosts that have nothing, and look at what there is afterwards."""
+    """Compile on bare hosts; return the builds, and the compilers, artifacts and programs afterwards."""
     empty_cache()
     say(f"{len(names)} bare hosts get a release that nobody has: {', '.join(names)}")
     load = os.getloadavg()[0]
@@ -92,7 +92,7 @@ def build(hosts: Hosts, names: list[str]) -> dict[str, Any]:
 
 
 def deliver(hosts: Hosts, names: list[str], repetition: int) -> dict[str, float]:
-    """Bring the artifact in the cache to hosts without a release; then there is nothing to do."""
+    """Bring the cached artifact to hosts without a release, then run with nothing to do; return the seconds of both."""
     for name in names:
         hosts.ssh(name, "sudo rm -rf /opt/llama_cpp")
     load = os.getloadavg()[0]
@@ -112,13 +112,13 @@ def deliver(hosts: Hosts, names: list[str], repetition: int) -> dict[str, float]
 
 
 def costs(taken: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
-    """Return the totals for each number of hosts, and what one more host adds, each over all repetitions."""
+    """Return the seconds for each number of hosts, and the seconds that one more host adds, over all repetitions."""
     found: dict[str, Any] = {}
     for size, runs in taken.items():
         found[str(size)] = {
             "delivery_s": spread([run["delivery"] for run in runs]),
             "nothing_to_do_s": spread([run["nothing"] for run in runs]),
-            # What is done at once counts once, so that this is no more than a share.
+            # Hosts work at the same time, so this is no more than a share.
             "push_and_switch_s_per_host": spread([(run["delivery"] - run["nothing"]) / size for run in runs]),
             "load": spread([run["load"] for run in runs]),
         }
@@ -132,7 +132,7 @@ def costs(taken: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
 
 
 def faults(builds: list[dict[str, Any]], cost: dict[str, Any]) -> list[str]:
-    """Return which of the targets are missed, one sentence each."""
+    """Return one sentence for each missed target."""
     missed = []
     for built in builds:
         who = f"{len(built['hosts'])} hosts"
@@ -195,7 +195,7 @@ def main() -> int:
     builds = []
     taken: dict[int, list[dict[str, float]]] = {size: [] for size in args.sizes}
     for turn, size in enumerate(args.sizes):
-        # Each time another one comes first, which is the one that builds.
+        # Each time another host comes first: the first host builds.
         names = [*WORKERS[turn % len(WORKERS) :], *WORKERS[: turn % len(WORKERS)]][:size]
         with lab(102, names) as hosts:
             builds.append(build(hosts, names))

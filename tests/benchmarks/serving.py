@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What serving costs: one to sixteen clients of a llama-server over workers on loopback, against the same without RPC.
+"""Measure the cost of serving: one to sixteen clients of a llama-server over workers on loopback, against no RPC.
 
-Clients ask for answers of a fixed length, all at the same time, each once. Told are the tokens of all clients a second,
-the time to the first token and the time between two, by number of clients and length of prompt. A setup is a division
-of this machine's cores: `local` is llama-server without workers, with a thread for each core; `whole` one worker with a
-thread for each core; a number so many workers of one core each, in one split mode or another. Each setup runs once in
-each round, with a server and workers of its own, every round beginning with another one; ratios are of the same round.
-The master has no core of its own, and neither have the clients: they share those of the workers.
+Clients ask for answers of a fixed length, all at the same time, each once. The figures are the tokens of all clients a
+second, the time to the first token and the time between two tokens, by number of clients and length of prompt. A setup
+is a division of this machine's cores. `local` is llama-server without workers, with a thread for each core; `whole` is
+one worker with a thread for each core; a number is so many workers of one core each, in one split mode or another. Each
+setup runs once in each round, with a server and workers of its own. Every round begins with another setup, and ratios
+compare figures of the same round. The master and the clients have no core of their own: they share those of the
+workers.
 
     python -m benchmarks.serving --smoke                                   # does it run
     python -m benchmarks.serving --workers 1,2 --clients 1,8 --prompt short --repetitions 1     # a quick look
     python -m benchmarks.serving --bin ours=FOLDER --bin upstream --workers 2 --split-mode layer,tensor
     python -m benchmarks.serving --server-args="" --server-args="--kv-unified --ubatch-size 4"
 
-Without options it measures what the targets are about, and its status is 1 where a median misses one.
+Without options it measures the cases of the targets, and its status is 1 if a median misses a target.
 """
 
 from __future__ import annotations
@@ -41,19 +42,19 @@ if TYPE_CHECKING:
 
     from benchmarks.loopback import Case, Rates
 
-# Words of a prompt, and tokens of an answer. With long ones, reading is most of the work.
+# Words of a prompt, and tokens of an answer. With long prompts, reading is most of the work.
 PROMPTS = {"short": (1, 64), "medium": (70, 32), "long": (256, 32)}
 CLIENTS, SMOKE_CLIENTS = [1, 2, 4, 8, 16], [1, 2]
 WORKERS = ["local", "whole", "1", "2"]
 START_LIMIT_S, LOAD_LIMIT_S = 120, 600
-# Beside what a prompt and its answer take.
+# Tokens of a slot beside those of a prompt and its answer.
 SPARE_TOKENS = 64
 TITLES = ("tokens_per_second", "first_token_ms", "between_tokens_ms")
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Where llama-server and the worker's program are."""
+    """A named folder with llama-server and the worker's program."""
 
     name: str
     bin: Path
@@ -163,7 +164,7 @@ def measured(setup: Setup, path: Path, args: argparse.Namespace) -> Rates:
 
 
 def base_of(setup: Setup, setups: Sequence[Setup]) -> Setup:
-    """Return the setup that this one is compared to: the same with nothing between, or with one worker."""
+    """Return the setup to compare this one to: the same programs and arguments, local or with one worker."""
     division = {"local": "local", "whole": "local", "1": "1"}.get(setup.division, "1")
     alike = [
         other
@@ -174,7 +175,7 @@ def base_of(setup: Setup, setups: Sequence[Setup]) -> Setup:
 
 
 def first_of(setup: Setup, setups: Sequence[Setup]) -> Setup:
-    """Return the first setup of the same cores, with other programs or arguments."""
+    """Return the first setup of the same cores and split mode, whatever its programs and arguments."""
     return next(other for other in setups if (other.division, other.split_mode) == (setup.division, setup.split_mode))
 
 
@@ -207,7 +208,7 @@ def results_of(rounds: list[dict[str, Rates]], setups: Sequence[Setup], args: ar
 
 
 def shown(figure: dict[str, Any], digits: int) -> str:
-    """Return a median, with its range where there is one."""
+    """Return a median, with its range if there is one."""
     text = f"{figure['median']:.{digits}f}"
     return text if len(figure["values"]) == 1 else f"{text} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
 
@@ -292,7 +293,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def asked() -> argparse.Namespace:
-    """Return what is asked for; `loads` are words of a prompt and tokens of an answer by their names."""
+    """Return the arguments; `loads` are words of a prompt and tokens of an answer by their names."""
     parser = parser_of(__doc__)
     for option, about in OPTIONS.items():
         parser.add_argument(option, **about)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What it costs to run playbook site again when there is nothing to do, over 2, 4 and 8 equal workers.
+"""Measure the cost of another run of playbook site with nothing to do, over 2, 4 and 8 equal workers.
 
-Seconds of a run, with and without the inference that it ends in; tasks and programs started over SSH for each host;
-what takes longest; what one more worker adds. With --against, the same of another checkout of the collection, in turns
-with this one: before and after a change. Needs root.
+The figures are the seconds of a run, with and without the inference at its end; the tasks of each host, and the
+programs that Ansible starts on it over SSH; the longest tasks; and the seconds that one more worker adds. With
+--against, the benchmark also measures another checkout of the collection, in turn with this one: before and after a
+change. Needs root.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ FORKS = 10  # no fewer than there are hosts
 FIRST_LIMIT_S = 3600
 AGAIN_LIMIT_S = 900
 LONGEST = 10
-# More of them for a host are a step back: each takes seconds where a host is slow. With the time of a run over workers
-# of this machine, nothing of that is seen. The worker's last one asks after inference which weights it has repacked.
+# More programs for a host are a step back: each takes seconds on a slow host. The time of a run over workers on this
+# machine does not show that. The worker's last program asks after inference which weights the worker has repacked.
 MOST_ROUND_TRIPS = {"worker": 7, "master": 8}
-# Layers and width: layers for more workers than there are.
+# Layers and width. There are more layers than workers.
 SIZE = (16, 256)
 FOLDER = CACHE / "benchmarks" / "site_again"
 SHARED = (
@@ -57,7 +58,7 @@ SHARED = (
 
 
 def groups(folder: Path, sizes: list[int]) -> Path:
-    """Write an inventory with a group of so many workers for each size."""
+    """Write an inventory with a group of so many workers for each size; return its path."""
     path = folder / "groups.json"
     made = {f"workers_{size}": {"hosts": dict.fromkeys(WORKERS[:size])} for size in sizes}
     path.write_text(json.dumps(made))
@@ -75,11 +76,11 @@ def site(hosts: Hosts, size: int, inventory: Path, **more: Any) -> Run:
     return hosts.play(checkout / "playbooks/site.yml", variables, **given)
 
 
-# --- what a run says ------------------------------------------------------------------------------------------------
+# --- figures of a run -----------------------------------------------------------------------------------------------
 
 
 def steps(run: Run) -> list[dict[str, Any]]:
-    """Return the tasks of a run in their order, each from its first host's start to its last one's end."""
+    """Return the tasks of a run in their order, with the seconds from the first host's start to the last host's end."""
     found: dict[str, dict[str, Any]] = {}
     for line in run.results:
         step = found.setdefault(line["id"], {"task": line["task"], "action": line["action"], "began": [], "ended": []})
@@ -92,7 +93,7 @@ def steps(run: Run) -> list[dict[str, Any]]:
 
 
 def inference_s(run: Run) -> float:
-    """Return how long the inference itself took, which no change of a playbook makes shorter."""
+    """Return the seconds of the inference itself, which no change of a playbook makes shorter."""
     return sum(step["seconds"] for step in steps(run) if step["action"].endswith("distributed_inference"))
 
 
@@ -119,7 +120,7 @@ def medians(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def costs(runs: dict[int, list[Run]], trips: dict[int, dict[str, int]]) -> dict[str, Any]:
-    """Return what is said of one checkout: for each number of workers, and what one more worker adds."""
+    """Return the figures of one checkout for each number of workers, and the seconds that one more worker adds."""
     without = {size: [run.seconds - inference_s(run) for run in taken] for size, taken in runs.items()}
     found: dict[str, Any] = {"sizes": {}, "one_more_worker_s": {}}
     for size, taken in runs.items():
@@ -143,7 +144,7 @@ def costs(runs: dict[int, list[Run]], trips: dict[int, dict[str, int]]) -> dict[
 
 
 def faults(cost: dict[str, Any]) -> list[str]:
-    """Return which of the targets are missed, one sentence each."""
+    """Return one sentence for each missed target."""
     return [
         f"Over {size} workers Ansible starts {figures['round_trips'][kind]} programs on a {kind}, over {most}."
         for size, figures in cost["sizes"].items()
@@ -198,20 +199,21 @@ def as_text(report: dict[str, Any]) -> str:
 
 
 def named(checkout: Path) -> str:
-    """Return how a checkout is called: by its commit."""
+    """Return the name of a checkout: its commit."""
     said = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
     return subprocess.run(said, capture_output=True, text=True, check=True, timeout=AGAIN_LIMIT_S).stdout.strip()
 
 
 def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[str, Path]) -> dict[str, Any]:
-    """Make a cluster of all hosts, then run the playbook again and again, every size once in each round."""
+    """Make a cluster of all hosts, run the playbook over every size once in each round, and return the costs."""
     inventory = groups(hosts.scratch, sizes)
     hosts.ssh(MASTER, "sudo mkdir -p /srv/models")
     say(f"{sizes[-1]} workers and a master are made a cluster")
     site(hosts, sizes[-1], inventory, limit_s=FIRST_LIMIT_S, log=FOLDER / "first.log")
     runs: dict[str, dict[int, list[Run]]] = {name: {size: [] for size in sizes} for name in checkouts}
     trips: dict[str, dict[int, dict[str, int]]] = {name: {} for name in checkouts}
-    # The round that is counted is not timed, and for a program, as looks at how far inference is depend on its time.
+    # The first round counts programs and is not timed. It writes JSON: in output for people, the play
+    # looks at the progress of inference, and the number of these looks depends on time.
     for repetition in range(repetitions + 1):
         for size in sizes:
             for name, checkout in checkouts.items():
@@ -236,7 +238,7 @@ def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--against", type=Path, help="another checkout, with a .venv/collections of its own")
     args = asked_of_hosts(parser, FOLDER / "site_again.json", "workers", [2, 4, 8], len(WORKERS))
-    # A commit may come while this runs.
+    # Name the checkout before the runs: a commit may come meanwhile.
     own = named(ROOT)
     checkouts = {named(args.against): args.against.resolve()} if args.against else {}
     if own in checkouts:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From how many accepted tokens on speculative decoding pays over two workers of one core each, and why.
+"""Find how many accepted tokens make speculative decoding pay over two workers of one core each, and why.
 
-First the batch cost: how long a batch of 1, 2, 3, 5 and 9 tokens takes, against one token (llama-bench). Then
-llama-server with a small draft model on the master, which accepts as many drafted tokens as it is told
-(--spec-synth-len, which counts the token that comes without a draft), against the same server without a draft: by what
-is accepted and by how many are drafted. The texts mean nothing, the times are real; those of models with more tokens
-than these of random weights (1,100) take longer for the output of a batch. Each round measures all of them once,
-beginning with another one, and ratios are of figures of the same round. Master and workers share the cores, as the
-master computes while the workers wait. Needs the release that `make test` builds.
+First comes the batch cost: the time of a batch of 1, 2, 3, 5 and 9 tokens, against one token (llama-bench). Then the
+benchmark compares llama-server with a small draft model on the master to the same server without a draft, by the number
+of accepted and of drafted tokens. The server accepts as many drafted tokens as --spec-synth-len says, which counts the
+token that comes without a draft. The texts mean nothing, but the times are real. Models with more tokens than these of
+random weights (1,100) take longer for the output of a batch. Each round measures all cases once and begins with another
+case. Ratios compare figures of the same round. Master and workers share the cores, as the master computes while the
+workers wait. Needs the release that `make test` builds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BATCHES = [1, 2, 3, 5, 9]
 ACCEPTED, DRAFTED = [1.5, 2.0, 3.0, 4.0], [2, 4, 8]
 TOKENS, SMOKE_TOKENS = 64, 8
-# Of a batch; its median leaves out what the machine is disturbed by.
+# Passes of a batch. Their median leaves out disturbances of the machine.
 PASSES = 8
 START_LIMIT_S, ANSWER_LIMIT_S = 120, 300
 PLAIN, BATCH = "without a draft", "batch"
@@ -54,7 +54,7 @@ def batches(path: Path, endpoints: str, names: str, shares: Sequence[int]) -> Ra
 
 @contextmanager
 def served(path: Path, options: Sequence[str]) -> Iterator[int]:
-    """Run llama-server on the cores until it serves, and give its port."""
+    """Run llama-server on the cores, wait until it serves, and yield its port."""
     port = free_port()
     command = ["taskset", "-c", ",".join(map(str, CORES)), release().bin / "llama-server", "-m", path, "-t", "1"]
     command += ["--port", str(port), "-np", "1", "-c", "1024", "-ngl", "999", "--fit", "off", "--no-ui", *options]
@@ -79,7 +79,7 @@ def served(path: Path, options: Sequence[str]) -> Iterator[int]:
 
 
 def generated(port: int, tokens: int) -> dict[str, Any]:
-    """Let it generate so many tokens, and return what it says of its times."""
+    """Let the server generate so many tokens, and return its timings."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_LIMIT_S)
     wanted = {"prompt": "the quiet river", "n_predict": tokens, "temperature": 0, "ignore_eos": True}
     try:
@@ -97,7 +97,7 @@ def speed(path: Path, options: Sequence[str], tokens: int) -> Rates:
         times = generated(port, tokens)
     found = {"generation": times["predicted_per_second"]}
     if times.get("draft_n"):
-        # Each step drafts as many tokens as it may, but for the last ones.
+        # Each step but the last ones drafts as many tokens as it may.
         found["accepted"] = times["draft_n_accepted"] / times["draft_n"]
     return found
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the time of a token goes in split mode tensor, and what is sent for it: two workers of one core each.
+"""Measure where the time of a token goes in split mode tensor, and what is sent for it: two workers of one core each.
 
-What is sent is counted by a relay between the master and each worker, which knows the messages of the protocol: those
-of a longer run less those of a shorter one, by the tokens that the one has more. It holds messages up, so the time of a
-token is that of a run without it. In that run it is looked again and again which workers run on their cores just then:
-the share of such looks is the share of the time. There workers sleep between requests, so that who runs computes; with
-them awake, as they are by default, a token takes less (throughput.py). Bytes of graphs are what would be saved if a
-worker kept more than its last graph and could be told which one to run: what is counted is that of one worker, and the
-other's is the same. Needs the release that `make test` builds.
+A relay between the master and each worker, which knows the messages of the protocol, counts what is sent: the messages
+of a longer run less those of a shorter one, divided by the further tokens. The relay delays messages, so the time of a
+token is that of a run without it. During that run the benchmark looks again and again which workers run on their cores:
+the share of such looks is the share of the time. In that run workers sleep between requests, so that a running worker
+computes. If workers stay awake, as they do by default, a token takes less time (throughput.py). The bytes of graphs
+would be saved if a worker kept more than its last graph and could be told which one to run. The counts are those of one
+worker, and the other's are the same. Needs the release that `make test` builds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from support.harness import Worker
 
 RUN_LIMIT_S = 300
-# Tokens of the shorter run and of the longer one, and of the run whose time is looked at.
+# Tokens of the shorter and of the longer run that are counted, and of the run that is timed.
 COUNTED, SMOKE_COUNTED = (8, 40), (4, 8)
 TIMED, SMOKE_TIMED = 128, 16
 # A worker computes for a millisecond or two at a time. Looks need not be as close: they are many.
@@ -48,7 +48,7 @@ GRAPHS = (Command.GRAPH_COMPUTE, Command.GRAPH_RECOMPUTE)
 
 
 def bench(path: Path, endpoints: Sequence[str], tokens: int) -> list[str | Path]:
-    """Return the command that generates so many tokens in split mode tensor, once, without reading anything before."""
+    """Return the command that generates so many tokens in split mode tensor once, without a prompt and a warm-up."""
     names = "/".join(f"RPC{number}" for number in range(len(endpoints)))
     command = ["taskset", "-c", ",".join(map(str, CORES)), release().bin / "llama-bench", "-m", path, "-o", "jsonl"]
     command += ["--rpc", ",".join(endpoints), "-dev", names, "-ts", "/".join("1" for _endpoint in endpoints)]
@@ -56,11 +56,11 @@ def bench(path: Path, endpoints: Sequence[str], tokens: int) -> list[str | Path]
     return [*command, "--no-warmup", "--load-mode", "none"]
 
 
-# --- what is sent ---------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
 class Counts:
-    """The messages to a worker, by command, the partial results it was asked for, and the bytes of both directions."""
+    """Counts of messages to a worker by command, of partial results asked of it, and of bytes in both directions."""
 
     def __init__(self, sum_bytes: int) -> None:
         self.sum_bytes = sum_bytes
@@ -72,7 +72,7 @@ class Counts:
         self.found["bytes from a worker"] += len(data)
 
     def asked(self, data: bytes) -> None:
-        """Take what was sent to the worker next: it ends anywhere in a message."""
+        """Count the next data for the worker, which may end anywhere in a message."""
         self.found["bytes to a worker"] += len(data)
         skip = min(self._skipped, len(data))
         self._skipped -= skip
@@ -88,14 +88,14 @@ class Counts:
     def count(self, command: Command, size: int, message: bytes) -> None:
         self.found[f"messages to a worker: {command.name}"] += 1
         self.found["bytes to a worker: graphs"] += size * (command in GRAPHS)
-        # The last eight bytes are how many are asked for. A partial result is as wide as the model.
+        # The last eight bytes are the number of bytes asked for. A partial result is as wide as the model.
         if command == Command.GET_TENSOR and struct.unpack("<Q", message[-8:])[0] == self.sum_bytes:
             self.found["partial results asked of a worker"] += 1
 
 
 @contextmanager
 def counted(worker: Worker, counts: Counts) -> Iterator[str]:
-    """Stand between a master and a worker, a connection at a time; gives the endpoint."""
+    """Relay between a master and a worker, one connection at a time; yield the relay's endpoint."""
 
     def pass_on(source: socket.socket, target: socket.socket, count: Any) -> None:
         with suppress(OSError):
@@ -132,7 +132,7 @@ def counted(worker: Worker, counts: Counts) -> Iterator[str]:
 
 
 def sent(path: Path, width: int, tokens: int) -> Counter[str]:
-    """Return what a run over two workers sends to the first one, and gets from it."""
+    """Return the counts of what a run over two workers sends to the first one, and gets from it."""
     with ExitStack() as stack:
         running = stack.enter_context(workers(*((1, [core]) for core in CORES[:2])))
         counts = [Counts(4 * width) for _worker in running]
@@ -149,7 +149,7 @@ def sent(path: Path, width: int, tokens: int) -> Counter[str]:
 def sent_per_token(path: Path, width: int, lengths: tuple[int, int]) -> Rates:
     shorter, longer = (sent(path, width, tokens) for tokens in lengths)
     found = {name: (longer[name] - shorter[name]) / (lengths[1] - lengths[0]) for name in sorted(longer)}
-    # What comes once, as weights do, is as often in both.
+    # Messages that are sent once, as weights are, are equally many in both runs.
     return {name: value for name, value in found.items() if value}
 
 
@@ -157,21 +157,21 @@ def sent_per_token(path: Path, width: int, lengths: tuple[int, int]) -> Rates:
 
 
 class Running:
-    """Which threads of a worker are on a core, or wait for nothing but one."""
+    """Whether a thread of a worker is on a core, or waits for nothing but one."""
 
     def __init__(self, worker: Worker) -> None:
         self.folder = Path(f"/proc/{worker.process.pid}/task")
 
     def __bool__(self) -> bool:
         for task in self.folder.iterdir():
-            with suppress(OSError):  # It has ended.
+            with suppress(OSError):  # The thread has ended.
                 if (task / "stat").read_bytes().rpartition(b")")[2].split()[0] == b"R":
                     return True
         return False
 
 
 def looks(process: subprocess.Popen[str], running: Sequence[Running]) -> tuple[str, float, list[tuple[float, int]]]:
-    """Look at the workers until the figures are there; return these, when they came, and how many ran by time."""
+    """Look at workers until llama-bench prints its figures; return these, their time, and how many ran at each look."""
     said: list[tuple[str, float]] = []
 
     def read() -> None:
@@ -189,7 +189,7 @@ def looks(process: subprocess.Popen[str], running: Sequence[Running]) -> tuple[s
 
 
 def of_a_token(path: Path, tokens: int) -> Rates:
-    """Return the milliseconds of a token, of which both workers run, one does, or none."""
+    """Return the milliseconds of a token, and those in which both workers run, one does, or none."""
     with workers(*((1, [core]) for core in CORES[:2]), spin=False) as found:
         command = bench(path, [worker.endpoint for worker in found], tokens)
         with subprocess.Popen(

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a WireGuard tunnel between a master and a worker costs, and where its time goes.
+"""Measure what a WireGuard tunnel between a master and a worker costs, and where its time goes.
 
-A worker of one core is in a network namespace of its own, and the master here; a cable joins them (veth). The same
-worker is asked by the cable's address and by that of a tunnel through the cable. Each side has a core, for worker or
-master. Each end of the tunnel runs on the core of its side, or is kept off the worker's core: with four cores or more
-each end then has a core of its own, with fewer both share the master's. The tunnel is the kernel's where it has one,
-else wireguard-go, and the table says which. Only wireguard-go can be kept off a core. Each round measures all cases
-once, beginning with another one, and ratios are of figures of the same round. Needs root, and the release that
+A worker of one core is in a network namespace of its own, and the master is here; a cable (veth) joins them. The master
+asks the same worker by the cable's address and by that of a tunnel through the cable. Worker and master have a core
+each. Each end of the tunnel runs on the core of its side, or is kept off the worker's core: with four cores or more
+each end then has a core of its own, with fewer both share the master's. The tunnel is the kernel's if the kernel has
+WireGuard, else wireguard-go, and the table says which. Only wireguard-go can be kept off a core. Each round measures
+all cases once and begins with another case. Ratios compare figures of the same round. Needs root, and the release that
 `make test` builds.
 """
 
@@ -39,12 +39,12 @@ CABLE, TUNNEL = ("lltcable0", "lltcable1"), ("lltwg0", "lltwg1")
 PLAIN_ADDRESS, TUNNEL_ADDRESS = ("10.88.0.1", "10.88.0.2"), ("10.88.1.1", "10.88.1.2")
 PORTS = (51891, 51892)
 LIMIT_S = 30
-# What WireGuard adds to a packet of IPv4 or IPv6.
+# Bytes that WireGuard adds to a packet of IPv4 or IPv6.
 OVERHEAD = 80
 TOKENS, PROMPT = 136, 128
-# How often packets and processor time are read during a run, and which part of its time for generation is looked at.
+# How often packets and processor time are read during a run, and the part of its generation that counts.
 LOOK_S, LOOKED_AT = 0.05, (0.1, 0.9)
-# Of that without the tunnel, where no end of wireguard-go is on the worker's core.
+# Least share of the generation without the tunnel, if no end of wireguard-go is on the worker's core.
 LEAST_GENERATION, GENERATION = 0.9, "generation, tokens/s"
 PLAIN, USUAL, LARGE, APART = "no tunnel", "tunnel", "tunnel, packets of 8920 bytes", "tunnel off the worker's core"
 ECHO = """
@@ -67,7 +67,7 @@ def inside(*command: str | Path) -> str:
 
 @dataclass
 class Ends:
-    """Both ends of the tunnel: the processes of wireguard-go, or none where the kernel has the tunnel."""
+    """Both ends of the tunnel: the processes of wireguard-go, or none if the kernel has the tunnel."""
 
     processes: list[subprocess.Popen[bytes]]
 
@@ -76,7 +76,7 @@ class Ends:
         return "wireguard-go" if self.processes else "the kernel's WireGuard"
 
     def seconds(self) -> float:
-        """Return the processor time of both processes."""
+        """Return the processor time of both processes, in seconds."""
         ticks = 0
         for process in self.processes:
             fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
@@ -84,7 +84,7 @@ class Ends:
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def run_on(self, cores: tuple[int, int]) -> None:
-        """Have the end here and the worker's end run on these cores, with all their threads."""
+        """Move all threads of the end here and of the worker's end to these cores."""
         for process, core in zip(self.processes, cores, strict=False):
             for thread in Path(f"/proc/{process.pid}/task").iterdir():
                 os.sched_setaffinity(int(thread.name), {core})
@@ -97,7 +97,7 @@ class Ends:
 
 @contextmanager
 def cable() -> Iterator[None]:
-    """Have a namespace for the worker, and a cable to it."""
+    """Make a namespace for the worker and a cable to it; remove both in the end."""
     try:
         run("ip", "netns", "add", SPACE)
         run("ip", "link", "add", CABLE[0], "type", "veth", "peer", "name", CABLE[1], "netns", SPACE)
@@ -108,13 +108,13 @@ def cable() -> Iterator[None]:
         inside("ip", "link", "set", "lo", "up")
         yield
     finally:
-        # The cable goes with it.
+        # This deletes the cable, too.
         subprocess.run(["ip", "netns", "delete", SPACE], stderr=subprocess.DEVNULL, check=False, timeout=LIMIT_S)
 
 
 @contextmanager
 def tunnel(folder: Path) -> Iterator[Ends]:
-    """Have a tunnel through the cable."""
+    """Make a tunnel through the cable, and yield its ends."""
     wg = debian_program("wireguard-tools", "usr/bin/wg")
     kernel = subprocess.run(["ip", "link", "add", TUNNEL[0], "type", "wireguard"], capture_output=True, check=False)
     ends = Ends([])
@@ -151,14 +151,14 @@ def tunnel(folder: Path) -> Iterator[Ends]:
 
 
 def set_packets(bytes_of_cable: int) -> None:
-    """Have packets of so many bytes on the cable, and what is left of them in the tunnel."""
+    """Set the packet size of the cable, and the size that is left of it in the tunnel."""
     for names, size in ((CABLE, bytes_of_cable), (TUNNEL, bytes_of_cable - OVERHEAD)):
         run("ip", "link", "set", names[0], "mtu", str(size))
         inside("ip", "link", "set", names[1], "mtu", str(size))
 
 
 def round_trip_ms(address: str) -> float:
-    """Return the median of many round trips of a small packet."""
+    """Return the median time of many round trips of a small packet, in ms."""
     echo = subprocess.Popen(
         ["ip", "netns", "exec", SPACE, sys.executable, "-c", ECHO, "51893"], stdout=subprocess.PIPE, text=True
     )
@@ -181,7 +181,7 @@ def round_trip_ms(address: str) -> float:
 
 
 def bench(path: Path, endpoint: str, *options: str) -> tuple[float, float]:
-    """Return tokens per second, and how many seconds all of it took, with the load."""
+    """Return tokens per second, and the seconds of the whole run with its load."""
     began = time.monotonic()
     (test,) = measured(path, "--rpc", endpoint, "-dev", "RPC0", "-ngl", "999", "-t", "1", *options)
     return float(test["avg_ts"]), time.monotonic() - began
@@ -189,7 +189,7 @@ def bench(path: Path, endpoint: str, *options: str) -> tuple[float, float]:
 
 @contextmanager
 def looks(ends: Ends) -> Iterator[list[tuple[float, int, float]]]:
-    """Read, again and again: the time, the packets of the tunnel so far, and its processor time so far."""
+    """Read the time, the tunnel's packets so far and its processor time so far, again and again; yield the list."""
     found: list[tuple[float, int, float]] = []
     over = threading.Event()
 
@@ -207,7 +207,7 @@ def looks(ends: Ends) -> Iterator[list[tuple[float, int, float]]]:
 
 
 def for_a_token(found: list[tuple[float, int, float]], tokens_per_second: float) -> tuple[float, float]:
-    """Return packets and seconds of processor time, from looks at a run that ended with its generation.
+    """Return packets and processor seconds for a token, from looks at a run that ended with its generation.
 
     The load before it sends far more packets than all tokens, so only the time of the generation counts.
     """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What the collection's patches are worth: its release against upstream's build of the same source, on this machine.
+"""Measure the effect of the collection's patches: its release against upstream's build of the same source.
 
-Upstream's workers and master against ours: none, as local inference is where both have the same kernels; one worker
-with a thread for each core; two workers of one core each; two that divide each matrix (split mode tensor) of a model
-with heavy layers, where the part that is the workers' and the part that is the master's are shown apart. How far either
-worker is from local inference is shown apart as well. Then the time to load a model that is in the workers' caches,
-which is the master's, over one worker and over two; of upstream's master also with each of its options that has to do
-with loading. Each round measures all of them once, beginning with another one, and ratios are of figures of the same
-round. Needs the release that `make test` builds, and builds upstream's, once, which takes a minute or two.
+Upstream's workers and master are compared to ours in these cases: local inference without workers, where both have the
+same kernels; one worker with a thread for each core; two workers of one core each; two workers that divide each matrix
+(split mode tensor) of a model with heavy layers, where the workers' part and the master's part are shown apart. The
+benchmark also shows how far either worker is from local inference. Then it measures the time to load a model that is in
+the workers' caches, which is the master's time, over one worker and over two; for upstream's master also with each of
+its options for loading. Each round measures all cases once and begins with another case. Ratios compare figures of the
+same round. Needs the release that `make test` builds, and builds upstream's once, which takes a minute or two.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 LOCAL, WHOLE, LAYERS, DIVIDED = "without RPC", "one worker", "two workers of one core", "split mode tensor"
 UPSTREAM, OURS, MIXED = "upstream's", "ours", "our workers, upstream's master"
 
-# Stock options of a load, beside the default of a mapped file. (Modes with mlock keep in memory what the master has
-# itself, --lazy-mode is about what is not sent, and --check-tensors only adds to it.)
+# Stock options of a load, beside the default of a mapped file. (Modes with mlock keep the master's own weights in
+# memory, --lazy-mode is about data that is not sent, and --check-tensors only adds to the load.)
 STOCK_OPTIONS = ("--load-mode none", "--load-mode dio", "--no-warmup")
 
 
@@ -69,7 +69,7 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
     cases = {f"{LOCAL}, {whose}": alone(build) for whose, build in both.items()}
     cases |= {f"{WHOLE}, {whose}": layers(build, [(len(CORES), CORES)], UBATCHES[-1]) for whose, build in both.items()}
     if not obstacle(2):
-        # With a physical batch that lets two workers compute at the same time.
+        # This physical batch lets two workers compute at the same time.
         two = [(1, [core]) for core in CORES[:2]]
         cases |= {f"{LAYERS}, {whose}": layers(build, two, UBATCHES[1]) for whose, build in both.items()}
         cases |= {
@@ -81,13 +81,13 @@ def speeds(path: Path, wide: Path, theirs: Build, shape: tuple[int, int], repeti
 
 
 def loaded(path: Path, endpoints: list[str], bin_folder: Path, options: str = "") -> float:
-    """Load the model once, and return the seconds that were not spent on its two tokens."""
+    """Load the model once, and return the seconds without those for its two tokens."""
     # Upstream's master may lose its last lines.
     return repeated(lambda: load.run(path, endpoints, bin_folder, (), options.split()), load.ATTEMPTS).seconds
 
 
 def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, Rates]]:
-    """Load over one worker and over two, each bound to a core, which have all of the model in their caches."""
+    """Measure loads over one worker and over two, each bound to a core, with all of the model in their caches."""
     with ExitStack() as stack:
         cases = {}
         for setup in (ONE, TWO):
@@ -106,12 +106,12 @@ def cached_loads(path: Path, theirs: Build, repetitions: int) -> list[dict[str, 
 
 
 def reference(case: str) -> str:
-    """Return the case of upstream's programs that another is compared to."""
+    """Return the reference of a case: the same case with upstream's programs."""
     return f"{case.partition(', ')[0]}, {UPSTREAM}"
 
 
 def short_of_local(rounds: list[dict[str, Rates]]) -> dict[str, dict[str, Any]]:
-    """Return what one worker of either kind reaches of what the same cores do without RPC."""
+    """Return the ratios of one worker of either kind to the same cores without RPC."""
     here = f"{LOCAL}, {OURS}"
     return {
         f"{WHOLE}, {whose} / {here}: {test}": ratio(rounds, f"{WHOLE}, {whose}", here, test)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How long module rpc_worker_info takes over 10, 100 and 500 endpoints, also if 50 of 500 accept and never answer.
+"""Measure how long module rpc_worker_info takes over 10, 100 and 500 endpoints, also if 50 of 500 never answer.
 
-As a task in a play, as users run it, and its core alone: probe(), called in a program that does nothing else. Endpoints
-are stand-ins, as a machine has no room for 500 workers; some real workers are looked at besides. Needs the release that
-`make test` builds, and no root.
+The benchmark runs the module as a task in a play, as users do, and its core alone: probe(), called in a program that
+does nothing else. Endpoints are stand-ins, as a machine has no room for 500 workers; the silent ones accept
+connections. Some cases have real workers. Needs the release that `make test` builds, and no root.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STAND_INS = (
     "Endpoints are stand-ins on loopback, in a process of their own, that speak the handshake of protocol 7.0.0; "
     "where it says so, real workers. Silent ones accept connections and never answer."
 )
-# The default of the module, and how much later it may end.
+# The default timeout of the module, and how much later the task may end.
 TIMEOUT_S = 5.0
 MOST_MORE_S = 2.0
 
 
 class Size(NamedTuple):
-    """How many endpoints of which kind are looked at together."""
+    """The endpoints of one case: how many answer, how many are silent, and whether they are real workers."""
 
     answering: int
     silent: int = 0
@@ -50,7 +50,7 @@ SMOKE_TIMEOUT_S = 2.0
 
 
 def looked_at(size: Size, endpoints: list[str], timeout_s: float, folder: Path) -> Rates:
-    """Look at these endpoints both ways, and return what each took."""
+    """Look at these endpoints by the task and by probe(), and return the seconds of each."""
     task_s, of_task = timed_task("rpc_worker_info", {"endpoints": endpoints, "timeout": timeout_s}, folder)
     began = time.monotonic()
     of_probe = summarize(probe(parse_endpoints(endpoints), timeout_s))

@@ -14,12 +14,12 @@ from support.lab.hosts import LAB, NUMBER, WORKERS, close_connections, ssh
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-# They need a host, or a lab, that no other test looks at, so that they can go on beside the others.
+# These tests use a host or a lab that no other test uses, so that they can run beside the others.
 BESIDE = ("test_lab.py", "test_system_packages.py")
 
 
 class Beside(LoadScopeScheduling):
-    """With `pytest -n 2` two processes have one group of tests each, in their order."""
+    """A scheduler that gives each of two processes (`pytest -n 2`) one group of tests, in their order."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "beside" if nodeid.partition("::")[0].endswith(BESIDE) else "cluster"

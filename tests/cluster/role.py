@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Role rpc_server on the hosts of the lab, and what it made there."""
+"""Helpers that apply role rpc_server to hosts of the lab, and look at the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROLE = "llama_cpp.cluster.rpc_server"
 BOTH = ":".join(WORKERS)
-# Is a client of the worker until its input ends.
+# Stays a client of the worker until its input ends, and prints its own address first.
 HOLD = """
 import socket, sys
 client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 class Role:
-    """The role, as a play applies it to one worker, or to several: `worker1:worker2`."""
+    """The role, applied by a play to one worker or to several: `worker1:worker2`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Role:
 
 
 def recap(done: subprocess.CompletedProcess[str]) -> int:
-    """How much a play changed, on each host the same."""
+    """Return how much a play changed, which must be the same on each host."""
     found = set(re.findall(r"changed=(\d+)", done.stdout))
     assert len(found) == 1, done.stdout
     return int(found.pop())
@@ -72,7 +72,7 @@ def show(worker: str, name: str, unit: str = UNIT) -> str:
 
 @contextmanager
 def running(host: str, program: str, *arguments: object) -> Iterator[str]:
-    """Run Python on a host until its input ends; gives the line that it says first."""
+    """Run Python on a host until its input ends; yield the line that it prints first."""
     command = shlex.join(["sudo", "python3", "-c", program, *map(str, arguments)])
     with subprocess.Popen(
         [*ssh_command(host), command],

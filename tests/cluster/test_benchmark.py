@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measuring on the running cluster: the documented playbook as it is written, and playbook benchmark."""
+"""Tests of measuring on the running cluster: the documented playbook as it is written, and playbook benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
 MODEL = "/srv/models/random-weights.gguf"
-# Other tokens than documented, which would take minutes.
+# Fewer tokens than documented, as those would take minutes.
 SHORT = {"n_prompt": [16], "n_gen": [2], "repetitions": 2}
 
 
@@ -28,7 +28,7 @@ def ready() -> None:
 
 @pytest.mark.long
 def test_the_documented_playbook_says_how_quick_the_cluster_is(tmp_path: Path) -> None:
-    """The playbook of docs/how-to/benchmark.md, with the model of the lab."""
+    """Run the playbook of docs/how-to/benchmark.md with the model of the lab."""
     text = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/how-to/benchmark.md").read_text(), re.DOTALL)
     assert text
     plays: list[dict[str, Any]] = yaml.safe_load(text[1].replace("/srv/models/model.gguf", MODEL))

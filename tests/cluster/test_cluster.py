@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The running cluster from outside, as its users, and a stranger, see it. Run again after restarts and reloads."""
+"""Tests of the running cluster as its users and a stranger see it. They run again after restarts and reloads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from support.lab.hosts import ADDRESS, PORT, UNIT, WORKERS, ask, connect, eventu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# How soon a worker is to serve again by itself.
+# Limit for a worker to serve again by itself.
 BACK_LIMIT_S = 30
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
 MODEL = "/srv/models/random-weights.gguf"
 
-# Of what init may use: CPUs that share a core count once.
+# Prints the number of cores that init may use. CPUs that share a core count once.
 CORES = """
 import os, pathlib
 cpus = os.sched_getaffinity(1)
 names = [pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in cpus]
 print(len({name.read_text() if name.exists() else name for name in names}))
 """
-# The most threads that a process has within some time, until they are as many as expected.
+# Prints the most threads that a process has within 50 s, and ends early if they are as many as expected.
 THREADS = """
 import pathlib, sys, time
 process, expected = pathlib.Path("/proc", sys.argv[1], "task"), int(sys.argv[2])
@@ -42,7 +42,7 @@ print(most)
 
 
 def states() -> dict[str, str]:
-    """What the master sees of each worker."""
+    """Return the state of each worker as the master sees it."""
     return ask("master", *ENDPOINTS)
 
 
@@ -51,7 +51,7 @@ def main_pid(worker: str) -> int:
 
 
 def infer(**arguments: Any) -> dict[str, Any]:
-    """A short greedy run on the master, as the module gives it."""
+    """Run a short greedy inference on the master, and return the module's result."""
     given = {
         "model": MODEL,
         "prompt": "Once upon a time",
@@ -66,7 +66,7 @@ def infer(**arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ready() -> None:
-    """After a restart, workers serve again by themselves: no test comes before that, and none has to bring it about."""
+    """Wait until all workers serve: after a restart they do so by themselves, and no test starts before that."""
     eventually(lambda: set(states().values()) == {"ready"}, BACK_LIMIT_S, "all workers are ready")
 
 
@@ -98,7 +98,7 @@ def test_workers_compute_with_these_threads() -> None:
 
     with ThreadPoolExecutor() as threads:
         looks = {worker: threads.submit(most, worker) for worker in WORKERS}
-        # Until both have looked while one ran.
+        # Infer until both looks have ended.
         while not all(look.done() for look in looks.values()):
             infer()
     seen = {worker: look.result() for worker, look in looks.items()}
@@ -146,7 +146,7 @@ def without_firewall() -> Iterator[str]:
 def test_without_its_firewall_a_worker_is_still_closed_to_strangers(without_firewall: str) -> None:
     worker = without_firewall
     other = PORT + 900
-    # Anything can be reached now but the worker, whose unit has systemd drop what strangers send it.
+    # Everything on the host can be reached now, except the worker: systemd drops what strangers send to its unit.
     listener = ["systemd-run", "--quiet", "--collect", "--unit=listener", "python3", "-m", "http.server", str(other)]
     ssh(worker, *listener)
     try:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The program that makes the test hosts: what a killed run leaves behind is removed, and no other lab is touched.
+"""Tests of the program that makes the test hosts: it removes what a killed run leaves, and touches no other lab.
 
-What needs no root is in tests/tooling/test_lab.py."""
+The tests that need no root are in tests/tooling/test_lab.py.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = ROOT / "tests/lab/lab.py"
-# Beside the one that the other tests look at, and nobody's.
+# A lab number that neither the other tests nor anybody else uses.
 OTHER = next(
     number
     for number in ((NUMBER + 100 + step) % 256 for step in range(256))
@@ -43,7 +44,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def leftovers(cache: Path) -> list[str]:
-    """All that can be seen of the other lab on this machine."""
+    """Return all traces of the other lab on this machine."""
     found = [
         str(path) for path in [Path(f"/sys/class/net/llama-lab{OTHER}"), cache / "lab" / str(OTHER)] if path.exists()
     ]
@@ -65,7 +66,7 @@ def leftovers(cache: Path) -> list[str]:
 
 @pytest.fixture
 def other() -> Iterator[Path]:
-    """The cache folder of a lab that is not there before and not there afterwards."""
+    """Yield the cache folder of the other lab, and check that the lab leaves no traces before and after."""
     assert leftovers(CACHE) == [], f"lab {OTHER} is in use"
     yield CACHE
     assert finished(lab("down"))[0] == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What no client sends, to confined workers, from an address that they trust: they serve again, and harm no host."""
+"""Tests of malformed requests to confined workers, from a trusted address: they serve again, and harm no host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SESSIONS = int(os.environ.get("FUZZ_SESSIONS", "16"))
 FIRST = int(os.environ.get("FUZZ_FIRST", "7000"))
 BACK_S = 60
-# The last one is of the service that keeps the cache in order.
+# Folders that the services may write to. The last one is of the service that keeps the cache in order.
 OWN = ("/var/cache/llama_cpp", "/var/lib/llama_cpp", "/var/lib/llama_rpc_cache")
 CLIENT = """
 import subprocess, sys
@@ -42,7 +42,7 @@ sys.exit(subprocess.run([*ssh, "-R", endpoint + ":" + endpoint, host, *sys.argv[
 
 @contextmanager
 def tunnel(worker: str) -> Iterator[int]:
-    """Give a port of this machine's loopback that leads to a worker as if from the master."""
+    """Yield a port of this machine's loopback that leads to a worker as if from the master."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     *ssh_, host = ssh_command("master", anew=True)
@@ -58,7 +58,7 @@ def tunnel(worker: str) -> Iterator[int]:
 
 
 def answers(port: int) -> bool:
-    """Whether a worker says hello."""
+    """Return whether a worker answers the hello."""
     with suppress(OSError, AssertionError, struct.error), closing(Session(port)):
         return True
     return False
@@ -70,21 +70,21 @@ def property_of(worker: str, name: str) -> str:
 
 @dataclass
 class Target:
-    """A worker, and how often it has died."""
+    """A worker, and the attacks that it died of."""
 
     worker: str
     port: int
     deaths: list[str] = field(default_factory=list)
 
     def attack(self, name: str, attempt: Callable[[int], None]) -> None:
-        """Do something to it; it must answer afterwards, though it may have died."""
+        """Attack the worker; it may die, but it must answer afterwards."""
         before = property_of(self.worker, "NRestarts")
         with suppress(OSError, EOFError, WorkerClosedError, struct.error, AssertionError):
             attempt(self.port)
         eventually(lambda: answers(self.port), BACK_S, f"{self.worker} answers again after {name}")
         if property_of(self.worker, "NRestarts") != before:
             self.deaths.append(name)
-            # The pause before each next start grows, and starts from one second again.
+            # The pause before each next start grows. This resets it to one second.
             ssh(self.worker, "systemctl", "reset-failed", UNIT)
 
 
@@ -125,7 +125,8 @@ def asked(port: int, attack: Attack) -> None:
         attack(session)
 
 
-# What the patch rpc-safety refuses, and what is known to end it: otherwise nothing would be shown of what comes after.
+# Attacks that the patch rpc-safety refuses, and attacks that are known to end a worker. Without the latter, the test
+# would show nothing of a worker's return.
 REFUSED = {"a function of CUSTOM", "rows into more matrices than there are", "a tensor outside of its buffer"}
 DEADLY = {a_row_that_there_is_not.__name__}
 OTHERS = garbage, half_a_hello, more_than_any_memory, a_buffer_of_more_than_any_memory, a_handle_that_there_is_not
@@ -138,7 +139,7 @@ ATTEMPTS: dict[str, Callable[[int], None]] = {
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
-    """What a client on the master sends that reads a prompt and says two words."""
+    """Record what a client on the master sends that reads a prompt and says two words."""
     model, _tokens = write_quantised(tmp_path_factory.mktemp("model") / "model", (Type.Q4_0, Type.Q4_K), layers=1)
     place = "/var/tmp/llama-malformed.gguf"
     ssh_ = ssh_command("master", anew=True)
@@ -156,12 +157,12 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recording]:
 
 
 def state(worker: str) -> dict[str, object]:
-    """What is different if the host was harmed, but for what the service may write."""
+    """Return the state of a host that harm would change, without what the service may write."""
     own = "|".join(map(re.escape, OWN))
     bytes_of = (
         "find /opt/llama_cpp /usr/local /usr/lib/systemd /boot -xdev -type f -exec sha256sum {} + 2>/dev/null | sort"
     )
-    # One of those that timers start may run just then.
+    # A service that a timer starts may run just then.
     programs = "ps -u llama-rpc -o unit=,comm= | grep -vE '^llama-rpc-(cache@[0-9]+|resume)[.]service '"
     running = "systemctl list-units --type=service --state=running --plain --no-legend | awk '{ print $1 }'"
     return {
@@ -179,7 +180,7 @@ def state(worker: str) -> dict[str, object]:
 
 
 def written(worker: str, since: str) -> list[str]:
-    """Files that the account has, or that have changed since then, but for what the service and others may write."""
+    """Return the account's files and files changed since then, without what the service and others may write."""
     places = "/bin /boot /dev/shm /etc /home /opt ~root /srv /tmp /usr /var /run"
     found = ssh(
         worker, "sh", "-c", f"find {places} -xdev -user llama-rpc; "
@@ -207,7 +208,7 @@ def test_workers_serve_again_whatever_they_are_sent_and_their_hosts_are_unharmed
             target = Target(worker, port)
             for name, attempt in ATTEMPTS.items():
                 target.attack(name, attempt)
-            # Each worker has sessions of its own.
+            # Each worker gets sessions of its own.
             own = FIRST + WORKERS.index(worker) * SESSIONS
             for seed in range(own, own + SESSIONS):
                 target.attack(f"session {seed}", lambda port, seed=seed: send(port, recording, spoilt(recording, seed)))

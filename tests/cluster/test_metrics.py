@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Figures for node_exporter, that role rpc_server writes on request. The workers are left as the defaults make them."""
+"""Tests of the figures for node_exporter, which role rpc_server writes on request. They leave workers with defaults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def role(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
 
 
 def figures(worker: str, folder: str = FOLDER) -> dict[str, float]:
-    """What node_exporter reads, as its own account can."""
+    """Return the figures as the account of node_exporter can read them."""
     lines = ssh(worker, "runuser", "-u", "nobody", "--", "cat", f"{folder}/llama_rpc.prom").stdout.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}

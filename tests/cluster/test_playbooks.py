@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The playbooks over a running cluster: bad input is named and changes nothing, a bad worker stops no other."""
+"""Tests of playbooks over a running cluster: bad input is named and changes nothing, a bad worker stops no other."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from support.lab.hosts import (
 )
 from support.lab.round_trips import counted, round_trips
 
-# With nothing to do: what a slow host takes seconds for, each time.
+# Programs started over SSH in a run with nothing to do. Each takes seconds on a slow host.
 MOST_ROUND_TRIPS = {"master": 8, "worker1": 6, "worker2": 6}
 NOBODY = f"10.87.{NUMBER}.99"
 MANIFEST = "/opt/llama_cpp/current/manifest.json"
 TYPED = """Say "{{ 1 + 1 }}", it's $HOME \\n # é"""
 
-# Holds a worker as a client does, until it is told to leave.
+# Holds a worker as a client does, until its input ends.
 CLIENT = """
 import socket, sys
 worker = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
@@ -55,7 +55,7 @@ Inventory = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Inventory:
-    """Options that give hosts further variables."""
+    """Return a function that makes options with further variables of hosts."""
 
     def options(**variables: dict[str, Any]) -> tuple[str, str]:
         path = tmp_path / "further.json"
@@ -81,7 +81,7 @@ def said(output: str) -> str:
 
 
 def footprint() -> dict[str, str]:
-    """What a change would show in: the process that serves, its unit, the release, the zones, the model."""
+    """Return what a change would alter: the process that serves, its unit, the release, the zones, the model."""
     look = (
         f"systemctl show --property=MainPID --value {UNIT} 2>&1; sha256sum /etc/systemd/system/llama-rpc-server@*; "
         "readlink /opt/llama_cpp/current; cat /etc/firewalld/zones/*.xml; stat --format '%n %Y %s' /srv/models/*; "
@@ -153,7 +153,7 @@ def test_bad_input_is_named_and_changes_nothing(
 
 
 def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: dict[str, str]) -> None:
-    """Batches of one: by itself Ansible would end with the first batch that failed."""
+    """Use batches of one: by itself Ansible would end with the first batch that failed."""
     run = play(
         "site",
         *hosts(worker1={"rpc_server_port": 22}),
@@ -231,7 +231,7 @@ def client(host: str, worker: str) -> Iterator[None]:
 
 @pytest.fixture
 def other_release() -> Iterator[str]:
-    """Worker2 has a release of another commit, as its manifest says."""
+    """Let the manifest of worker2 name another commit; yield the message about that."""
     kept = ssh("worker2", "cat", MANIFEST).stdout
     manifest = json.loads(kept)
     other = {**manifest, "version": "0.3.16-4227c9be4", "source": {**manifest["source"], "commit": "4227c9be4268"}}
@@ -243,7 +243,7 @@ def other_release() -> Iterator[str]:
 
 
 def verify(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
-    """Return exit status, what is printed, and what is written, which is as its schema says."""
+    """Run playbook verify; return its exit status, its output, and its report, which follows the schema."""
     report = tmp_path / "status.json"
     run = play("verify", "-e", f"verify_report_path={report}", *options, check=False)
     assert changed(run.stdout) == {}
@@ -253,13 +253,13 @@ def verify(tmp_path: Path, *options: str) -> tuple[int, str, dict[str, Any]]:
     age = datetime.now(timezone.utc) - datetime.fromisoformat(status.pop("time").replace("Z", "+00:00"))
     assert abs(age.total_seconds()) < 600
     for worker in status["workers"]:
-        # Another time each five minutes.
+        # This time changes every five minutes.
         assert (worker["cache"] or {}).pop("tidied_at", 0) is not False
     return run.returncode, run.stdout, status
 
 
 def table(printed: str) -> str:
-    """Return what is for people: other lines come in the order in which hosts answer."""
+    """Return the table for people: other lines come in the order in which hosts answer."""
     return printed.split("Show the workers and the problems]")[1].partition("TASK")[0]
 
 
@@ -295,7 +295,7 @@ def test_the_status_is_written_though_no_master_can_be_asked(hosts: Inventory, t
 
 
 def entries() -> dict[str, set[str]]:
-    """Return the large tensors that each worker has, and when they were written."""
+    """Return the large tensors in each worker's cache, and when they were written."""
     look = "find /var/cache/llama_cpp/rpc -type f -size +10M -printf '%f %T@\\n'"
     return at_once(lambda host: set(ssh(host, "sh", "-c", look).stdout.splitlines()), WORKERS)
 
@@ -305,7 +305,7 @@ def forget_tensors() -> None:
 
 
 RPC_CACHE = "/opt/llama_cpp/current/libexec/rpc-cache"
-# Before it adds anything, it waits to be let go on.
+# Waits for /run/seed before it adds anything.
 WAITS = """#!/bin/sh
 if [ "$1" = add ]; then
     touch /run/seeding
@@ -318,7 +318,7 @@ exec "$0.kept" "$@"
 
 @contextmanager
 def seeding_waits() -> Iterator[None]:
-    """Workers add no tensors to their caches before all of them are about to."""
+    """Let workers wait before they add tensors to their caches, until the test lets them go on."""
     put = f"cp -p {RPC_CACHE} {RPC_CACHE}.kept && cat >{RPC_CACHE}.new && chmod 755 {RPC_CACHE}.new && "
     at_once(lambda host: ssh(host, "sh", "-c", put + f"mv {RPC_CACHE}.new {RPC_CACHE}", text_in=WAITS), WORKERS)
     try:
@@ -355,7 +355,7 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None
     play("infer", "-e", "inference_n_predict=2")
     assert entries() == seeded, "the master had nothing large to send"
 
-    # From a file on each worker, all of it, to what is there already.
+    # Seed all layers from a file on each worker, in addition to the entries that are there already.
     model = (CACHE / "lab" / "random-weights.gguf").read_bytes()
     try:
         for worker in WORKERS:

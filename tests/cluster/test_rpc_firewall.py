@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Trusted addresses reach a worker's RPC port and nobody else does, whatever was there before; SSH is never cut."""
+"""Tests that only trusted addresses reach a worker's RPC port, whatever was there before, and SSH is never cut."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def firewall(host: str, *options: str, check: bool = True) -> str:
 
 
 def settings(host: str, *options: str) -> list[str]:
-    """Return a configuration; which zones are in use is not part of the permanent one."""
+    """Return the configuration of all zones, without the mark of those in use, which the permanent one lacks."""
     return [line.partition(" (")[0] for line in firewall(host, *options, "--list-all-zones").splitlines()]
 
 
@@ -63,7 +63,7 @@ def sources(host: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def playbook(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The role alone, on the workers."""
+    """Write a playbook that applies the role alone to the workers."""
     path = tmp_path_factory.mktemp("playbook") / "firewall.yml"
     tasks = [
         {
@@ -77,14 +77,14 @@ def playbook(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def converge(playbook: Path) -> Converge:
-    """Run the role on one worker with these variables, and return what Ansible prints."""
+    """Return a function that runs the role on one worker with variables, and returns what Ansible prints."""
 
     def run(host: str, *options: str, fails: bool = False, inventory: Path = INVENTORY, **variables: Any) -> str:
         done = play(
             playbook, "--limit", host, "-e", json.dumps(variables), *options, check=not fails, inventory=inventory
         )
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
-        # Whatever the role did: one who comes anew is let in.
+        # Whatever the role did, a new SSH connection must be possible.
         at_once(lambda name: ssh(name, "true", anew=True), host.split(":"))
         return done.stdout + done.stderr
 
@@ -93,7 +93,7 @@ def converge(playbook: Path) -> Converge:
 
 @contextmanager
 def listener(host: str, address: str, port: int) -> Iterator[None]:
-    """Something that listens, where nothing does."""
+    """Run a program that listens, if nothing does."""
     if knock(host, host, port, address) == OPEN:
         yield
         return
@@ -119,9 +119,9 @@ def listener(host: str, address: str, port: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def converged(converge: Converge) -> Iterator[None]:
-    """Both workers have the role and listen; in the end they have what they had in the beginning.
+    """Apply the role to both workers and let them listen; check that they end with the settings that they began with.
 
-    What listens is a stand-in: the worker's unit admits trusted addresses alone, whatever the firewall lets through.
+    A stand-in listens: the worker's unit admits only trusted addresses, whatever the firewall lets through.
     """
     converge(":".join(WORKERS))
     before = {host: settings(host, "--permanent") for host in WORKERS}
@@ -132,7 +132,7 @@ def converged(converge: Converge) -> Iterator[None]:
         yield
     for host in WORKERS:
         ssh(host, "systemctl", "start", unit, check=False)
-        # Of the zones that these tests have changed: firewalld keeps what it replaces.
+        # firewalld keeps a copy of each zone file that it replaces, here those that these tests have changed.
         ssh(host, "sh", "-c", "rm -f /etc/firewalld/zones/*.xml.old")
     assert {host: settings(host, "--permanent") for host in WORKERS} == before
     assert {host: settings(host) for host in WORKERS} == before
@@ -140,19 +140,19 @@ def converged(converge: Converge) -> Iterator[None]:
 
 @pytest.fixture
 def worker() -> str:
-    """The worker with the older firewalld, for what need not be tried with both."""
+    """Return the worker with the older firewalld, for tests that need not run on both."""
     return WORKERS[1]
 
 
 @pytest.fixture
 def changing(converge: Converge, worker: str) -> Iterator[str]:
-    """A worker that a test leaves in another state, and the role then puts right."""
+    """Yield a worker that the test may leave in another state; the role puts it right afterwards."""
     yield worker
     ssh(worker, "systemctl", "start", "firewalld")
     converge(worker)
 
 
-# --- who reaches the port ---------------------------------------------------------------------------------------------
+# --- access to the port -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", WORKERS)
@@ -162,7 +162,7 @@ def test_master_reaches_the_port_and_the_outsider_does_not(host: str, after: str
         firewall(host, "--reload")
     assert knock("master", host) == OPEN
     assert knock("outsider", host) != OPEN
-    # It was turned away as anybody, not by a rule about it.
+    # The outsider was refused as anybody, not by a rule about it.
     assert ADDRESS["outsider"] not in firewall(host, "--list-all-zones")
     assert sources(host) == [f"{ADDRESS['master']}/32"]
 
@@ -231,7 +231,7 @@ def test_ipv6_is_trusted_where_it_is_named(converge: Converge, worker: str) -> N
     assert str(port) not in firewall(worker, "--list-all-zones")
 
 
-# --- what was there before --------------------------------------------------------------------------------------------
+# --- earlier settings -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -303,7 +303,7 @@ def test_mask_of_a_run_that_was_killed_while_it_installed_goes(converge: Converg
     assert knock("outsider", changing) != OPEN
 
 
-# The variables, and what is said of them.
+# Bad variables, and a part of the role's message about them.
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-address": (
         {"rpc_firewall_trusted_sources": ["10.0.0.300"]},
@@ -320,7 +320,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the role prints for each of these, one after another in one play that changes nothing."""
+    """Return the role's message about each bad input, from one play that changes nothing."""
     host = WORKERS[1]
     before = settings(host), settings(host, "--permanent")
     path = tmp_path_factory.mktemp("refusals") / "refusals.yml"
@@ -342,22 +342,22 @@ def test_bad_input_is_named_and_changes_nothing(refusals: dict[str, str], case: 
 
 @contextmanager
 def package(host: str, name: str) -> Iterator[None]:
-    """A package of Debian, which is gone afterwards."""
+    """Install a package of Debian, and remove it afterwards."""
     apt = ("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qqy", "-o", "DPkg::Lock::Timeout=120")
-    # With the lists from when the roles have installed firewalld, as a rule.
+    # As a rule, the package lists from the installation of firewalld are enough.
     if ssh(host, *apt, "install", "--no-install-recommends", name, timeout=300, check=False).returncode:
         ssh(host, *apt, "update", timeout=300)
         ssh(host, *apt, "install", "--no-install-recommends", name, timeout=300)
     try:
         yield
     finally:
-        # What firewalld recommends came with it, and goes with it.
+        # Packages that firewalld recommends may have come with this one. They are removed, too.
         ssh(host, *apt, "-o", "APT::AutoRemove::RecommendsImportant=0", "purge", "--auto-remove", name, timeout=300)
 
 
 def assert_refused(converge: Converge, host: str, manager: str) -> None:
     def found() -> str:
-        # One that ends the other is started before that has come to its end.
+        # A unit that ends the other starts before the other has ended.
         settled = "timeout 30 sh -c 'while systemctl is-active firewalld | grep -q ing$; do sleep 0.2; done'"
         look = f"{settled}; cat /etc/firewalld/zones/*.xml; systemctl is-active firewalld"
         return ssh(host, "sh", "-c", look, check=False).stdout
@@ -375,7 +375,7 @@ def test_nftables_with_rules_of_its_own_is_refused(converge: Converge, changing:
     with package(changing, "nftables"):
         own = "table inet own {\n chain input {\n type filter hook input priority 0\n tcp dport 25 drop\n }\n}"
         ssh(changing, "sh", "-c", f"echo '{own}' > /etc/nftables.conf")
-        # On Debian 12 one of them ends the other.
+        # On Debian 12, nftables and firewalld end each other.
         ssh(changing, "systemctl", "start", "nftables")
         try:
             assert_refused(converge, changing, "nftables")
@@ -404,7 +404,7 @@ def test_disabled_role_leaves_the_host_alone(converge: Converge, worker: str) ->
 
 # --- SSH --------------------------------------------------------------------------------------------------------------
 
-# Each task connects anew: a connection that is there already would outlive a closed port.
+# Each task opens a new connection: an existing one would outlive a closed port.
 ANEW = {
     "ansible_ssh_common_args": (
         "-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
@@ -428,7 +428,7 @@ def test_ssh_on_another_port_stays_open_when_firewalld_starts(
         assert firewall(changing, "--state") == "running"
         assert knock("outsider", changing, 2222) == OPEN
         assert knock("outsider", changing) != OPEN
-        # It stays so when the role comes by another way, and when the zone goes.
+        # The port stays open if the role connects by another port, and if the zone is removed.
         converge(changing)
         converge(changing, entry="remove")
         assert knock("outsider", changing, 2222) == OPEN
@@ -445,11 +445,11 @@ def test_controller_that_is_trusted_keeps_ssh(converge: Converge, worker: str) -
     rule = f'rule family="ipv4" source address="{CONTROLLER}" port port="22" protocol="tcp" accept'
     converge(worker, **ANEW, rpc_firewall_trusted_sources=trusted)
     assert set(sources(worker)) == {f"{address}/32" for address in trusted}
-    # From here, through the zone; and nobody else through it.
+    # The controller may use SSH through the zone, and nobody else may.
     assert firewall(worker, f"--zone={ZONE}", "--list-rich-rules") == rule
     assert knock("master", worker, 22) != OPEN
     assert "changed=0" in converge(worker, rpc_firewall_trusted_sources=trusted)
-    # No longer trusted: the rule goes, the session does not.
+    # If the controller is no longer trusted, the rule goes, but the session stays.
     converge(worker, **ANEW)
     assert firewall(worker, f"--zone={ZONE}", "--list-rich-rules") == ""
     assert settings(worker) == settings(worker, "--permanent")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The role rpc_server on hosts with old and new systemd. Each test leaves the workers as the defaults make them."""
+"""Tests of role rpc_server on hosts with old and new systemd. Each leaves the workers as the defaults make them."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ OTHER_PORT = PORT + 47
 CACHE = "/var/cache/llama_cpp/rpc"
 TIDY = f"llama-rpc-cache@{PORT}"
 RESUME = "llama-rpc-resume"
-# The name of an entry of 1 MiB of zeros, the FNV-1a hash of it.
+# The name of a cache entry of 1 MiB of zeros: its FNV-1a hash.
 ZEROS = "a96777069d622325"
 
-# A client that cannot wait: it says what it wants, and leaves in good order.
+# A client that does not wait: it sends its request, and closes the connection in good order.
 GIVE_UP = """
 import socket, sys, time
 client = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
@@ -64,7 +64,7 @@ def role(tmp_path_factory: pytest.TempPathFactory) -> Role:
 
 @pytest.fixture
 def restored(role: Role) -> Iterator[Role]:
-    """The role, for a test that leaves another state behind."""
+    """Yield the role for a test that changes workers, and restore these afterwards."""
     role.touched.clear()
     try:
         yield role
@@ -78,7 +78,7 @@ def pid(worker: str, unit: str = UNIT) -> int:
 
 
 def status(worker: str, unit: str = UNIT) -> dict[str, str]:
-    """What the kernel says of the worker's process."""
+    """Return what the kernel reports about the worker's process."""
     lines = ssh(worker, "cat", f"/proc/{pid(worker, unit)}/status").stdout.splitlines()
     return {name: value.strip() for name, value in (line.split(":", 1) for line in lines)}
 
@@ -90,12 +90,12 @@ def units(worker: str) -> list[str]:
 
 
 def traces(worker: str) -> tuple[object, ...]:
-    """What is different if anything was changed or restarted."""
+    """Return what any change or restart would alter."""
     return units(worker), ssh(worker, "stat", "--format=%Y %i", UNIT_FILE).stdout, pid(worker)
 
 
 def answers(worker: str, port: int = PORT) -> str:
-    """The state of a worker as a look from its own host finds it."""
+    """Return the state of a worker as its own host sees it."""
     (state,) = ask(worker, f"{ADDRESS[worker]}:{port}").values()
     return state
 
@@ -144,7 +144,7 @@ def test_its_lines_are_in_the_journal_when_they_are_said(worker: str) -> None:
         said = ssh(worker, "journalctl", "--no-pager", "--output=cat", f"_PID={number}").stdout
         return f"endpoint       : {ADDRESS[worker]}:{PORT}" in said
 
-    # Not when 4 KiB have come together, which takes days.
+    # Lines must not wait until 4 KiB have come together, which takes days.
     eventually(banner, 60, "the banner is in the journal")
 
 
@@ -158,7 +158,7 @@ def test_its_memory_is_that_of_the_host(worker: str) -> None:
 def test_one_look_says_whether_it_answers_and_what_cores_it_has() -> None:
     asked: dict[str, Any] = {"ports": [PORT, 22], "sets": [{}, {"numa_node": 99}], "ask": True}
     found = module("worker1", "rpc_server_info", **asked)
-    # Only servers of a unit are asked, and SSH has none of these.
+    # Only servers with a unit of the role are asked, and SSH has none.
     assert [server["state"] for server in found["servers"]] == ["ready", None]
     assert found["cores"][0]["usable_cores"] >= 1
     assert found["cores"][1]["problem"].startswith("there is no NUMA node 99 on this host")
@@ -178,7 +178,7 @@ def test_it_comes_back_after_it_was_killed(worker: str) -> None:
 
 def test_it_goes_on_by_itself_after_it_was_stopped() -> None:
     def stop(worker: str) -> tuple[int, str]:
-        # The timer's half a minute begins.
+        # The half minute of the timer begins now.
         ssh(worker, "systemctl", "start", f"{RESUME}.service")
         ssh(worker, "systemctl", "kill", "--signal=SIGSTOP", UNIT)
         return pid(worker), status(worker)["State"]
@@ -224,7 +224,8 @@ def test_check_mode_shows_a_change_and_makes_none(role: Role) -> None:
 
 @pytest.mark.long
 def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
-    # As after a run that was ended between the new unit and the restart, and as an older collection has left it.
+    # The state after a run that ended between the new unit and the restart, and the state that an older collection
+    # left.
     ssh("worker1", "systemctl", "disable", "--now", f"{RESUME}.timer")
     ssh("worker1", "rm", *(f"/etc/systemd/system/{RESUME}.{kind}" for kind in ("service", "timer")))
     ssh("worker1", "sed", "-i", "s/^Environment=LLAMA_CPP_CLUSTER_UNIT=.*/&0/", UNIT_FILE)
@@ -241,7 +242,7 @@ def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
 
 @pytest.fixture
 def next_release(restored: Role) -> Iterator[str]:
-    """Another release in use on the first worker; of the same bytes."""
+    """Switch the first worker to another release of the same bytes; yield the path of its program."""
     folder = "/opt/llama_cpp"
     before = ssh("worker1", "readlink", f"{folder}/current").stdout.strip()
     try:
@@ -303,7 +304,7 @@ def test_an_occupied_port_is_refused_with_the_name_of_its_owner(role: Role) -> N
     assert (done.returncode != 0, recap(done), traces("worker1")) == (True, 0, before)
 
 
-# The variables, and what is said of them.
+# Bad variables, and a part of the role's message about them.
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "port": ({"rpc_server_port": 70000}, "rpc_server_port 70000: a port is a number from 1 to 65535"),
     "no-threads": ({"rpc_server_threads": 0}, "rpc_server_threads 0: give auto"),
@@ -342,7 +343,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture(scope="module")
 def refusals(role: Role) -> dict[str, str]:
-    """What the role prints for each of these, one after another in one play that changes nothing."""
+    """Return the role's message about each bad input, from one play that changes nothing."""
     before = traces("worker1")
     done = role.play("worker1", refused({name: (ROLE, variables) for name, (variables, _said) in BAD.items()}))
     assert (recap(done), traces("worker1")) == (0, before)
@@ -373,7 +374,7 @@ def cpus(listed: str) -> set[int]:
 
 
 def usable_cpus(worker: str) -> set[int]:
-    """Return the host's processors; it may be kept to some, as it is where the tests are."""
+    """Return the processors that the host may use; they may be fewer than it has, as on test hosts."""
     return cpus(re.search(r"Cpus_allowed_list:(.*)", ssh(worker, "cat", "/proc/1/status").stdout).group(1))
 
 
@@ -415,10 +416,10 @@ def test_the_cores_of_a_node_are_those_of_the_worker_pinned_to_it(restored: Role
 
 @pytest.fixture
 def model(tmp_path: Path) -> Iterator[str]:
-    """A model on the master with tensors of more than 10 MiB, which workers keep."""
+    """Put a model on the master with tensors of more than 10 MiB, which workers keep; yield its path."""
     path = tmp_path / "wide.gguf"
     program = ROOT / "playbooks/files/random_model.py"
-    # Other weights than those of the cluster's own model, which are in the caches.
+    # These weights are not those of the cluster's own model, which are in the caches.
     argv = [sys.executable, str(program), "--layers=1", "--width=2048", "--seed=2", str(path)]
     subprocess.run(argv, check=True, timeout=120)
     with path.open("rb") as data:
@@ -455,13 +456,13 @@ def test_inference_leaves_large_tensors_in_the_cache(model: str) -> None:
 
 
 def tidied(worker: str) -> dict[str, Any]:
-    """Let a worker's cache be put in order, and return what is said of it."""
+    """Tidy a worker's cache, and return the status of that."""
     ssh(worker, "systemctl", "start", f"{TIDY}.service")
     return dict(json.loads(ssh(worker, "cat", f"/var/lib/llama_rpc_cache/{PORT}/status.json").stdout))
 
 
 def entry(worker: str, name: str, age_days: int) -> str:
-    """Make a file of 1 MiB of zeros in a worker's cache, last used so long ago."""
+    """Make a file of 1 MiB of zeros in a worker's cache, last used so long ago; return its path."""
     path = f"{CACHE}/{name}"
     ssh(worker, "sudo", "-u", "llama-rpc", "truncate", "--size=1M", path)
     ssh(worker, "touch", f"--date={age_days} days ago", path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Packages that roles install are on record and go again, and no others; on a host that the cluster does not know."""
+"""Tests that roles record the packages that they install, and remove only these; on a host outside of the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.lab.hosts import ADDRESS, connect, play, ssh
 
 HOST = "outsider"
 RECORD = "/var/lib/llama_cpp_cluster/packages"
-# Small, with a dependency of its own that nothing else has.
+# A small package with a dependency that no other package needs.
 WANTED = "oathtool"
 BROUGHT = "liboath0t64"
 
@@ -24,7 +24,7 @@ Role = Callable[..., CompletedProcess[str]]
 
 @pytest.fixture
 def role(tmp_path: Path) -> Iterator[Role]:
-    """Play an entry point of the role, and leave the host as it was."""
+    """Return a function that runs an entry point of the role; leave the host as it was."""
     if "Timeout" in connect(HOST, ADDRESS[HOST], 22):
         pytest.skip(f"{HOST} is not up")
 
@@ -91,7 +91,7 @@ def test_what_a_killed_run_has_installed_is_not_forgotten(role: Role) -> None:
     packages = {"Debian": [WANTED]}
     before = installed()
     role("system_packages", llama_cpp_system_packages=packages)
-    # As it is between the installation and the record.
+    # The state between the installation and the record.
     ssh(HOST, "rm", RECORD)
     ssh(HOST, "tee", f"{RECORD}.before", text_in="\n".join(sorted(before)) + "\n")
     role("system_packages", llama_cpp_system_packages=packages)

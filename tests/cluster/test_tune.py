@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Playbook tune where it may start the workers anew: they serve with other threads meanwhile, and end as they were.
+"""Tests of playbook tune that may restart workers: they serve with other threads meanwhile, and end as they were.
 
-That it starts none without being told is a matter of tests/integration/test_tune.py.
+tests/integration/test_tune.py checks that the playbook restarts none without being told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from support.lab.hosts import ADDRESS, PORT, UNIT, ask, eventually, play, ssh, s
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Writes the threads of the worker whenever they are others, until it is told to end.
+# Prints the number of the worker's threads whenever it changes, until a line comes in.
 WATCH = """
 import glob, select, sys
 seen, ended = None, False
@@ -36,7 +36,7 @@ while not ended:
             print(seen, flush=True)
     ended = bool(select.select([sys.stdin], [], [], 0.2)[0])
 """
-# Nothing but the threads is tried.
+# The sweep varies the threads only.
 SWEEP = {
     "tune_worker_threads": True,
     "tune_threads": [1],
@@ -54,7 +54,7 @@ SWEEP = {
 
 @dataclass(frozen=True)
 class Serving:
-    """What a worker is: the process that serves, its command, its unit."""
+    """The state of a worker: the process that serves, its command, its unit."""
 
     pid: int
     command: list[str]
@@ -77,7 +77,7 @@ def ready(worker: str) -> bool:
 
 @dataclass(frozen=True)
 class Tuned:
-    """One sweep over a cluster of the master and one worker."""
+    """The result of one sweep over a cluster of the master and one worker."""
 
     code: int
     said: str
@@ -112,7 +112,7 @@ def tuned(folder: Path, worker: str, **variables: Any) -> Tuned:
 
 @pytest.fixture(scope="module")
 def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
-    """Two of them side by side: of worker1, and of worker2, which cannot be started with one thread."""
+    """Run two sweeps side by side: over worker1, and over worker2, which cannot be started with one thread."""
     folder = tmp_path_factory.mktemp("tune")
     unable = {
         "rpc_server_device": "{{ 'GPU7' if rpc_server_threads | string == '1' else 'CPU' }}",

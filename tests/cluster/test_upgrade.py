@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An upgrade whose answers are compared: every step is taken, and every host goes back if they differ. More of it:
-tests/upgrade."""
+"""Tests of an upgrade that compares answers: it takes every step, and every host goes back if they differ.
+
+More tests of it are in tests/upgrade.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,14 @@ HOSTS = ("master", *WORKERS)
 
 
 def in_use() -> dict[str, str]:
-    """Return the release of each host, as the link says; a note, and what is half made, would stand beside it."""
+    """Return the release that each host's link names, with any note and anything half made beside it."""
     look = "cd /opt/llama_cpp && basename $(readlink current); ls -dA upgrade.json .[!.]* releases/.[!.]* 2>/dev/null"
     return at_once(lambda host: ssh(host, "sh", "-c", look, check=False).stdout.strip(), HOSTS)
 
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """The very same programs as artifacts, which are other releases."""
+    """Pack the very same programs as artifacts, which are other releases; return their inventory."""
     return as_artifacts(in_use(), tmp_path)
 
 
@@ -34,7 +36,7 @@ def all_ready() -> None:
 @pytest.mark.long
 def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had(artifacts: Path) -> None:
     before = in_use()
-    # A prompt that is another one each time, as if the model had another opinion.
+    # The prompt differs each time, as if the model answered otherwise.
     prompt = '{"inference_prompt": "{{ 9999999999 | random }}"}'
     run = play("upgrade", "-i", str(artifacts), "-e", prompt, check=False)
     said = re.sub(r"\s+", " ", run.stdout)
@@ -49,7 +51,7 @@ def test_a_new_release_that_answers_otherwise_leaves_every_host_with_what_it_had
 @pytest.mark.long
 def test_a_new_release_that_answers_the_same_is_kept_until_it_is_rolled_back(artifacts: Path) -> None:
     before = in_use()
-    # How quick a run is depends on what else the machine does. Its text does not.
+    # The speed of a run depends on what else the machine does. Its text does not.
     compared = ("-e", "upgrade_canary_text=same", "-e", "upgrade_canary_tolerance_percent=99")
     try:
         run = play("upgrade", "-i", str(artifacts), *compared)
@@ -57,7 +59,7 @@ def test_a_new_release_that_answers_the_same_is_kept_until_it_is_rolled_back(art
         there = in_use()
         for host in HOSTS:
             assert f"{host} has llama.cpp" in said
-            # Of the same commit; no note and nothing half made is beside the link.
+            # The release is of the same commit. No note and nothing half made is beside the link.
             commit = before[host].split("-")[1]
             assert re.fullmatch(rf"artifact-{commit}-\w+", there[host])
         all_ready()

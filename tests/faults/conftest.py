@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The table of what each fault came to, and the models of the runs that are struck."""
+"""The table of the outcomes of all faults, and the models of the runs that faults strike."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 MB, with tensors of more than 10 MiB, which workers keep in their caches."""
+    """Make a model of 200 MB with tensors of more than 10 MiB, which workers keep in their caches."""
     return random_model(tmp_path_factory.mktemp("model") / "large.gguf", "--layers", "4", "--width", "2048")
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults under an API that serves: what its clients see and how soon, and when it answers again. On hosts with systemd,
-a lab that playbooks/site.yml has converged with an API (scripts/faults.sh)."""
+"""Tests of faults under an API that serves: what its clients see and how soon, and when it answers again. They need
+hosts with systemd: a lab that playbooks/site.yml has converged with an API (scripts/faults.sh)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = "an API, hosts with systemd"
-# What is an error to a client, as against an answer that never ends.
+# Errors that a client notices, as against an answer that never ends.
 ERRORS = (http.client.HTTPException, OSError)
 AT_ONCE_S, SILENT_S = 10, 45
 RESUME = "llama-rpc-resume.service"
@@ -25,7 +25,7 @@ RESUME = "llama-rpc-resume.service"
 
 @pytest.fixture
 def bearer() -> str:
-    """A key of the API, which serves."""
+    """Return a key of the API, once the API serves."""
     if not (lab.LAB / "ssh_config").exists():
         pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
     found = key()
@@ -34,7 +34,7 @@ def bearer() -> str:
 
 
 def cut_off(answer: http.client.HTTPResponse, since: float) -> float:
-    """Read on until the stream breaks off; return after how many seconds."""
+    """Read on until the stream breaks off; return the seconds since then."""
     with pytest.raises(ERRORS):
         answer.read()
     return time.monotonic() - since
@@ -82,7 +82,7 @@ def test_a_worker_s_host_falls_silent(bearer: str, saw: Callable[..., None]) -> 
         lab.eventually(lambda: property_of("StatusText").startswith(waits), 60, "it says for which worker it waits")
         sentence = property_of("StatusText")
     plugged = time.monotonic()
-    # Its host had the whole session without a word, and gives it up.
+    # The worker still holds the session of a client that went without a word, and gives it up.
     serves(bearer, 180)
     assert detected < SILENT_S
     saw("worker's host silent while the API streams", HERE, sentence, detected, time.monotonic() - plugged)
@@ -91,7 +91,7 @@ def test_a_worker_s_host_falls_silent(bearer: str, saw: Callable[..., None]) -> 
 
 def test_a_worker_s_host_falls_silent_while_nobody_asks(bearer: str, saw: Callable[..., None]) -> None:
     with lab.unplugged("worker1"):
-        # Nobody has noticed when the first client comes.
+        # Nobody has noticed the silence when the first client comes.
         time.sleep(10)
         asked = time.monotonic()
         with pytest.raises(ERRORS):
@@ -107,7 +107,7 @@ def test_a_worker_s_host_falls_silent_while_nobody_asks(bearer: str, saw: Callab
 def test_a_worker_is_frozen(bearer: str, saw: Callable[..., None]) -> None:
     process = property_of("MainPID")
     with stream(bearer, 200) as answer:
-        # From now on its host takes longest to let it go on.
+        # From now on the worker's host takes longest to resume it.
         lab.ssh("worker2", "systemctl", "start", RESUME)
         lab.ssh("worker2", "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
         struck = time.monotonic()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults behind a gateway: 16 clients ask two groups without a pause, half of them for streams, while something breaks.
-No request is lost that has not begun to answer. On the lab of inventories/lab/gateway.yml (scripts/faults.sh)."""
+"""Tests of faults behind a gateway: 16 clients ask two groups without a pause, half of them for streams, while
+something breaks. No request is lost whose answer has not begun. They need the lab of inventories/lab/gateway.yml
+(scripts/faults.sh)."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def restarted(host: str) -> Iterator[None]:
 
 @contextmanager
 def host_reset(host: str) -> Iterator[None]:
-    """As its reset button does: nothing on it is told."""
+    """Reset a host as its reset button does: no program on it is told."""
     ssh(host, "systemctl", "reboot", "--force", "--force", check=False)
     yield
 
@@ -127,7 +128,8 @@ def stopped(worker: str) -> bool:
     ("fault", "strike", "ended"),
     [
         ("gateway frozen for 20 s", lambda: program_stopped("worker4", "haproxy"), {"200"}),
-        # It reaches no group either, so it takes all of them for lost, and ends what they had begun.
+        # The gateway reaches no group either, so it takes all groups for lost, and ends the answers that they had
+        # begun.
         ("gateway's host cut off for 20 s", lambda: silent("worker4", 20), {"200", BROKE_OFF}),
     ],
 )
@@ -147,7 +149,7 @@ def test_a_gateway_that_says_nothing_loses_no_request(
 
 
 def test_clients_of_a_killed_gateway_notice_at_once(saw: Callable[..., None]) -> None:
-    """All that it has under way ends with it. A client that asks again is answered."""
+    """Requests under way end with the gateway. A client that asks again gets an answer."""
     with clients_that_keep_asking(CLIENTS, tokens=TOKENS, streams=CLIENTS // 2) as seen:
         eventually(lambda: seen.outcomes.total() >= CLIENTS, 120, "each client has asked")
         ssh("worker4", "systemctl", "kill", "--signal=SIGKILL", UNIT)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 HERE = "hosts with systemd"
 ENDPOINTS = [f"{lab.ADDRESS[worker]}:{lab.PORT}" for worker in lab.WORKERS]
 STRUCK = ENDPOINTS[1]
-# A killed worker is started again after 3 s at most (RestartSec=); one whose client went without a word gives it up
+# A killed worker starts again after 3 s at most (RestartSec=). A worker whose client went without a word gives it up
 # after 80 s.
 BACK_S, LEFT_S = 30, 120
-# A timer of its host lets one go on that a signal has stopped, to the second; then that has to start, and the worker to
-# answer.
+# A timer of the host resumes a worker that a signal has stopped, to the second. Then the timer's service has to start,
+# and the worker has to answer.
 RESUME = "llama-rpc-resume.service"
 RESUMED_EVERY_S, RESUMED_S = 30, 40
 
@@ -52,7 +52,7 @@ def clients(worker: str) -> str:
 
 
 def struck(strike: Callable[[], object], **arguments: Any) -> tuple[dict[str, Any], float]:
-    """Let something happen to a long run that generates; return what it says, and how soon."""
+    """Strike while a long run generates; return its result, and the seconds until it came."""
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(infer, **{"n_predict": 16000, "extra_args": ["--ignore-eos"], **arguments})
         lab.eventually(lambda: all(clients(worker) for worker in lab.WORKERS), 120, "the run has begun")
@@ -64,7 +64,7 @@ def struck(strike: Callable[[], object], **arguments: Any) -> tuple[dict[str, An
 
 
 def busy_s(worker: str) -> float:
-    """Return how long the worker's process has computed since it was started for this test."""
+    """Return the seconds that the worker's process has computed since it was started for this test."""
     pid = lab.ssh(worker, "systemctl", "show", "--property=MainPID", "--value", lab.UNIT).stdout.strip()
     fields = lab.ssh(worker, "cat", f"/proc/{pid}/stat").stdout.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
@@ -72,7 +72,7 @@ def busy_s(worker: str) -> float:
 
 @pytest.fixture
 def undisturbed() -> dict[str, Any]:
-    """What a run over the two says; their processes are new, so that it shows when they compute."""
+    """Return the result of a run over both workers, which then have new processes, so that their computation shows."""
     for worker in lab.WORKERS:
         lab.ssh(worker, "systemctl", "restart", lab.UNIT)
     ready_after(BACK_S)
@@ -136,7 +136,7 @@ def test_the_worker_s_host_is_gone(expected: str, saw: Callable[..., None]) -> N
 
 
 def test_the_firewall_is_closed(expected: str, saw: Callable[..., None]) -> None:
-    """All of it, SSH too; a trusted source that is taken out keeps the connections that it has."""
+    """Close the whole firewall, for SSH too: a trusted source that is removed keeps its connections."""
     closed = ["systemd-run", "--quiet", "--collect", "--on-active=1", "firewall-cmd", "--panic-on"]
     opened = ["systemd-run", "--quiet", "--collect", "--on-active=60", "firewall-cmd", "--panic-off"]
 
@@ -151,7 +151,7 @@ def test_the_firewall_is_closed(expected: str, saw: Callable[..., None]) -> None
 
 
 def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> None:
-    """The module goes with it; the workers have to be free for the next one."""
+    """The module is lost with its host; the workers have to be free for the next client."""
     cable = lab.cable("master")
     arguments = {"model": "/srv/models/random-weights.gguf", "prompt": "x", "workers": ENDPOINTS, "n_predict": 16000,
                  "ctx_size": 16384, "extra_args": ["--ignore-eos"], "timeout": 60}  # fmt: skip
@@ -174,7 +174,7 @@ def test_the_master_s_host_is_gone(expected: str, saw: Callable[..., None]) -> N
 
 
 def test_the_master_is_killed(expected: str, saw: Callable[..., None]) -> None:
-    """Its program is, so that the module is there to tell, as after the kernel has ended it for want of memory."""
+    """Kill its program alone: the module remains to report it, as after the kernel has ended it for want of memory."""
     before = [pids(worker) for worker in lab.WORKERS]
     result, detected = struck(lambda: lab.ssh("master", "kill", "-KILL", master()))
     failure = result["failure"]
@@ -205,7 +205,7 @@ def test_two_masters_at_once(undisturbed: dict[str, Any], expected: str, saw: Ca
         seen.update(second=infer(), seconds=time.monotonic() - began)
         assert holders() == held, "the first one goes on"
 
-    # As many words as take a minute, so that the second one is refused in the midst of them.
+    # The words take a minute, so that the second master is refused while the first one generates.
     words = 60 * undisturbed["perf"]["eval"]["tokens_per_second"]
     first, _lasted = struck(strike, n_predict=8 + int(words))
     failure = seen["second"]["failure"]
@@ -218,7 +218,7 @@ def test_two_masters_at_once(undisturbed: dict[str, Any], expected: str, saw: Ca
 
 
 def freeze(worker: str) -> None:
-    """Stop a worker, at the moment from which its host takes longest to let it go on."""
+    """Stop a worker at the moment from which its host takes longest to resume it."""
     lab.ssh(worker, "systemctl", "start", RESUME)
     lab.ssh(worker, "systemctl", "kill", "--signal=SIGSTOP", lab.UNIT)
 
@@ -237,7 +237,7 @@ def test_a_worker_is_frozen(expected: str, saw: Callable[..., None]) -> None:
 def test_a_run_outlives_that_a_worker_is_frozen(
     undisturbed: dict[str, Any], expected: str, saw: Callable[..., None]
 ) -> None:
-    # As many words as take half a minute, so that it is frozen in the midst of them.
+    # The words take half a minute, so that the worker is frozen while the run generates.
     words = 30 * undisturbed["perf"]["eval"]["tokens_per_second"]
     result, lasted = struck(lambda: freeze("worker2"), n_predict=8 + int(words))
     assert result["failure"] is None, result["msg"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults on one machine: real workers that are started again as their unit does it, some in a network of their own.
+"""Tests of faults on one machine: real workers that restart as their unit does it, some in a network of their own.
 
-Each test says what a user is told and how soon, and shows that the other worker did not suffer and that the cluster is
-ready again, by itself, within a stated time, and answers as before.
+Each test reports the message to the user and the time until it comes. It shows that the other worker did not suffer,
+that the cluster is ready again by itself within a stated time, and that it answers as before.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ HERE = "loopback"
 NETWORK = "a network of its own"
 NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="networks, control groups and file systems are made by root")
 ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]}
-# Of a worker that was killed: a second, the start, and a look each second. On a machine that has much else to do.
+# Limit for a worker that was killed: a second, the start, and a look each second, on a machine with much else to do.
 BACK_S = 30
-# Of one whose client is gone without a word: 60 s, or the time of the next look.
+# Limit for a worker whose client is gone without a word: 60 s, or the time of the next look.
 LEFT_S = 100
 STALL_S = 5
 AT_SWITCH, BEHIND_CABLE = "10.99.9.1", "10.99.9.2"
-# Of a name service that is there and says nothing.
+# The address of a name service that never answers.
 SILENT = "127.99.0.53"
 
 
@@ -52,7 +52,7 @@ def release() -> Release:
 
 
 class Cluster:
-    """Two workers; the second one is struck."""
+    """Two workers; the faults strike the second one."""
 
     def __init__(self, release: Release, model: Path, folder: Path, workers: list[Kept]) -> None:
         self.release, self.model, self.folder, self.workers = release, model, folder, workers
@@ -70,7 +70,7 @@ class Cluster:
         return Running(self.release, self.model, self.workers, self.folder, given)
 
     def recovers(self, limit_s: float, since: float | None = None) -> float:
-        """Return how soon all are ready; then nothing is left of the run, and they answer as before."""
+        """Return the seconds until all are ready; check that the run has left nothing, and the answer is as before."""
         seconds = ready_after(self.workers, limit_s, since)
         assert not masters(self.struck)
         assert self.spared.pid == self.spared_pid, "the other worker has not suffered"
@@ -105,7 +105,7 @@ def said(result: dict[str, Any], kind: str, worker: Kept) -> str:
 def test_killed_while_idle(cluster: Cluster, saw: Callable[..., None]) -> None:
     cluster.struck.kill()
     since = time.monotonic()
-    # Looks come from outside at any time: until it is there again it refuses.
+    # A look may come at any time: until the worker is back, its port refuses connections.
     state, sentence = state_of(cluster.struck)
     detected = time.monotonic() - since
     assert state == "refused", sentence
@@ -133,7 +133,7 @@ def test_short_of_memory(release: Release, small: Path, large: Path, tmp_path: P
     with memory_limit(50 << 20) as limit, kept(release, tmp_path) as one, kept(
         release, tmp_path, prefix=limit
     ) as other:
-        # The small model fits into it.
+        # The small model fits into the limit.
         cluster = Cluster(release, small, tmp_path, [one, other])
         began, pid = time.monotonic(), other.pid
         result = infer(release, large, cluster.workers)
@@ -147,7 +147,7 @@ def test_short_of_memory(release: Release, small: Path, large: Path, tmp_path: P
 
 @contextmanager
 def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
-    """Give what starts a program with so much memory."""
+    """Make a group with a limit of memory; yield the command prefix that starts a program in it."""
     name = f"llama-fault-{secrets.token_hex(4)}"
     old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
     folder, file = (old / name, "memory.limit_in_bytes") if old.is_dir() else (new / name, "memory.max")
@@ -182,7 +182,7 @@ def test_restarted_between_verify_and_run(cluster: Cluster, saw: Callable[..., N
 
 
 def wrapped(release: Release, folder: Path, script: str) -> Path:
-    """Make a folder of a completion program that does something before each run."""
+    """Make a folder with a completion program that runs a script before each run over workers."""
     folder.mkdir()
     program = folder / "llama-completion"
     real = shlex.quote(str(release.bin / program.name))
@@ -191,7 +191,7 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
     return folder
 
 
-# A worker, or its host, says nothing any more
+# A worker or its host falls silent
 
 
 @pytest.mark.parametrize("phase", [progress.LOADING, progress.PROMPT, progress.GENERATING])
@@ -205,19 +205,19 @@ def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., No
     sentence = said(result, "timed_out", cluster.struck)
     assert f"The run stood still for {STALL_S} s and was ended" in sentence
     assert bool(result["text"]) == (phase == progress.GENERATING)
-    # What stopped it lets it go. On hosts a timer of systemd's does.
+    # The test resumes the worker. On hosts a timer of systemd does that.
     cluster.struck.kill(signal.SIGCONT)
     saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
 
 
 @contextmanager
 def network() -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Make a network of its own, a cable to a switch and this host there; give its address, and the way into it."""
+    """Make a network that a cable joins to a switch of this host; yield its address and the prefix into it."""
     inside = ("ip", "netns", "exec", "llama-fault")
     remove_network()
     for command in (
         "ip netns add llama-fault",
-        # With nothing at it, a switch would be off.
+        # A switch with nothing connected to it would be off.
         "ip link add llf-switch type bridge",
         "ip link add llf-other type veth peer name llf-end",
         "ip link add llf-cable type veth peer name eth0 netns llama-fault",
@@ -242,7 +242,7 @@ def remove_network() -> None:
         subprocess.run(shlex.split(command), capture_output=True, check=False, timeout=HANG_S)
 
 
-# How the network of the struck worker is cut off, and how that is undone: nothing comes back, no RST either.
+# How to cut off the network of the struck worker, and how to undo that. Nothing comes back, not even an RST.
 CUTS = {
     "worker's host gone": ("ip link set llf-cable down", "ip link set llf-cable up"),
     "firewall closed": (
@@ -280,7 +280,7 @@ def test_cut_off_during(
 
 @NEEDS_ROOT
 def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
-    """The other way round: nobody is there to tell the workers."""
+    """The other way round: nobody tells the workers."""
     with network() as (_address, inside), ExitStack() as stack:
         workers = [stack.enter_context(kept(release, tmp_path, address=AT_SWITCH)) for _number in range(2)]
         cluster = Cluster(release, small, tmp_path, workers)
@@ -288,7 +288,7 @@ def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path
         run.reaches(progress.GENERATING, cluster.struck)
         run.strike(lambda: subprocess.run(shlex.split(CUTS["worker's host gone"][0]), check=True, timeout=HANG_S))
         since = time.monotonic()
-        # Those that the master left behind are looked at from where they are, which is their own host.
+        # The master is gone, so look at the workers from their own host.
         until(lambda: not any(worker.held() for worker in workers), LEFT_S)
         sentence = "A worker gives up a client that is gone, and takes the next."
         ready = ready_after(workers, LEFT_S, since)
@@ -299,7 +299,7 @@ def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path
         cluster.recovers(BACK_S)
 
 
-# The master, and who else there is
+# The master, and another master
 
 
 def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> None:
@@ -327,20 +327,21 @@ def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None
     saw("two masters at once", HERE, failure["message"], detected, cluster.recovers(BACK_S))
 
 
-# What is around them
+# Disk, cache, clock and name service
 
 
-# What a disk forgets by itself changes neither size nor time. What keeps the cache in order reads all of it at times.
+# Data that the disk loses by itself changes neither size nor time. The service that tidies the cache reads all of it at
+# times.
 UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is put in order."
-# A worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
+# Messages of a worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
 NOT_USED = "not used, as it is not what its name says"
 NOT_KEPT = "not kept, as the disk has too little room"
-# As the unit has them by default, but for the minute in which an entry may be on its way.
+# The unit's default options, but without the minute in which an entry may be on its way.
 TIDY = ("--max", "50%", "--min-free", "10%", "--settle", "0")
 
 
 def mended(cache: Path, release: Release, model: Path, workers: list[Kept], expected: str) -> float:
-    """Let the cache be put in order, as its timer does, and return how soon all is well."""
+    """Tidy the cache as its timer does, and return the seconds until all is well."""
     state = cache.with_name("state")
     state.mkdir()
     since = time.monotonic()
@@ -450,7 +451,7 @@ int gettimeofday(struct timeval *where, void *zone) {
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler for the clock")
 def test_the_clock_jumps(release: Release, small: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
-    """By a day, for the workers, the master and the module, in the middle of a run."""
+    """Let the clock jump by a day for the workers, the master and the module, in the middle of a run."""
     library, jumped = tmp_path / "clock.so", tmp_path / "jumped"
     source = tmp_path / "clock.c"
     source.write_text(CLOCK)
@@ -480,7 +481,7 @@ def test_the_clock_jumps(release: Release, small: Path, tmp_path: Path, saw: Cal
 
 @contextmanager
 def names(cluster: Cluster, folder: Path) -> Iterator[tuple[tuple[str, ...], list[str], Path]]:
-    """Give what starts a program with a silent name service, the names of the workers, and the file that has them."""
+    """Yield the prefix that starts a program with a silent name service, the workers' names, and the file with them."""
     hosts = folder / "hosts"
     hosts.write_text("127.0.0.1 worker-1.example worker-2.example\n")
     (folder / "resolv.conf").write_text(f"nameserver {SILENT}\noptions timeout:30\n")
@@ -494,7 +495,7 @@ def names(cluster: Cluster, folder: Path) -> Iterator[tuple[tuple[str, ...], lis
 
 
 def unresolved(cluster: Cluster, named: list[str], gone: tuple[str, ...]) -> str:
-    """Return the sentence of a run whose names nobody knows."""
+    """Return the failure message of a run whose names nobody knows."""
     failure = infer(cluster.release, cluster.model, cluster.workers, workers=named, prefix=gone)["failure"]
     assert (failure["kind"], failure["endpoint"]) == ("worker_unreachable", named[0])
     assert "no answer from the resolver within 5 s" in failure["message"]
@@ -508,7 +509,7 @@ def test_the_name_service_is_gone(cluster: Cluster, saw: Callable[..., None], tm
         began = time.monotonic()
         sentence = unresolved(cluster, named, gone)
         detected = time.monotonic() - began
-        # Addresses need none.
+        # Addresses need no name service.
         assert infer(cluster.release, cluster.model, cluster.workers, prefix=gone)["failure"] is None
     saw("name service gone", HERE, sentence, detected, cluster.recovers(BACK_S))
 

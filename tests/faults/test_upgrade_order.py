@@ -17,14 +17,14 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-# By what goes wrong: the cues, and what is said.
+# For each fault, the cues that cause it, and a part of the message.
 FAULTS: dict[str, tuple[list[str], str]] = {
     "no-room": (["worker2/cue-bring"], "did not start: every host has its previous release. worker2: "),
     "busy": (["cue-busy"], "A worker of worker1 is serving 192.0.2.1:4711"),
     "worker-does-not-start": ([f"worker1/cue-start-{NEW}-id"], "Every host has its previous release. worker1: "),
     "another-protocol": (["cue-answer-7.0.0"], "worker1.example.com:50052 speaks another protocol."),
 }  # fmt: skip
-# They are found before the first host changes.
+# These faults are found before the first host changes.
 SOON = ("no-room", "busy")
 
 
@@ -72,7 +72,7 @@ def test_a_canary_that_is_worse_leaves_every_host_with_what_it_had(
     assert "is back at llama.cpp 1.0" in said
 
 
-# When a run that takes all hosts back is killed, and the one that ends it: once so many hosts are done with a task.
+# When to kill a run that takes all hosts back, and then the run that ends it: once so many hosts are done with a task.
 LINK = "llama_cpp.cluster.llama_cpp : Switch the current link to the release"
 START = "llama_cpp.cluster.rpc_server : An actor plays"
 SETTLED = "Find the workers that can answer"
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_as_it_brings_a_good_upgrade_to_its_end_is_followed
     stage: Stage, moment: tuple[str, int]
 ) -> None:
     assert stage.play(*UPGRADE)[0] == 0
-    # The first master has noted the good end, and nobody else.
+    # Only the first master has noted the good end.
     for worker in HOSTS[1:]:
         prefix = stage.folder / worker / "prefix"
         (prefix / "upgraded.json").rename(prefix / "upgrade.json")
@@ -165,7 +165,7 @@ def test_a_roll_back_that_was_killed_is_done_by_the_next_one(stage: Stage) -> No
 
 def test_a_roll_back_after_an_upgrade_that_was_killed_past_its_good_end(stage: Stage) -> None:
     assert stage.play(*UPGRADE)[0] == 0
-    # The first master has noted the good end, and nobody else.
+    # Only the first master has noted the good end.
     for worker in HOSTS[1:]:
         prefix = stage.folder / worker / "prefix"
         (prefix / "upgraded.json").rename(prefix / "upgrade.json")

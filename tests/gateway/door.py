@@ -33,7 +33,7 @@ def client(key: str | None = KEY) -> Client:
 
 
 def states() -> dict[str, str]:
-    """Return what HAProxy says of each group."""
+    """Return HAProxy's state of each group."""
     ask = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/run/llama-gateway/admin.sock'); "
     ask += "s.sendall(b'show stat\\n'); print(b''.join(iter(lambda: s.recv(65536), b'')).decode())"
     done = ssh("worker4", "python3", "-c", ask, check=False)
@@ -47,14 +47,14 @@ def all_in() -> bool:
 
 @dataclass
 class Seen:
-    """What became of requests. One that has not begun to answer must not be lost."""
+    """The outcomes of requests. A request whose answer has not begun must not be lost."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     longest_s: float = 0.0
 
     @property
     def lost(self) -> Counter[str]:
-        """Those that have ended in another way than with an answer, or with half of one."""
+        """The outcomes other than a whole answer, or one that broke off."""
         return Counter({name: count for name, count in self.outcomes.items() if name not in ("200", BROKE_OFF)})
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Seen:
 
 
 def outcome(key: str, tokens: int, *, stream: bool) -> str:
-    """Ask by a connection of its own; return the status, or what became of the request in its place."""
+    """Ask over a new connection; return the status, or else how the request ended."""
     connection = http.client.HTTPConnection(ADDRESS, PORT, timeout=120)
     asked = {"model": "noise", "prompt": "a lake", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     begun = False
@@ -86,9 +86,9 @@ def outcome(key: str, tokens: int, *, stream: bool) -> str:
 
 @contextmanager
 def clients_that_keep_asking(number: int = 4, key: str = KEY, tokens: int = 8, streams: int = 0) -> Iterator[Seen]:
-    """What became of the requests of clients that ask again and again, each counted.
+    """Let clients ask again and again; yield the outcomes of their requests.
 
-    So many of them want streams, which are four times as long.
+    `streams` of the clients want streams, which are four times as long.
     """
     seen, over, lock = Seen(), threading.Event(), threading.Lock()
 

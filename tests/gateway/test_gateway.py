@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two groups behind a gateway on test hosts: who reaches them, and what becomes of requests when something breaks."""
+"""Tests of two groups behind a gateway on test hosts: who reaches them, and how requests end if something breaks."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_upgrade_of_two_groups_loses_no_request(tmp_path: Path) -> None:
     before = in_use()
     artifacts = as_artifacts(before, tmp_path)
     compared = ("-e", "upgrade_canary_tolerance_percent=99")
-    # As if group a were of another opinion than b once both have changed: b asks it something else.
+    # Once both groups have changed, b asks a something else, as if a answered otherwise than b.
     asked = "{{ 'a lake' if inventory_hostname == 'worker3' and __upgrade_replica is defined else 'the river' }}"
     try:
         with clients_that_keep_asking(number=3) as seen:

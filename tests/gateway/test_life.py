@@ -26,7 +26,7 @@ SPARE = "worker6"
 
 
 def unharmed(seen: Seen, *, host_lost: bool = False) -> None:
-    """What a host that is lost has begun ends with it."""
+    """Check that all requests were answered; what a lost host has begun may break off."""
     print(seen)
     assert set(seen.outcomes) - ({BROKE_OFF} if host_lost else set()) == {"200"}, seen.outcomes
 
@@ -67,7 +67,7 @@ def test_a_group_is_drained_whose_worker_is_dead() -> None:
     with clients_that_keep_asking(number=4, tokens=2, streams=1) as seen, lab.unplugged("worker1"):
         done = playbook("drain", "--limit", "worker1")
         assert "Group a (master) no longer serves" in words(done)
-    # It may lose its worker while it stops, which is a failure to systemd, and no reason to start it again.
+    # The service may lose its worker while it stops. To systemd that is a failure, but no reason to start it again.
     state = service("master", "ActiveState")
     put_back()
     assert state in (["inactive"], ["failed"])
@@ -93,7 +93,7 @@ def test_a_group_that_is_paused_takes_requests_once_it_is_put_back() -> None:
 
 @pytest.fixture
 def spare(tmp_path: Path) -> Iterator[str]:
-    """One more host of group a, which is no worker in the end."""
+    """Yield an inventory with one more host of group a, which is no worker in the end."""
     inventory = tmp_path / "spare.json"
     host = {"ansible_host": f"10.87.{lab.NUMBER}.16", "llama_group": "a"}
     inventory.write_text(json.dumps({"llama_workers": {"hosts": {SPARE: host}}}))
@@ -122,7 +122,7 @@ def test_a_worker_is_replaced_and_back(spare: str) -> None:
         eventually(all_in, 60, "both groups take requests")
         assert workers_of("master") == [f"10.87.{lab.NUMBER}.16:{lab.PORT}"]
         assert ssh("worker1", "test", "-e", "/opt/llama_cpp", check=False).returncode, "the old one is removed"
-        # The other one dies, and the first one takes its place again.
+        # The spare worker dies, and the first one takes its place again.
         with lab.unplugged(SPARE):
             said = replaced(spare, SPARE, "worker1", "-e", "ansible_ssh_timeout=5")
             assert f"worker1 has taken the place of {SPARE}" in said

@@ -21,7 +21,7 @@ MASTERS = {PORT: "master", PORT + 1: "worker3"}
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The inventory that has worker1 serve group b too; the lab is so meanwhile."""
+    """Let worker1 serve group b too while these tests run; yield the inventory for that."""
     path = tmp_path_factory.mktemp("shared") / "shared.yml"
     instances = [{"port": PORT, "cpu_affinity": "0"}, {"port": PORT + 1, "group": "b", "cpu_affinity": "1"}]
     path.write_text(yaml.safe_dump({"llama_workers": {"hosts": {"worker1": {"rpc_server_instances": instances}}}}))

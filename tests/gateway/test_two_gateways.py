@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An address that moves between two gateways, as a client sees it that asks all the time."""
+"""Tests of an address that moves between two gateways, as seen by a client that asks all the time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def holders() -> list[str]:
 def _both_gateways() -> Iterator[None]:
     two("serve")
     yield
-    # As in an inventory from which the address was taken.
+    # This inventory does not have the address.
     playbook("gateway")
     left = ssh(
         "worker4", "sh", "-c", f"ls {LEFT} 2>/dev/null; ip -4 -o address; firewall-cmd --get-policies", check=False
@@ -63,7 +63,7 @@ def holder() -> str:
 
 @contextmanager
 def stream_that_goes_on(address: str) -> Iterator[None]:
-    """Read a stream from a gateway; in the end it still comes, or has come to its own end."""
+    """Read a stream from a gateway; check in the end that it still comes or has ended properly."""
     over, lines = threading.Event(), [b""]
     with Client(address, PORT, KEY).stream(900) as stream:
 
@@ -85,7 +85,7 @@ def stream_that_goes_on(address: str) -> Iterator[None]:
 
 @contextmanager
 def asked_all_the_time(limit_s: float) -> Iterator[list[float]]:
-    """Ask at the virtual address, each time by a new connection; it is silent no longer than the limit."""
+    """Ask the virtual address over new connections; check that it is silent no longer than the limit."""
     moments: list[float] = []
     over = threading.Event()
 

@@ -21,7 +21,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was measured, and with what in the place of Kubernetes."""
+    """Print the figures, and name the stand-ins for parts of Kubernetes."""
     if FIGURES:
         terminalreporter.section(
             "measured; stand-ins are in the place of the kubelet and of LeaderWorkerSet's controller"
@@ -32,7 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The programs of leaders and workers, as playbook build makes them for two classes of processors."""
+    """Return the artifacts for leaders and workers that playbook build makes for two classes of processors."""
     if not (LAB / "ssh_config").exists():
         pytest.exit(f"Lab {NUMBER} is not up: scripts/kubernetes.sh says how it is made.", returncode=1)
     return built(tmp_path_factory.mktemp("artifacts"))
@@ -45,5 +45,5 @@ def image(artifacts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Im
 
 @pytest.fixture(scope="session")
 def unpacked(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The image as a container runtime unpacks it, where all nodes see it; returns its root."""
+    """Unpack the image as a container runtime does, where all nodes see it; return its root."""
     return shared(image, tmp_path_factory.mktemp("layout"))

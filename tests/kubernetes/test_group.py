@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-# What becomes of a connection that a policy drops.
+# The error of a connection that a policy drops.
 DROPPED = "TimeoutError"
 CACHE = "/var/cache/llama_rpc"
 PODS = (LEADER, *WORKERS)
@@ -50,7 +50,7 @@ def client() -> Client:
 
 @pytest.fixture(scope="module")
 def group(unpacked: Path, tmp_path_factory: pytest.TempPathFactory, client: Client) -> Iterator[Controller]:
-    """A group that the stand-in for a controller keeps; nobody has asked it anything."""
+    """Run a group under the stand-in for a controller, wait for its first token, and yield the controller."""
     assert unpacked.exists()
     manifests: list[dict[str, Any]] = rendered(tmp_path_factory.mktemp("rendered"), VARIABLES)
     prepare_nodes(manifests)
@@ -134,11 +134,11 @@ def test_a_worker_is_reached_by_its_leader_alone(group: Controller) -> None:
     leader, worker = group.pods[LEADER], group.pods[WORKERS[0]]
     for name in WORKERS:
         assert connect("outsider", ADDRESS[name], RPC_PORT).startswith(DROPPED)
-        # A second client is taken, and waits: what matters is that it comes so far.
+        # The worker accepts a second client, which waits: the test needs only the connection.
         assert leader.reaches(ADDRESS[name], RPC_PORT) == "connected"
     assert worker.reaches(ADDRESS[WORKERS[1]], RPC_PORT).startswith(DROPPED)
     assert worker.reaches(ADDRESS[LEADER], API_PORT).startswith(DROPPED)
-    # Nobody's policies are in the way there but their own.
+    # Only the pods' own policies are in the way to the outsider.
     assert connect("master", ADDRESS["outsider"], 22) == "connected"
     assert worker.reaches(ADDRESS["outsider"], 22).startswith(DROPPED)
     assert leader.reaches(ADDRESS["outsider"], 22).startswith(DROPPED)
@@ -183,7 +183,7 @@ def test_a_group_that_is_put_out_lets_its_request_end(group: Controller, client:
 
 
 def received() -> int:
-    """Return how many bytes have come to the workers' nodes."""
+    """Return the bytes that the workers' nodes have received."""
     counters = "/sys/class/net/host0/statistics/rx_bytes"
     return sum(int(ssh(HOST[name], "cat", counters).stdout) for name in WORKERS)
 
@@ -217,7 +217,7 @@ def test_a_leader_waits_for_a_worker_that_comes_late(group: Controller, client: 
     sentence = f"Waiting for 1 of 2 workers, {name}.llama.default:{RPC_PORT}. "
     eventually(lambda: sentence in leader.said(), 60, "the leader says for whom it waits")
     pid, until = leader.pid, time.monotonic() + 40
-    # Ten attempts, 3 s apart, are what upstream's example makes.
+    # Wait for longer than upstream's example, which makes ten attempts, 3 s apart.
     while time.monotonic() < until:
         assert leader.passes("livenessProbe")
         assert not leader.passes("readinessProbe")
@@ -248,6 +248,6 @@ def test_the_limits_are_those_of_the_manifests(group: Controller, name: str) -> 
     said = pod.run("systemctl", "show", "--property=MemoryMax,CPUQuotaPerSecUSec", pod.unit)
     assert f"MemoryMax={limit}" in said
     assert "CPUQuotaPerSecUSec=1s" in said
-    # Files that are read count until somebody else needs the memory.
+    # Files that a pod has read count until another program needs the memory.
     assert 0 < pod.peak <= limit
     FIGURES.append(f"{name} has had {pod.peak / MIB:.0f} MiB of {limit / MIB:.0f} MiB")

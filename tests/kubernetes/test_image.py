@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The image that the playbooks make, of real programs and Debian's packages: small, always the same, and of two
-architectures. The other one is emulated program by program."""
+"""Tests of the image that the playbooks make of real programs and Debian's packages: small, always the same, and for
+two architectures. The programs of the other architecture are emulated one by one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-# What runs the programs of the architectures in a root, besides the machine itself.
+# The emulator that runs the programs of each architecture, or None if the machine itself runs them.
 EMULATORS = {"amd64": None, "arm64": "qemu-aarch64-static"}
 PYTHON = ["/usr/bin/python3", "-B", "-E", "-s", "/usr/local/lib/llama_server/llama_pod.py"]
 
 
 def looked_at(image: Image, *options: str) -> dict[str, Any]:
-    """Return what skopeo says of the image."""
+    """Return the raw manifest of the image, as skopeo reads it."""
     command = ["skopeo", "--insecure-policy", *options, "inspect", "--raw", f"oci-archive:{image.path}"]
     return dict(json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout))
 
@@ -89,7 +89,7 @@ def test_the_programs_start_with_nothing_but_the_image(image: Image, tmp_path: P
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes a connection at this port of loopback."""
+    """Return whether a program accepts connections at this port of loopback."""
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", port)) == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What a checker of policies (checkov) says of the manifests: it knows Kubernetes' own kinds, and the pods of a set."""
+"""Tests of the manifests with a policy checker (checkov): Kubernetes' own kinds, and the pods of a set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_policy_checker_finds_nothing(tmp_path: Path, variables: dict[str, obj
             metadata = {**template["metadata"], "name": part, "namespace": "prod"}
             looked_at.append({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]})
     (tmp_path / "all.yml").write_text(yaml.safe_dump_all(looked_at))
-    # It would ask its maker's service otherwise.
+    # Without this, the checker would ask its maker's service.
     options = ["--skip-download", "--framework", "kubernetes", "--output", "json"]
     done = subprocess.run(
         [os.environ["CHECKOV"], "--file", tmp_path / "all.yml", *options], capture_output=True, text=True, check=False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Two groups behind the gateway: what clients notice when one of them is lost, or put out, or when the gateway is.
+"""Tests of two groups behind the gateway: what clients notice if a group is lost or put out, or if the gateway is.
 
-Stand-ins are in the place of the kubelet and of LeaderWorkerSet's controller, one for each group. HAProxy is Debian's.
-A Service of one pod is an entry of a file of hosts.
+Stand-ins replace the kubelet and LeaderWorkerSet's controller, one for each group. HAProxy is Debian's. An entry in a
+hosts file replaces the Service of a pod.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Groups:
 
 @dataclass
 class Asking:
-    """What became of requests that a client has sent one after another."""
+    """The outcomes of requests that a client has sent one after another."""
 
     answers: list[float] = field(default_factory=list)
     """How many seconds each took that was answered."""
@@ -100,7 +100,7 @@ def groups(unpacked: Path, tmp_path_factory: pytest.TempPathFactory, client: Cli
 
 @contextmanager
 def asking(client: Client) -> Iterator[Asking]:
-    """Send requests one after another for a while."""
+    """Send requests one after another until the block ends; yield their outcomes."""
     found, over = Asking(), threading.Event()
 
     def ask() -> None:
@@ -135,7 +135,7 @@ def test_requests_go_to_the_free_slots_of_both_groups(groups: Groups, client: Cl
         assert all(threads.map(lambda _number: client.text(48), range(4)))
     eventually(lambda: groups.gateway.said().count(" POST /v1/completions 200 ") >= 4, 10, "the gateway has logged it")
     said = groups.gateway.said().removeprefix(before)
-    # Two slots each.
+    # Each group has two slots.
     assert [said.count(f" llama-{group} POST /v1/completions 200 ") for group in (0, 1)] == [2, 2]
 
 
@@ -146,7 +146,7 @@ def test_each_group_has_its_own_workers_and_one_door(groups: Groups, client: Cli
         assert leaders[group].reaches(ADDRESS[f"llama-{1 - group}-1"], RPC_PORT).startswith("TimeoutError")
         assert groups.gateway.reaches(ADDRESS[f"llama-{group}"], API_PORT) == "connected"
         assert groups.gateway.reaches(ADDRESS[f"llama-{group}-1"], RPC_PORT).startswith("TimeoutError")
-        # The test itself has the labels of a client, who may go through the gateway alone.
+        # The test itself has the labels of a client, which may reach the gateway only.
         with pytest.raises(TimeoutError):
             Client(ADDRESS[f"llama-{group}"], API_PORT, KEY).request("/health", limit_s=3)
     assert client.answers()
@@ -188,7 +188,7 @@ def test_a_gateway_that_is_put_out_lets_its_streams_end(groups: Groups, client: 
         took = time.monotonic() - began
         text = answer.read().decode()
     assert text.rstrip().endswith("data: [DONE]")
-    # Within 5 s it might have ended before HAProxy was told.
+    # Within 5 s the gateway might have ended before HAProxy was told.
     assert took > 6
     assert not groups.gateway.active
     groups.gateway.start()

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
+"""Make real hosts on one Linux machine: systemd-nspawn containers with systemd, SSH and an address each, on a bridge.
 
 Hosts of another architecture are whole systems under emulation, on the same bridge (tests/support/lab has what makes
-them). They, and more workers, are for who names them. Needs root, and Debian's package archive; what it needs on this
-machine (systemd-container, mmdebstrap, nftables, and QEMU to emulate) it installs where apt-get can; `tools` does no
-more than that, for all but QEMU. Several labs can stand side by side, told apart by LAB_NUMBER: lab N has the bridge
-`llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and fd87:0:0:<N>::/64, and the
-folder `lab/<N>` in the cache. Nothing else is touched. A host is known by the arguments it was started with, so that
-whatever a killed run left behind is found and ended: by its process, held fast, and never by a program's name. The
-hosts are for tests, not for strangers: who is root in one has all capabilities of this machine.
+them). These hosts and further workers are made only if they are named. Needs root, and Debian's package archive. The
+program installs what it needs on this machine (systemd-container, mmdebstrap, nftables, and QEMU to emulate) if apt-get
+is there; `tools` does no more than that, for all but QEMU. Several labs can stand side by side, told apart by
+LAB_NUMBER: lab N has the bridge `llama-lab<N>`, the packet filter table `llama_lab<N>`, the networks 10.87.<N>.0/24 and
+fd87:0:0:<N>::/64, and the folder `lab/<N>` in the cache. The program touches nothing else. It knows a host by the
+arguments that the host was started with, so that it finds and ends whatever a killed run left behind: by a handle of
+the process, and never by a program's name. The hosts are for tests, not for strangers: root in a host has all
+capabilities of this machine.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ BOOT_LIMIT_S = 120
 EMULATED_BOOT_LIMIT_S = 900
 STOP_LIMIT_S = 40
 USER = "ops"
-# Gone after a restart of the machine, as the bridges are.
+# This folder is gone after a restart of the machine, as the bridges are.
 STATE = Path("/run/llama_cpp_cluster_lab")
 FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 
@@ -52,15 +53,16 @@ class Host:
     number: int  # the last part of its addresses
     arch: str | None = None  # as Debian calls it; None: this machine's
     cpu: str = ""  # as QEMU calls it
-    on_request: bool = False  # only who names it gets it
+    on_request: bool = False  # made only if it is named
 
     @property
     def emulated(self) -> bool:
         return emulated.needed(self.arch)
 
 
-# An Arm server without SVE and I8MM (Graviton2 and its like), and one that has SVE2, I8MM and BF16 with vectors of 128
-# bits, as Neoverse V2 and N2 have them: llama.cpp is not made for the 2048 bits that the emulator has by itself.
+# Two kinds of Arm servers. The first has neither SVE nor I8MM (Graviton2 and its like). The second has SVE2, I8MM and
+# BF16 with vectors of 128 bits, as Neoverse V2 and N2 have: llama.cpp is not made for the emulator's default of 2048
+# bits.
 NEOVERSE_N1 = "neoverse-n1"
 NEWER_ARM = "max,sme=off,pauth-impdef=on,sve-max-vq=1"
 
@@ -85,7 +87,7 @@ HOSTS = (
 
 
 def chosen(names: list[str]) -> list[Host]:
-    """Return the hosts of these names, or without any those that a lab has by itself."""
+    """Return the hosts of these names, or the default hosts of a lab if there are no names."""
     unknown = set(names) - {host.name for host in HOSTS}
     if unknown:
         raise LabError(f"no such host: {', '.join(sorted(unknown))}; there are {', '.join(h.name for h in HOSTS)}.")
@@ -101,11 +103,12 @@ TOOLS = {
     "systemd-nspawn": "systemd-container",
 }
 
-# Where what makes a host of an image is written.
+# The folders of the files that turn an image into a host.
 FOLDERS = ("etc/ssh", "etc/ssl/certs", "etc/systemd/network", f"home/{USER}/.ssh")
-# What every image of a cloud has, and no more: the roles install what they need.
+# The packages that every cloud image has, and no more: the roles install what they need.
 PACKAGES = "ca-certificates,dbus,iproute2,openssh-server,python3,sudo,systemd,systemd-sysv,udev"
-# Part of the image, as it is the same for every host. Masked is what needs a device, or waits for another network.
+# Steps that are the same for every host, and so part of the image. Masked units need a device, or wait for another
+# network.
 HOOKS = (
     'chroot "$1" systemctl -q enable systemd-networkd ssh',
     'chroot "$1" systemctl -q mask systemd-networkd-wait-online systemd-resolved systemd-timesyncd',
@@ -116,16 +119,16 @@ HOOKS = (
     'rm -f "$1"/etc/ssh/ssh_host_* "$1/etc/resolv.conf" && : >"$1/etc/machine-id"',
 )
 
-# systemd 257 wants the unified control groups, which a machine whose own init is something else may have mounted
-# elsewhere or not at all. Seen in a mount namespace only.
+# systemd 257 needs the unified control groups. A machine with another init may have mounted them elsewhere or not at
+# all. This mount is seen in a mount namespace only.
 UNIFIED = """
 if ! [ -e /sys/fs/cgroup/cgroup.controllers ]; then
     umount -R /sys/fs/cgroup 2>/dev/null
     mount -t cgroup2 cgroup2 /sys/fs/cgroup || exit 1
 fi
 """
-# Each host in a control group of its own: in one of them all, stopping a service on one host would kill it on all.
-# Exit status 133 is a host that asked for its reboot.
+# Each host has a control group of its own: in a common one, stopping a service on one host would kill it on all. Exit
+# status 133 means that the host asked for its reboot.
 KEEPER = (
     UNIFIED
     + r"""
@@ -148,7 +151,7 @@ FORGET_GROUP = UNIFIED + 'find "/sys/fs/cgroup/$1" -depth -type d -exec rmdir {}
 
 @contextlib.contextmanager
 def locked(name: str, busy: str = "") -> Iterator[None]:
-    """Hold a lock of this machine; with a sentence for `busy`, do not wait for it."""
+    """Hold a lock of this machine; if `busy` is a sentence, raise it as a LabError instead of waiting for the lock."""
     STATE.mkdir(mode=0o755, parents=True, exist_ok=True)
     with (STATE / f"{name}.lock").open("w") as lock:
         try:
@@ -159,7 +162,7 @@ def locked(name: str, busy: str = "") -> Iterator[None]:
 
 
 def keepers() -> dict[int, list[str]]:
-    """The processes that keep hosts of any lab, known by the arguments they were given, from "keeper" on."""
+    """Return the processes that keep hosts of any lab, with their arguments from "keeper" on."""
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -224,12 +227,12 @@ class Lab:
                     self.start(host, image[host], share)
                 list(threads.map(self.wait_for, hosts))
             except BaseException:
-                # Nobody waits for them any longer.
+                # This also ends the threads that wait for the hosts.
                 self.end_hosts()
                 raise
 
     def image(self, suite: str, foreign: bool) -> Path:
-        """The folder of a minimal system; made once, named by the digest of its recipe, and only read from then on."""
+        """Return the folder of a minimal system: made once, named by the digest of its recipe, and only read later."""
         packages = f"{PACKAGES},{emulated_image.PACKAGES}" if foreign else PACKAGES
         recipe = ["--variant=minbase", f"--include={packages}", '--aptopt=Acquire::Languages "none"']
         recipe += [f"--customize-hook={hook}" for hook in HOOKS]
@@ -254,7 +257,7 @@ class Lab:
                 else:
                     root = work / "root"
                     root.mkdir(mode=0o755)
-                    # In namespaces of its own: what it mounts, and what it starts, goes with it.
+                    # mmdebstrap runs in namespaces of its own: its mounts and its processes end with it.
                     command = ["env", f"TMPDIR={work}", "mmdebstrap", "--format=directory", *recipe, suite, str(root)]
                     run(*WITH_THIS, *IN_PROCESS_NAMESPACE, *command)
                 root.rename(image)
@@ -286,7 +289,7 @@ class Lab:
             run("ip", "-6", "address", "add", f"{self.address6(1)}/64", "dev", self.bridge, "nodad", check=False)
             run("ip", "link", "set", self.bridge, "up")
             if FORWARDING.read_text().strip() == "0":
-                # Remembered, so that the last lab to go puts it back.
+                # Remember this, so that the last lab to go restores it.
                 (STATE / "forwarding_was_off").touch()
                 FORWARDING.write_text("1")
         net = f"10.87.{self.number}.0/24"
@@ -305,7 +308,7 @@ class Lab:
         run("nft", "-f", "-", text_in=rules)
 
     def furnish(self, host: Host, image: Path) -> None:
-        """Write what makes a host of an image: only that is stored for each, on top of the image."""
+        """Write the files that turn an image into a host: only these are stored for each host, on top of the image."""
         for part in ("root", "work", "changes"):
             (self.folder / host.name / part).mkdir(mode=0o755, parents=True)
         root = self.folder / host.name / "changes"
@@ -313,7 +316,7 @@ class Lab:
         (root / "etc/hostname").write_text(f"{host.name}\n")
         names = "".join(f"{self.address(other)} {other.name}\n" for other in HOSTS)
         (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n::1 localhost\n{names}")
-        # Where a resolver on loopback is in use, the names that it asks itself.
+        # If this machine has a resolver on loopback, hosts get the servers that this resolver asks.
         resolvers = (Path("/run/systemd/resolve/resolv.conf"), Path("/etc/resolv.conf"))
         shutil.copy(next(path for path in resolvers if path.exists()), root / "etc/resolv.conf")
         certificates = Path("etc/ssl/certs/ca-certificates.crt")
@@ -339,7 +342,7 @@ class Lab:
 
     def start(self, host: Host, image: Path, share: Path | None) -> None:
         machine = self.machine(host)
-        # A control group of its own comes from systemd where that has them all.
+        # If systemd manages the machine's control groups, it makes the host's own.
         systemd = Path("/proc/1/comm").read_text() == "systemd\n"
         scope = ["systemd-run", "--quiet", "--scope", "--collect", "--property=Delegate=yes", f"--unit=llama-{machine}"]
         scope += [f"--description=Test host {host.name}", "--"]
@@ -359,12 +362,12 @@ class Lab:
             )  # fmt: skip
 
     def wait_for(self, host: Host) -> None:
-        """Until one can log in, which is the last thing that a user would wait for."""
+        """Wait until a login over SSH works, which is the last thing that a user would wait for."""
         log_in = ("ssh", "-F", str(self.folder / "ssh_config"), "-o", "ConnectTimeout=5", host.name, "true")
         began = time.monotonic()
         while time.monotonic() < began + (EMULATED_BOOT_LIMIT_S if host.emulated else BOOT_LIMIT_S):
             with contextlib.suppress(OSError), socket.create_connection((self.address(host), 22), timeout=1) as link:
-                # Before it may be answered by "System is booting up".
+                # An early login may be answered by "System is booting up".
                 if link.recv(4) == b"SSH-" and run(*log_in, check=False).returncode == 0:
                     return
             if time.monotonic() > began + 2 and not self.keepers(host):
@@ -377,7 +380,7 @@ class Lab:
     # --- down -------------------------------------------------------------------------------------------------------
 
     def keepers(self, host: Host | None = None) -> dict[int, Path]:
-        """The processes that keep hosts of this lab, with the lab's folder of each."""
+        """Return the processes that keep hosts of this lab, with the lab's folder of each."""
         return {
             pid: Path(argv[1]).parent
             for pid, argv in keepers().items()
@@ -385,13 +388,14 @@ class Lab:
         }
 
     def end(self, pid: int) -> None:
-        """End a host through the first process of its namespace; the keeper, its parent, goes once all has ended."""
+        """End a host by the first process of its namespace; its parent, the keeper, ends once all have ended."""
         with contextlib.suppress(OSError):
             for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
                 handle = os.pidfd_open(int(child))
                 try:
-                    # The handle is of the process that is meant, if that is still the child of what is still a keeper:
-                    # a number may have gone to somebody else's process before it was opened, a handle cannot.
+                    # Before the handle was opened, the number may have gone to somebody else's process. The handle is
+                    # of the right process if that is still the child of a process that is still a keeper. A handle
+                    # never changes its process.
                     parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1]
                     if int(parent) == pid and pid in self.keepers():
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -399,7 +403,7 @@ class Lab:
                     os.close(handle)
 
     def end_hosts(self) -> bool:
-        """End all hosts of this lab; tell whether there was one."""
+        """End all hosts of this lab; return whether there was one."""
         running = self.keepers()
         for folder in running.values():
             if folder != self.folder:
@@ -414,13 +418,13 @@ class Lab:
         return bool(running)
 
     def down(self) -> bool:
-        """Remove the lab, or what is left of it; tell whether a host was running."""
+        """Remove the lab, or what is left of it; return whether a host was running."""
         running = self.end_hosts()
         for host in HOSTS:
             run(*IN_NAMESPACE, "/bin/sh", "-c", FORGET_GROUP, "forget", self.machine(host), check=False)
         with locked("network"):
             for link in Path("/sys/class/net").glob(f"{self.bridge}/brif/*"):
-                # Killed hosts leave theirs for a moment, and the next ones want the same names.
+                # Killed hosts leave their links for a moment, and the next hosts need the same names.
                 run("ip", "link", "delete", link.name, check=False)
             if Path("/sys/class/net", self.bridge).exists():
                 run("ip", "link", "delete", self.bridge)
@@ -472,7 +476,7 @@ def interrupted(number: int, frame: object) -> NoReturn:  # noqa: ARG001
 
 
 def refusal(action: str, hosts: list[str], number: str) -> str:
-    """Say why that cannot be done, or nothing."""
+    """Return why the action cannot be done, or an empty string."""
     if not number.isdecimal() or int(number) > 255:
         return f'LAB_NUMBER is "{number}"; give a number from 0 to 255.'
     if hosts and action != "up":

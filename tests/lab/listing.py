@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is on the test hosts: taken once, and later compared with what is there then.
+"""Take a listing of the test hosts once, and compare it later with another.
 
-Files with owner, mode and content, packages, accounts, services, listening sockets and packet filter rules. Left out is
-what any package manager leaves behind, and what changes by itself.
+A listing has files with owner, mode and content, packages, accounts, services, listening sockets and packet filter
+rules. It leaves out what any package manager leaves behind, and what changes by itself.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from support.builds import OLD_CPU, PATCHES, RACES, SANITIZED, Build, build
 
 @pytest.fixture(scope="session")
 def stock() -> Build:
-    """Upstream's source as it is."""
+    """Build upstream's source as it is."""
     return build("native", {}, ["ggml-rpc-server", "llama-results", "llama-completion"], ())
 
 
@@ -21,7 +21,7 @@ def patched() -> Build:
 
 @pytest.fixture(scope="session")
 def sanitized() -> tuple[Build, Build]:
-    """Upstream's and ours, with AddressSanitizer and UndefinedBehaviorSanitizer."""
+    """Build upstream's workers and ours with AddressSanitizer and UndefinedBehaviorSanitizer."""
     return tuple(build("sanitized", SANITIZED, ["ggml-rpc-server"], patches) for patches in ((), PATCHES))
 
 
@@ -32,7 +32,7 @@ def sanitized_master() -> Build:
 
 @pytest.fixture(scope="session")
 def racing_master() -> Build:
-    """Ours, with ThreadSanitizer."""
+    """Build our master with ThreadSanitizer."""
     return build("races", RACES, ["llama-results"], PATCHES)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What becomes of workers that are asked for what no client asks.
+"""Send workers requests that no client makes, and find what becomes of the workers.
 
-Upstream says never to expose a worker, as a malformed request may end it. What a patch adds must not be one more way:
-a session that ends the patched worker has to end upstream's as well.
+Upstream says never to expose a worker, as a malformed request may end it. A patch must not add another way to do so: a
+session that ends the patched worker has to end upstream's as well.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ SESSION_S = 20.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a worker."""
+    """The state of a worker after a session."""
 
     status: int | None  # None: it still serves
     log: str
 
     @property
     def died(self) -> bool:
-        """Tell whether the messages ended it; SIGPIPE says that the client did not wait for an answer any longer."""
+        """Whether the messages ended the worker; SIGPIPE only means that the client no longer waited for an answer."""
         return self.status not in (None, -signal.SIGPIPE)
 
     @property
     def errors(self) -> set[str]:
-        """Return what the sanitizers found, by its place."""
+        """The errors that the sanitizers found, by their place."""
         return set(re.findall(r"(\S+?:\d+):\d+: runtime error", self.log)) | set(
             re.findall(r"ERROR: (AddressSanitizer: \S+)", self.log)
         )
@@ -78,7 +78,7 @@ def _worker(program: Path) -> Iterator[tuple[subprocess.Popen[bytes], int, Path]
 
 
 def _outcome(process: subprocess.Popen[bytes], log: Path) -> Outcome:
-    """Wait until a worker is done with a session, as it says, or dead."""
+    """Wait until a worker logs the end of a session, or is dead; return the outcome."""
     deadline = time.monotonic() + SESSION_S
     while process.poll() is None and "connection closed" not in log.read_text(errors="replace"):
         if time.monotonic() > deadline:
@@ -89,14 +89,14 @@ def _outcome(process: subprocess.Popen[bytes], log: Path) -> Outcome:
 
 
 def play(program: Path, recording: Recording, messages: list[Message]) -> Outcome:
-    """Send a worker of its own these messages."""
+    """Send these messages to a new worker, and return the outcome."""
     with _worker(program) as (process, port, log):
         send(port, recording, messages)
         return _outcome(process, log)
 
 
 def attacked(program: Path, attack: Attack) -> Outcome:
-    """Make requests of a worker of its own."""
+    """Make the requests of an attack to a new worker, and return the outcome."""
     with _worker(program) as (process, port, log):
         with suppress(WorkerClosedError), closing(Session(port)) as session:
             attack(session)

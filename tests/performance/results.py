@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The logits of every position of a text, by upstream's `llama-results`, and what they say of it."""
+"""The logits of every position of a text, by upstream's `llama-results`, and their perplexity."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from support.builds import Build
 
-# 160 tokens with the first, which is none of the text. (Other numbers than whole fours make llama-results fail.)
+# 160 tokens with the first one, which is not in the text. (llama-results fails if their number is no multiple of four.)
 TEXT = " ".join(WORDS[7 * number % len(WORDS)] for number in range(159))
 
 
-# What is never freed is upstream's.
+# Memory that is never freed is upstream's, so leaks are not reported.
 STRICT = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "halt_on_error=1"}
 
 
@@ -38,7 +38,7 @@ def results(
     under: tuple[str, ...] = (),
     options: tuple[str, ...] = (),
 ) -> Logits:
-    """Compute a text here, or on the workers of these ports of loopback."""
+    """Return the logits of a text, computed here or on the workers at these ports of loopback."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "logits"
         command = [*under, str(build.bin / "llama-results"), "-m", str(model), "-p", text, "-c", "256", "-ub", "64"]
@@ -53,13 +53,14 @@ def results(
 
 
 def perplexity(logits: Logits) -> float:
-    """Return how many tokens the model wavers between, of the text that the logits are of."""
+    """Return the perplexity of the text of these logits: the number of tokens that the model wavers between."""
     values = logits.values[:-1]
     total = np.log(np.exp(values - values.max(axis=1, keepdims=True)).sum(axis=1)) + values.max(axis=1)
     said = values[np.arange(len(values)), logits.tokens[1:]]
     return float(np.exp((total - said).mean()))
 
 
-# By which kernels that add in other orders may part, of the logits' spread: activations are rounded to eight bits.
+# How far kernels that add in other orders may part, as a share of the logits' spread: activations are rounded to eight
+# bits.
 OTHER_KERNELS = 0.1
 SHAPES = {"dense": {}, "experts": {"experts": 4}, "tied": {"tied": True}}

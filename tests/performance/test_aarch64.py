@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The kernels of the other architecture, emulated program by program. (`make test-aarch64` has whole hosts.)
+"""Tests of the kernels of the other architecture, emulated program by program. (`make test-aarch64` has whole hosts.)
 
-Which ones are used follows from what a program was compiled for and, with SVE, from the length of the processor's
-vectors (upstream's ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type). What they compute is real, how fast says
-nothing.
+A program's compiler options and, with SVE, the length of the processor's vectors decide which kernels it uses
+(upstream's ggml-cpu/repack.cpp, ggml_repack_get_optimal_repack_type). The results are real, but the speed says nothing.
 """
 
 from __future__ import annotations
@@ -38,16 +37,17 @@ pytestmark = [
         reason="needs qemu-aarch64-static and aarch64-linux-gnu-g++, on another architecture",
     ),
 ]
-# Kernels of other processors add in other orders, and so do plain ones.
+# Limit for rounding: kernels of other processors add in other orders, and so do plain kernels.
 OTHER_KERNELS = 0.1
-# 40 tokens with the first. As 39 and one they are multiplied four at a time, one by one after those, and one alone.
+# 40 tokens with the first one. In batches of 39 and one, they are multiplied four at a time, the rest one by one, and
+# one alone.
 SHORT = " ".join(TEXT.split()[:39])
 BATCHES = ("-ub", "39")
 
 
 @dataclass(frozen=True)
 class Level:
-    """Processors of one kind: what is compiled for them, what QEMU calls them, and what they have kernels for."""
+    """Processors of one kind: the compiler's name of them, QEMU's name, and the layouts of their kernels."""
 
     arch: str
     cpu: str
@@ -70,10 +70,10 @@ LEVELS = {
     "dotprod": Level("armv8.2-a+dotprod+fp16", "neoverse-n1", DOTPROD),
     "i8mm": Level("armv8.2-a+dotprod+fp16+i8mm", "max,sve=off", I8MM),
     "sve-of-128-bits": Level(SVE, "max,sve-max-vq=1", I8MM),
-    # Some rows are interleaved by eight then, and what is left by four.
+    # Then some rows are interleaved by eight, and the rest by four.
     "sve-of-256-bits": Level(SVE, "max,sve-max-vq=2", I8MM | {"q4_0_8x8"}),
 }
-# From before all that.
+# A processor without any of these features.
 OLD = Level("armv8-a", "cortex-a72")
 KERNELS = {Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.IQ4_NL, Type.MXFP4}
 
@@ -88,7 +88,8 @@ def emulated(level: Level) -> Build:
     return level.build()
 
 
-# Each type has its turn at each place of a layer. The rows of the output are of no number that kernels interleave.
+# Each type has its turn at each place of a layer. Kernels cannot interleave the rows of the output, because of their
+# number.
 @pytest.fixture(scope="module", params=[0, 4], ids=["dense", "experts"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "model.gguf"
@@ -103,12 +104,12 @@ def said(
     threads: int = 2,
     options: tuple[str, ...] = (),
 ) -> Logits:
-    """Compute a text by a program here, emulated or not, or by it on workers."""
+    """Return the logits of a text, computed by a program here, emulated or not, or by it on workers."""
     return results(program, model, ports, text=SHORT, under=under, threads=threads, options=(*BATCHES, *options))
 
 
 def weights(model: Path) -> tuple[int, int]:
-    """Return how many weights of a model there are kernels for, and how many are multiplied."""
+    """Return how many weights of a model have kernels, and how many are multiplied."""
     multiplied = [t for t in gguf.GGUFReader(model).tensors if len(t.shape) > 1 and t.name != "token_embd.weight"]
     return sum(t.tensor_type in KERNELS and t.shape[1] % 8 == 0 for t in multiplied), len(multiplied)
 
@@ -121,7 +122,7 @@ def near(first: Logits, second: Logits) -> None:
 def test_a_worker_says_what_its_processor_says_by_itself(
     level: Level, emulated: Build, stock: Build, model: Path, tmp_path: Path
 ) -> None:
-    """And, but for rounding, what it says without repacking and what this machine says."""
+    """Check also that results without repacking and results of this machine differ by rounding only."""
     here = said(emulated, model, under=level.under)
     same(here, said(emulated, model, under=level.under, threads=1))
     with watched(emulated, tmp_path / "on", under=level.under) as worker:
@@ -140,7 +141,7 @@ def test_a_worker_says_what_its_processor_says_by_itself(
 
 @pytest.mark.parametrize("rows", [64, 12, 10])
 def test_each_type_is_multiplied_and_had_back(level: Level, emulated: Build, tmp_path: Path, rows: int) -> None:
-    """Interleaved if there are whole groups of rows, of four for some types and of eight for others."""
+    """Check that weights of whole groups of rows are interleaved, of four for some types and of eight for others."""
     with watched(emulated, tmp_path, under=level.under) as worker:
         for kind in TYPES:
             groups = [int(group) for group in re.findall(rf"(?i)\b{kind.name}_(\d+)x", " ".join(level.layouts))]
@@ -166,7 +167,7 @@ def test_a_weight_is_right_whatever_happens_to_it(level: Level, emulated: Build,
 def test_models_that_come_and_go_on_several_workers_are_right(
     level: Level, emulated: Build, stock: Build, model: Path, tmp_path: Path
 ) -> None:
-    """On one to three; also after a client that was killed, and after another model."""
+    """Use one to three workers, also after a client that was killed, and after another model."""
     tied = write_quantised(tmp_path / "tied.gguf", (Type.Q4_0,), tied=True)[0]
     wanted = {path: said(emulated, path, under=level.under) for path in (model, tied)}
     with ExitStack() as stack:
@@ -175,7 +176,7 @@ def test_models_that_come_and_go_on_several_workers_are_right(
             same(wanted[path], said(stock, path, *(worker.port for worker in workers[:many])))
         for path in tied, model:
             killed_in_a_run(stock, path, workers[-1])
-            # Upstream's has no other answer to a client that is gone while it is written to.
+            # Upstream's worker ends if a client is gone while the worker writes to it.
             if not workers[-1].worker.alive:
                 workers.append(stack.enter_context(watched(emulated, tmp_path / path.stem, under=level.under)))
             same(wanted[model], said(stock, model, workers[-1].port))

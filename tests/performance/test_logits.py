@@ -47,7 +47,7 @@ def test_one_to_three_workers_say_what_local_inference_says(
 def test_weights_from_the_cache_are_repacked_like_those_from_the_wire(
     stock: Build, patched: Build, tmp_path: Path
 ) -> None:
-    """Only such of more than 10 MiB are cached."""
+    """Use weights of more than 10 MiB: only these are cached."""
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q4_K), layers=1, width=3072)
     here = results(stock, model)
 

@@ -29,7 +29,7 @@ SESSIONS = int(os.environ.get("FUZZ_SESSIONS", "300"))
 
 @pytest.fixture(scope="module", params=[0, 4], ids=["dense", "experts"])
 def recording(stock: Build, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Recording:
-    """What a client sends that reads a prompt and says two words."""
+    """Record what a client sends that reads a prompt and says two words."""
     folder = tmp_path_factory.mktemp("recording")
     model, _tokens = write_quantised(folder / "model", (Type.Q4_0, Type.Q4_K), layers=1, experts=request.param)
     client = [
@@ -104,7 +104,7 @@ def test_no_malformed_session_does_more_harm_than_to_upstream(
         messages = spoilt(recording, seed)
         stock, patched = (play(build.rpc_server, recording, messages) for build in sanitized)
         for _again in range(3):
-            # What some do depends on what lies at a random address.
+            # The effect of some sessions depends on what lies at a random address.
             if not worse(stock, patched):
                 break
             stock = play(sanitized[0].rpc_server, recording, messages)

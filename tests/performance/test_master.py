@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A master with our patches gives workers what upstream's gives, and gets the same to the last bit."""
+"""A master with our patches sends workers what upstream's sends, and gets the same results to the last bit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 TENSOR = ("-sm", "tensor", "-fa", "on")
-# By how much more than the rounding that is measured beside it. Seen: 1.1 at most.
+# Differences may be this many times the rounding that the test measures beside them. Seen: 1.1 at most.
 NOISE = 2
 
 
@@ -35,7 +35,7 @@ def exactly(first: Logits, second: Logits) -> None:
 
 @pytest.fixture
 def mixed(stock: Build, patched: Build, tmp_path: Path) -> Iterator[list[int]]:
-    """Ports of four workers, of which every second one is upstream's."""
+    """Yield the ports of four workers, of which every second one is upstream's."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(watched(stock if number % 2 else patched, tmp_path / str(number))).port
@@ -48,10 +48,10 @@ def mixed(stock: Build, patched: Build, tmp_path: Path) -> Iterator[list[int]]:
 def test_split_mode_tensor_computes_what_it_does_with_upstreams_master(
     stock: Build, patched: Build, mixed: list[int], tmp_path: Path, kind: Type, shape: str
 ) -> None:
-    """Sums are of two to four parts, of equal and other sizes.
+    """Test sums of two to four parts, of equal and other sizes.
 
-    Where a worker has no part of a weight, upstream multiplies what lies in its memory by zero: no number, maybe. With
-    the patch it is as if that worker were not there.
+    If a worker has no part of a weight, upstream multiplies what lies in its memory by zero, which may give no number.
+    With the patch the result is as if that worker were not there.
     """
     model, _tokens = write_quantised(tmp_path / "model", (kind,), width=1024, **SHAPES[shape])
     for ports, more in (mixed[:2], ()), (mixed[:2], ("-ts", "3,1")), (mixed[:4], ()):
@@ -65,7 +65,7 @@ def test_split_mode_tensor_computes_what_it_does_with_upstreams_master(
 def test_many_small_batches_are_what_they_are_with_upstreams_master(
     stock: Build, patched: Build, mixed: list[int], tmp_path: Path, many: int
 ) -> None:
-    """Ten of sixteen tokens and twenty of eight, of which llama.cpp has four under way."""
+    """Compute ten batches of sixteen tokens and twenty of eight, of which llama.cpp has four under way."""
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0,), layers=4, width=2560)
     for tokens in "16", "8":
         found = [results(master, model, mixed[:many], options=("-ub", tokens)) for master in (stock, patched)]
@@ -90,10 +90,10 @@ def test_slices_of_weights_are_repacked(stock: Build, patched: Build, tmp_path: 
 def test_repacked_slices_compute_what_plain_ones_and_local_inference_do(
     patched: Build, tmp_path: Path, kind: Type, shape: str
 ) -> None:
-    """What rounding may make of it is measured with the same model, where slices are not repacked or not there.
+    """Measure the rounding that is allowed with the same model, without repacked slices and without slices.
 
-    Split mode tensor adds two sums where others add one: seen of plain weights. Repacked weights have other kernels:
-    seen in split mode layer. Both together do not add up to twice either one.
+    Split mode tensor adds two sums where others add one, which plain weights show. Repacked weights have other kernels,
+    which split mode layer shows. Both effects together do not add up to twice either one.
     """
     model, _tokens = write_quantised(tmp_path / "model", (kind,), layers=4, width=1024, **SHAPES[shape])
 
@@ -135,7 +135,7 @@ def test_repacked_slices_compute_what_plain_ones_and_local_inference_do(
 def test_workers_are_given_what_upstreams_master_gives(
     stock: Build, patched: Build, tmp_path: Path, many: int, options: tuple[str, ...]
 ) -> None:
-    """The same weights, and those above 10 MiB by their hash: what is in a worker's cache is found there again."""
+    """Check that workers get the same weights, and find those above 10 MiB in their caches again by the same hash."""
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
 
     def kept(workers: list[Watched]) -> list[dict[str, str]]:
@@ -160,7 +160,7 @@ def test_workers_are_given_what_upstreams_master_gives(
     (wanted, cached), (found, same) = given(stock), given(patched)
     exactly(wanted, found)
     if options == TENSOR:
-        # Slices that upstream sends row by row are kept as well.
+        # Workers also keep slices that upstream sends row by row.
         assert all(set(mine) >= set(theirs) for mine, theirs in zip(same, cached))
     else:
         assert same == cached
@@ -170,14 +170,14 @@ def test_workers_are_given_what_upstreams_master_gives(
 def test_the_threads_that_load_weights_and_copy_from_worker_to_worker_do_not_race(
     racing_master: Build, patched: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights are once sent and once from the caches. Of threads without a part in it nothing is asked."""
+    """Load weights over the wire and then from the caches. Reports about threads without a part in it do not count."""
     monkeypatch.setenv("TSAN_OPTIONS", f"exitcode=0:log_path={tmp_path / 'races'}")
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
     with ExitStack() as stack:
         ports = [
             stack.enter_context(watched(patched, tmp_path / str(number), options=("-c",))).port for number in range(3)
         ]
-        # The sanitizer has places of its own, which a kernel may give to others.
+        # The sanitizer needs certain addresses, which a kernel may give to others if it chooses addresses at random.
         first, again = (
             results(racing_master, model, ports, under=("setarch", "-R"), options=("-ub", "16")) for _load in range(2)
         )
@@ -192,7 +192,7 @@ def test_the_threads_that_load_weights_and_copy_from_worker_to_worker_do_not_rac
 def test_the_sanitizers_are_silent_while_weights_are_loaded_and_used(
     sanitized_master: Build, patched: Build, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Once sent and once from the caches; a report ends the master."""
+    """Load weights once over the wire and once from the caches; a sanitizer's report ends the master."""
     model, _tokens = write_quantised(tmp_path / "model", (Type.Q4_0, Type.Q8_0), layers=2, width=4096)
     with ExitStack() as stack:
         ports = [

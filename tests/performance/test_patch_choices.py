@@ -30,7 +30,7 @@ def called(names: Sequence[str]) -> str:
 
 
 def choose(tree: Path, names: Sequence[str]) -> None:
-    """Give an unpacked source these patches and no others; what stays as it is is not compiled again."""
+    """Give an unpacked source these patches and no others; leave equal files alone, so they are not recompiled."""
     everything = touched(patches(DEFAULT, OWN))
     stock = tree.with_name(f"{tree.name}-stock")
     originals = {path: (stock / path).read_bytes() for path in everything if (stock / path).exists()}

@@ -33,7 +33,7 @@ def key() -> str:
 
 
 def client(bearer: str | None) -> Client:
-    """Return who has that key, on this machine."""
+    """Return a client on this machine that has that key."""
     return Client(ADDRESS["master"], API_PORT, bearer)
 
 
@@ -48,7 +48,7 @@ def text_of(bearer: str, tokens: int = 8) -> str:
 
 
 def answers(bearer: str) -> bool:
-    """Whether a token comes."""
+    """Return whether a token comes."""
     return client(bearer).answers()
 
 
@@ -62,7 +62,7 @@ def property_of(name: str) -> str:
 
 
 def journal() -> str:
-    """Return what the service said last."""
+    """Return the last lines of the service's journal."""
     return ssh("master", "journalctl", "--no-pager", f"--unit={API_UNIT}", "--lines=100").stdout
 
 
@@ -74,12 +74,12 @@ def serves(bearer: str, limit_s: float) -> float:
 
 
 def outcome(bearer: str) -> str:
-    """Ask by a connection of its own; return the status, or what became of the request in its place."""
+    """Ask over a new connection; return the status, or else how the request ended."""
     connection = http.client.HTTPConnection(ADDRESS["master"], API_PORT, timeout=60)
     try:
         connection.connect()
     except OSError as error:
-        # Nothing was sent, so that to ask again is safe.
+        # Nothing was sent, so it is safe to ask again.
         return f"not connected: {type(error).__name__}"
     asked = {"prompt": "a lake", "max_tokens": 4, "temperature": 0}
     try:
@@ -87,7 +87,7 @@ def outcome(bearer: str) -> str:
         answer = connection.getresponse()
         answer.read()
     except (OSError, http.client.HTTPException) as error:
-        # The time is that of a line of the journal.
+        # The time leads to the line of the journal.
         return f"cut off: {type(error).__name__} at {time.strftime('%H:%M:%S')}"
     finally:
         connection.close()
@@ -96,7 +96,7 @@ def outcome(bearer: str) -> str:
 
 @contextmanager
 def client_that_keeps_asking(bearer: str) -> Iterator[Counter[str]]:
-    """What became of the requests of a client that asks again and again, each counted."""
+    """Let a client ask again and again; yield the number of its requests by their outcome."""
     seen: Counter[str] = Counter()
     over = threading.Event()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama.cpp's chat page of a master: a browser on this machine opens it, and it goes as it came."""
+"""Test of llama.cpp's chat page of a master: a browser on this machine opens it, and it leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ URL = f"http://{ADDRESS['master']}:{API_PORT}/v1"
 
 @pytest.fixture
 def bearer() -> str:
-    """A key of the API, which serves."""
+    """Return a key of the API, once the API serves."""
     found = key()
     serves(found, 120)
     return found
@@ -151,7 +151,7 @@ def test_who_needs_the_workers_is_told_who_holds_them_and_may_pause_the_api(bear
     done = playbook("infer", llama_server_pause=True)
     assert "tokens/s" in words(done) or "tokens per second" in words(done), done.stdout
     serves(bearer, 90)
-    # Whatever happens.
+    # The API is back after a run that failed, too.
     done = playbook("infer", check=False, llama_server_pause=True, inference_model_path="/srv/models/none.gguf")
     assert done.returncode != 0
     serves(bearer, 90)
@@ -175,7 +175,7 @@ def test_a_key_is_replaced_while_a_request_is_under_way(bearer: str) -> None:
 
 @pytest.fixture
 def node_exporter_folder() -> Iterator[str]:
-    """The folder of a node_exporter, which is not here."""
+    """Make the folder of a node_exporter, which is not installed here; yield its path."""
     folder = "/var/lib/node_exporter"
     ssh("master", "mkdir", "-p", folder)
     yield folder
@@ -212,7 +212,7 @@ def test_workers_that_another_api_holds_are_refused_to_a_second_one(bearer: str,
     assert f"{API_UNIT} of master uses {ENDPOINTS[0]}, {ENDPOINTS[1]} too, and a worker serves one master" in words(
         done
     )
-    # A second master; it lacks a program and a model, too, which is said as well.
+    # A second master. It also lacks a program and a model, and the role reports these as well.
     (tmp_path / "second.yml").write_text("second: {hosts: {worker1: }}\n")
     done = playbook("serve", "-i", str(tmp_path / "second.yml"), check=False, llama_cpp_master_group="second")
     said = (
@@ -236,7 +236,7 @@ def test_a_site_that_knows_of_no_api_leaves_it_alone(bearer: str) -> None:
     started = property_of("InvocationID")
     done = playbook("site", llama_server_enabled=False)
     assert f"Inference was not run, as {API_UNIT} of this master holds the workers." in words(done)
-    # What a worker would have to be restarted for.
+    # A change that needs a restart of the workers.
     changed = {"llama_server_enabled": False, "rpc_server_memory_max": "3G"}
     done = playbook("site", "--tags", "rpc_server", check=False, **changed)
     assert done.returncode != 0
@@ -252,7 +252,7 @@ def test_a_site_that_knows_of_no_api_leaves_it_alone(bearer: str) -> None:
     serves(bearer, 90)
 
 
-# What is given, and what is said of it, in one play each, which changes nothing.
+# Bad variables, and a part of the message about them. Each has a play of its own, which changes nothing.
 BAD = {
     "tools": ({"llama_server_extra_args": ["--tools", "all"]}, "llama_server_extra_args holds --tools"),
     "own": ({"llama_server_extra_args": ["--port", "1"]}, "--port, which the role sets itself"),
@@ -325,7 +325,7 @@ def test_a_file_of_keys_without_a_key_is_refused(bearer: str) -> None:
         done = playbook("serve", check=False)
         assert f"{KEYS} on master has no key: write one into it" in words(done)
         assert request("/v1/models", bearer=None)[0] == 401, "the service that runs has the keys that it had"
-        # One that starts with it serves nobody.
+        # A service that starts with this file serves nobody.
         ssh("master", "systemctl", "restart", API_UNIT, check=False)
         eventually(lambda: f"{KEYS} has no key" in journal(), 30, "it says why")
         assert connect("outsider", ADDRESS["master"], API_PORT) != "connected"

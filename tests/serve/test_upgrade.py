@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""An upgrade under an API with a client that keeps asking: it makes way, serves again, and answers as before."""
+"""Tests of an upgrade under an API with a client that keeps asking: the API makes way, and then answers as before."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTS = ("master", *WORKERS)
-# How quick a run is depends on what else the machine does.
+# The speed of a run depends on what else the machine does.
 COMPARED = ("-e", "upgrade_canary_tolerance_percent=99")
-# What a client may see: an answer, nobody who listens or opens, a model that is being loaded.
+# A client may see an answer, a port that refuses it or does not answer, or a model that is being loaded.
 UNHARMED = {"200", "503", "not connected: ConnectionRefusedError", "not connected: TimeoutError"}
 
 
 @pytest.fixture
 def bearer() -> str:
-    """A key of the API, which serves."""
+    """Return a key of the API, once the API serves."""
     found = key()
     serves(found, 120)
     return found
@@ -41,7 +41,7 @@ def runs() -> str:
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    """The very same programs as artifacts, which are other releases."""
+    """Pack the very same programs as artifacts, which are other releases; return their inventory."""
     return as_artifacts(in_use(), tmp_path)
 
 
@@ -67,7 +67,7 @@ def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None
 
 def test_an_api_that_answers_otherwise_takes_all_hosts_back_and_serves(bearer: str, artifacts: Path) -> None:
     before, text = in_use(), text_of(bearer)
-    # As if the API were of another opinion than llama-completion: it is asked something else once it is there again.
+    # Once the API is back, it is asked something else, as if it answered otherwise than llama-completion.
     prompt = "{{ 'the river' if __upgrade_apis is not defined else 'a lake' }}"
     with client_that_keeps_asking(bearer) as seen:
         done = playbook("upgrade", "-i", str(artifacts), *COMPARED, check=False, inference_prompt=prompt)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A cluster of the lab with its tunnel, and what passes on the cable of its master."""
+"""Helpers for a cluster of the lab with its tunnel, and for what passes on the cable of its master."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HOSTS = ("master", *WORKERS)
 INSIDE = {host: address_of(host) for host in HOSTS}
 MODEL = CACHE / "lab/random-weights.gguf"
 ETH_P_ALL = 3
-SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h: beyond what others may have
+SO_RCVBUFFORCE = 33  # include/uapi/asm-generic/socket.h: exceeds the limit of other accounts
 
 
 playbook = over(TUNNEL)
 
 
 def restart(*hosts: str) -> None:
-    """Restart hosts of the tunnel; returns when each of them is back, and its tunnel with it."""
+    """Restart hosts of the tunnel, and wait until each of them and its tunnel are back."""
     look = ("systemctl", "show", "--property=ActiveEnterTimestampMonotonic", UNIT)
     started = at_once(lambda host: ssh(host, *look).stdout, hosts)
     for host in hosts:
@@ -52,7 +52,7 @@ def restart(*hosts: str) -> None:
 
 @contextmanager
 def let_in(port: int) -> Iterator[None]:
-    """Let workers call the master by itself, whose firewall runs since it had an API."""
+    """Open the master's firewall for calls of the workers, if it runs: it does so once the master has had an API."""
     runs = ssh("master", "systemctl", "is-active", "firewalld", check=False).returncode == 0
     if runs:
         ssh("master", "firewall-cmd", f"--add-port={port}/udp")
@@ -65,7 +65,7 @@ def let_in(port: int) -> Iterator[None]:
 
 @contextmanager
 def captured(host: str) -> Iterator[list[bytes]]:
-    """Every frame on the cable of a host."""
+    """Capture every frame on the cable of a host; yield the list of them."""
     frames: list[bytes] = []
     over = threading.Event()
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sock:
@@ -90,9 +90,9 @@ def captured(host: str) -> Iterator[list[bytes]]:
 
 
 def weights_in(frames: list[bytes], pieces: int = 2000) -> int:
-    """Count which of some pieces of the model, spread all over it, have passed in the clear."""
+    """Return how many pieces of the model, out of `pieces` spread all over it, have passed in the clear."""
     weights = MODEL.read_bytes()
     step = len(weights) // pieces
     passed = b"".join(frames)
-    # Two of them are pieces of the header, perhaps; nobody sends that.
+    # Perhaps two of the pieces are of the header, which nobody sends.
     return sum(weights[at : at + 24] in passed for at in range(step, len(weights) - 24, step))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A gateway that reaches its group through the tunnel, and links that have a preshared key besides."""
+"""Tests of a gateway that reaches its group through the tunnel, and of links that also have a preshared key."""
 
 from __future__ import annotations
 
@@ -79,10 +79,11 @@ def test_a_prompt_is_readable_before_the_gateway_and_not_behind_it() -> None:
 
 
 def test_strangers_and_workers_reach_neither_group_nor_gateway() -> None:
-    # As from a neighbour that knows the address in the tunnel, and sends to it past the tunnel.
+    # This is how a neighbour acts that knows the address in the tunnel, and sends to it past the tunnel.
     ssh("outsider", "ip", "route", "add", f"{MASTER}/32", "via", ADDRESS["master"])
     try:
-        # Without firewalld the service's own filter is left, which lets in the workers that it connects to.
+        # Without firewalld only the service's own filter is left, which admits the workers that the service connects
+        # to.
         for firewalld, hosts in (("start", ("outsider", "worker1")), ("stop", ("outsider",))):
             ssh("master", "systemctl", firewalld, "firewalld")
             for host in hosts:

@@ -23,7 +23,7 @@ UNIT, FILE, KEPT = "wg-quick@own.service", "/etc/wireguard/own.conf", 51999
 
 
 def make(host: str, keys: dict[str, str], public: dict[str, str]) -> None:
-    """As a worker behind NAT has it: the workers call the master, and keep their way open."""
+    """Set up WireGuard as a worker behind NAT needs it: the workers call the master, and keep their way open."""
     text = f"[Interface]\nAddress = {OWN[host]}/24\nPrivateKey = {keys[host]}\n"
     text += f"ListenPort = {KEPT}\n" if host == "master" else ""
     for other in WORKERS if host == "master" else ("master",):
@@ -36,7 +36,7 @@ def make(host: str, keys: dict[str, str], public: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def own_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The inventory that names the workers in that network; the tunnel of the lab is gone meanwhile."""
+    """Make that network, and yield an inventory that names the workers in it; the lab's tunnel is gone meanwhile."""
     inventory = tmp_path_factory.mktemp("own") / "own.yml"
     named = {worker: {"rpc_server_bind_address": OWN[worker]} for worker in WORKERS}
     inventory.write_text(yaml.safe_dump({"llama_workers": {"hosts": named}}))

@@ -51,7 +51,7 @@ def test_inference_goes_through_the_tunnel() -> None:
 
 def test_strangers_and_other_workers_reach_no_worker() -> None:
     assert all_ready()
-    # As from a neighbour that knows the address in the tunnel, and sends to it past the tunnel.
+    # This is how a neighbour acts that knows the address in the tunnel, and sends to it past the tunnel.
     for host in ("outsider", "worker2"):
         ssh(host, "ip", "route", "add", f"{INSIDE['worker1']}/32", "via", ADDRESS["worker1"])
     try:
@@ -66,7 +66,7 @@ def test_strangers_and_other_workers_reach_no_worker() -> None:
         for host in ("outsider", "worker2"):
             ssh(host, "ip", "route", "del", f"{INSIDE['worker1']}/32")
     assert connect("worker2", INSIDE["worker1"]) != "connected", "in the tunnel"
-    # As root of a worker sends by way of a master that forwards packets.
+    # This is how root on a worker sends by way of a master that forwards packets.
     before = ssh("master", "sysctl", "net.ipv4.ip_forward").stdout.replace(" ", "").strip()
     ssh("master", "sysctl", "-qw", "net.ipv4.ip_forward=1")
     inner = f"{INSIDE['master']}/32,{INSIDE['worker1']}/32"
@@ -122,7 +122,7 @@ def test_it_is_all_back_after_a_restart_of_the_hosts() -> None:
 
 
 RUN, TEXT = "llama-long-run", "/var/tmp/llama-long-run"
-# Longer than any rotation takes.
+# A run that lasts longer than any rotation.
 LONG = (
     f"/opt/llama_cpp/current/bin/llama-completion --rpc {','.join(ENDPOINTS)} --device RPC0,RPC1 -ngl 99 -fit off "
     "-m /srv/models/random-weights.gguf -no-cnv --no-warmup --ignore-eos -c 32768 -n 32000 -p Once"
@@ -154,7 +154,7 @@ def test_keys_are_rotated_while_a_run_goes_on() -> None:
 
 
 def test_a_rotation_that_was_killed_is_mended_by_the_next_run() -> None:
-    """Its last step but one: the files are new, and one of both ends has read them."""
+    """Simulate its last step but one: the files are new, and one of both ends has read them."""
     new = "umask 077; wg genkey >/etc/wireguard/llama-tunnel.key; wg pubkey </etc/wireguard/llama-tunnel.key"
     old = ssh("worker1", "wg", "show", "llama-tunnel", "public-key").stdout.strip()
     key = ssh("worker1", "sh", "-c", new).stdout.strip()
@@ -208,7 +208,7 @@ def test_an_upgrade_goes_through_the_tunnel(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_nobody_can_call_calls_its_master(tmp_path: Path) -> None:
-    """As one behind a router: its packets come from an address to which none of its own lead."""
+    """Simulate a worker behind a router: nobody answers at its endpoint, and its packets come from another address."""
     behind = tmp_path / "behind.yml"
     nobody = f"{ADDRESS['worker1'].rpartition('.')[0]}.250"
     behind.write_text(f"llama_workers: {{hosts: {{worker1: {{rpc_tunnel_endpoint: {nobody}}}}}}}\n")

@@ -13,7 +13,7 @@ import pytest
 from support.lab.hosts import LAB, NUMBER, ROOT, WORKERS, close_connections, play, ssh
 from upgrade.generations import OLD
 
-# Old sources have no llama-completion; llama-cli was that program then. No more than what runs here is compiled.
+# Old sources have no llama-completion; llama-cli was that program then. Only programs that run here are compiled.
 TARGETS = "{{ ['llama-cli'] if llama_cpp_version == '%s' else ['llama-completion', 'llama-bench', 'llama-quantize'] }}"
 
 
@@ -23,14 +23,15 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An inventory that has a cluster of the oldest release, unless -e llama_cpp_version says otherwise."""
+    """Return an inventory with a cluster of the oldest release, unless -e llama_cpp_version says otherwise."""
     path = tmp_path_factory.mktemp("inventory") / "versions.json"
     path.write_text(
         json.dumps(
             {
                 "llama_masters": {"vars": {"llama_cpp_version": OLD, "llama_cpp_targets": TARGETS % OLD}},
                 "llama_workers": {"vars": {"llama_cpp_version": OLD}},
-                # The oldest has a known hole. Threads that wait for each other crawl where the machine has other work.
+                # The oldest release has a known hole. Threads that wait for each other crawl if the machine has other
+                # work.
                 "all": {"vars": {"llama_cpp_allow_vulnerable": True, "rpc_server_threads": 1, "inference_threads": 1}},
             }
         )
@@ -43,6 +44,6 @@ def cluster(versions: Path) -> None:
     if not (LAB / "ssh_config").exists():
         pytest.exit(f"Lab {NUMBER} is not up: scripts/lab.sh up master worker1 worker2 makes it.", returncode=1)
     if any(ssh(host, "test", "-e", "/opt/llama_cpp/current", check=False).returncode for host in ("master", *WORKERS)):
-        # Without its list of what is on clean hosts: nobody asks here whether they are clean again.
+        # The limit skips the list of what is on clean hosts: no test here checks whether they are clean again.
         play(ROOT / "extensions/molecule/cluster/prepare.yml", "--limit", "llama_masters:llama_workers")
         play("site", "-i", str(versions), timeout=3600)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The releases that these tests go to and fro between: RPC protocols 2.0.0, 5.0.0 and 7.0.0."""
+"""The releases between which these tests change: RPC protocols 2.0.0, 5.0.0 and 7.0.0."""
 
 from __future__ import annotations
 

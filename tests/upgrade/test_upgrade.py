@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Whatever happens to an upgrade, all hosts have the new release in the end, or all have what they had: across the
-generations of the RPC protocol, with a fault at each step, and with the controller killed at each step."""
+"""Tests that after an upgrade all hosts have the new release, or all have what they had: across the generations of the
+RPC protocol, with a fault at each step, and with the controller killed at each step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from upgrade.generations import MIDDLE, NEW, OLD
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
-# The release in use, what its worker runs, and since which start, the notes of an upgrade, and what is half made.
+# Prints the release in use, the worker's program and start, the note of an upgrade, and anything half made.
 STATE = f"""
 readlink /opt/llama_cpp/current
 readlink /proc/$(systemctl show --property=MainPID --value {UNIT})/exe
@@ -47,7 +47,7 @@ cd /opt/llama_cpp && ls upgrade.json 2>/dev/null
 ls -dA .[!.]* releases/.[!.]* 2>/dev/null | sed 's/^/half made: /'
 """
 
-# How quick a run is depends on what else the machine does.
+# The speed of a run depends on what else the machine does.
 UNHURRIED = ("-e", "upgrade_canary_tolerance_percent=99")
 
 Upgrade = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -73,7 +73,7 @@ def states(hosts: Sequence[str] = HOSTS) -> dict[str, str]:
 
 
 def everywhere(version: str) -> None:
-    """All hosts have a release, all workers run it and serve, no upgrade is under way, and nothing is left of one."""
+    """Check that all hosts have a release, all workers run it and serve, and nothing is left of an upgrade."""
     for host, state in states().items():
         found = re.findall(r"releases/([0-9.]+)-", state)
         assert found == [version] * (1 if host == "master" else 2), f"{host}: {state}"
@@ -89,7 +89,7 @@ def everywhere(version: str) -> None:
 
 
 def begin(upgrade: Upgrade, version: str) -> None:
-    """A test begins with this release everywhere, whatever the one before has left."""
+    """Bring this release to all hosts for a test, whatever the test before has left."""
     if not all(f"releases/{version}-" in state and "upgrade.json" not in state for state in states().values()):
         upgrade(version)
     everywhere(version)
@@ -149,7 +149,7 @@ def test_across_generations_and_back(upgrade: Upgrade) -> None:
     assert states() == now, "a second run has started workers anew"
     upgrade("")
     everywhere(OLD)
-    # A roll back is an upgrade, too: what it left can be returned to.
+    # A roll back is an upgrade, too: another roll back returns to what it left.
     upgrade("")
     everywhere(NEW)
 
@@ -168,13 +168,13 @@ def test_by_way_of_the_generation_between(upgrade: Upgrade) -> None:
 
 
 def forget(host: str) -> None:
-    """What an earlier test has left of the new release on a host goes."""
+    """Remove what an earlier test has left of the new release on a host."""
     ssh(host, "sh", "-c", f"rm -rf /opt/llama_cpp/releases/{NEW}-*")
 
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Releases of worker2 have room for what is there, without the new one, and for no more."""
+    """Give the releases of worker2 room for those that are there, without the new one, and for no more."""
     forget("worker2")
     script = (
         "cd /opt/llama_cpp; cp -a releases /var/tmp/releases; "
@@ -190,7 +190,7 @@ def full_disk() -> Iterator[None]:
 
 @contextmanager
 def unit_with(lines: str) -> Iterator[None]:
-    """On worker1."""
+    """Add these lines to the worker's unit on worker1."""
     folder = f"/etc/systemd/system/{UNIT}.d"
     ssh("worker1", "mkdir", "-p", folder)
     ssh("worker1", "tee", f"{folder}/fault.conf", text_in=f"[Service]\n{lines}\n")
@@ -203,13 +203,13 @@ def unit_with(lines: str) -> Iterator[None]:
 
 
 def unit_that_does_not_start() -> AbstractContextManager[None]:
-    """With the new release."""
+    """Let the worker's unit on worker1 fail with the new release."""
     return unit_with(f"ExecStartPre=/bin/sh -c '! readlink /opt/llama_cpp/current | grep -q {NEW}'")
 
 
 @contextmanager
 def another_protocol() -> Iterator[None]:
-    """The new release of worker2 has the old server in it."""
+    """Put the old server into the new release of worker2."""
     server, other = f"{release('worker2', NEW)}/bin/rpc-server", f"{release('worker2', OLD)}/bin/rpc-server"
     ssh("worker2", "mv", server, f"{server}.kept")
     ssh("worker2", "cp", other, server)
@@ -221,8 +221,8 @@ def another_protocol() -> Iterator[None]:
 
 @contextmanager
 def client() -> Iterator[None]:
-    """Worker1 is held from the master, as a run does it."""
-    # Up to protocol 3 a client says no more than that it is there, and from 4 on what it can, in 24 bytes.
+    """Hold worker1 from the master, as a run does."""
+    # Up to protocol 3, a client's hello is empty. From protocol 4 on, it has the client's capabilities, in 24 bytes.
     size = 0 if f"releases/{OLD}-" in ssh("worker1", "readlink", "/opt/llama_cpp/current").stdout else 24
     hold = (
         f"import socket, sys; worker = socket.create_connection(('{ADDRESS['worker1']}', {PORT}), timeout=10); "
@@ -250,14 +250,14 @@ FAULTS: dict[str, tuple[Callable[[], AbstractContextManager[None]], list[str], s
         "worker1: The worker worker1:50052 did not answer within 20 s",
     ),
     "another-protocol": (another_protocol, [], "speaks RPC protocol 2.0.0"),
-    # A prompt that is another one each time, as if the model had another opinion.
+    # The prompt differs each time, as if the model answered otherwise.
     "canary-that-differs": (nullcontext, ["-e", '{"inference_prompt": "{{ 9999999999 | random }}"}'], "instead of"),
 }
-# They are found before the first host changes.
+# These faults are found before the first host changes.
 SOON = ("disk-full", "busy")
 
 
-# One start after the other, so that hosts go from the one to the other once.
+# All faults come with one start and then with the other, so that hosts change between these only once.
 @pytest.mark.parametrize(("start", "fault"), [(start, fault) for start in (OLD, MIDDLE) for fault in FAULTS])
 def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str, fault: str) -> None:
     inject, options, sentence = FAULTS[fault]
@@ -278,7 +278,7 @@ def test_a_fault_leaves_every_host_with_what_it_had(upgrade: Upgrade, start: str
 
 
 def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], None], *options: str, nth: int = 1) -> str:
-    """Upgrade to the new release, do something when a task begins for the nth time, and return what was printed."""
+    """Upgrade to the new release, act when a task begins for the nth time, and return what was printed."""
     process = subprocess.Popen(
         [
             str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(INVENTORY), "-i", str(versions),
@@ -289,7 +289,7 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
         start_new_session=True,
         env={
             **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
-            # Quicker than ansible.cfg to notice that a host has fallen silent.
+            # This notices sooner than ansible.cfg that a host has fallen silent.
             "ANSIBLE_SSH_ARGS": "-o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=3",
         },
     )  # fmt: skip
@@ -322,7 +322,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 BROUGHT = "llama_cpp.cluster.llama_cpp : Unpack the artifact"
 WORKERS_START = "llama_cpp.cluster.rpc_server : Start or restart the worker"
 COMPARED = "llama_cpp.cluster.inference : Continue the prompt over all workers"
-# When the controller is killed: the task that has begun; and whether the upgrade counts by then.
+# When to kill the controller: the task that has begun, and whether the upgrade counts by then.
 KILLED = {
     "once-it-is-noted": ("Record the release to go back to", False),
     "while-workers-change": (WORKERS_START, False),
@@ -354,7 +354,8 @@ def test_the_run_after_one_that_was_killed_ends_it(versions: Path, upgrade: Upgr
     everywhere(OLD if moment == "while-workers-change" else NEW)
 
 
-# When the controller is killed, as the task begins for the how manyth time, and what is asked for at once.
+# When to kill the controller: as this task begins for the nth time. Then the release to ask for at once, or a roll
+# back.
 AT_ONCE = {
     "while-it-is-brought": (BROUGHT, 1, NEW),
     "while-a-worker-changes": (WORKERS_START, 1, NEW),
@@ -371,7 +372,7 @@ def test_a_run_that_follows_at_once_does_not_meet_what_the_killed_one_still_does
     task, nth, wanted = AT_ONCE[moment]
     for host in HOSTS:
         forget(host)
-        # As many as are kept, so that with the new one something has to go.
+        # As many releases as are kept, so that one has to go for the new one.
         ssh(host, "sh", "-c", "cd /opt/llama_cpp/releases; mkdir -p 0.0.1-0 0.0.2-0; touch -d 2001-01-01 0.0.[12]-0")
     during(versions, task, kill, nth=nth)
     upgrade(wanted)
@@ -403,7 +404,7 @@ def test_a_worker_that_is_still_being_started_anew_is_waited_for(versions: Path)
 def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one_after(
     versions: Path, upgrade: Upgrade
 ) -> None:
-    # Workers change, one of them cannot, and all of them are on their way back.
+    # Workers change, one of them cannot start, and all of them are on their way back.
     with unit_that_does_not_start():
         during(versions, WORKERS_START, kill, "-e", "rpc_server_ready_timeout=20", nth=2)
     assert any("upgrade.json" in state for state in states().values())
@@ -416,9 +417,9 @@ def test_a_run_that_is_killed_on_the_way_back_and_then_again_is_ended_by_the_one
 
 @contextmanager
 def silence(host: str) -> Iterator[Callable[[object], None]]:
-    """What makes a host fall silent for this machine: nothing that is sent there is answered, or refused."""
+    """Yield a function that makes a host silent for this machine: it neither answers nor refuses anything."""
     table = f"llama_fault{NUMBER}"
-    # On one line, not all versions of nft take it.
+    # Not all versions of nft accept this on one line.
     chain = f"chain out {{\n type filter hook output priority 0\n ip daddr {ADDRESS[host]} drop\n }}"
     rules = f"table ip {table} {{\n {chain}\n}}"
 
@@ -449,7 +450,7 @@ def test_a_host_that_is_lost_while_it_gets_the_release_leaves_all_others_alone(
     everywhere(NEW)
 
 
-# Who falls silent, and at which task, for the how manyth time.
+# The host that falls silent: as this task begins for the nth time.
 LOST = {"worker2": (WORKERS_START, 1), "master": ("Record that the host changes", 2)}
 
 

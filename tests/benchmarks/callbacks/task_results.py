@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What each task did on each host, as lines of JSON in the file that TASK_RESULTS names: what benchmarks count."""
+"""Write the result of each task on each host as lines of JSON to the file that TASK_RESULTS names, for benchmarks."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class CallbackModule(CallbackBase):
     def __init__(self) -> None:
         super().__init__()
         self.began: dict[tuple[str, str], float] = {}
-        self.out = Path(os.environ["TASK_RESULTS"]).open("w", encoding="utf-8")  # noqa: SIM115 (open until Ansible ends)
+        self.out = Path(os.environ["TASK_RESULTS"]).open("w", encoding="utf-8")  # noqa: SIM115 (open until exit)
 
     def write(self, status: str, done: CallbackTaskResult) -> None:
         result = done.result
         delegated = (result.get("_ansible_delegated_vars") or {}).get("ansible_delegated_host")
         task = done.task
         line = {
-            # What hosts do at once has one place in the order of tasks.
+            # Hosts share a task's id, so a task that runs on many hosts has one place in the order.
             "id": str(task._uuid),
             "began_s": self.began.get((done.host.get_name(), str(task._uuid))),
             "ended_s": time.monotonic(),
