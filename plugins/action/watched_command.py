@@ -156,7 +156,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if code == LOCK_HELD:
             return f"the command was not started: an earlier one in its folder had not ended after {limit} s."
         if code == NO_RESULT:
-            return f"the command left no result: it hangs or was killed, its disk is full, or its folder is missing; see {log}."
+            return f"the command left no result: it hangs, was killed, or lacks its folder or disk space; see {log}."
         lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))
         if code in TIMED_OUT:
             head = f"the command was ended after {limit} s, its time limit; all output is in {log}."

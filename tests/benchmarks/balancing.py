@@ -31,6 +31,7 @@ SLOTS = 2
 TOKENS = (10, 50)
 TOKEN_S = (0.02, 0.04, 0.06, 0.08)
 MOST_TIMES_IDEAL = 1.2
+HOLD_LIMIT_S = 120
 PATH = "/v1/completions"
 NO_LIMITS = {
     "llama_gateway_queue_length": 100_000,
@@ -39,8 +40,13 @@ NO_LIMITS = {
 }
 
 
-async def answer(port: int, key: str, tokens: int, *, stream: bool = False) -> tuple[float, float]:
-    """Ask once over a new connection; return seconds until the answer or a stream's first line, and the group's own."""
+async def answer(
+    port: int, key: str, tokens: int, *, stream: bool = False, held: asyncio.Barrier | None = None
+) -> tuple[float, float]:
+    """Ask once over a new connection; return seconds until the answer or a stream's first line, and the group's own.
+
+    A stream that is `held` stays open from the first to the second time that all parties of the barrier wait.
+    """
     body = json.dumps({"model": "noise", "prompt": str(random.random()), "max_tokens": tokens, "stream": stream})
     began = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -52,7 +58,11 @@ async def answer(port: int, key: str, tokens: int, *, stream: bool = False) -> t
             raise RuntimeError(f"A request got status {status.decode()}.")
         if stream:
             await reader.readline()
-            return time.monotonic() - began, 0.0
+            seconds = time.monotonic() - began
+            if held:
+                await held.wait()
+                await held.wait()
+            return seconds, 0.0
         text = await reader.read()
         return time.monotonic() - began, float(json.loads(text)["served_s"])
     finally:
@@ -122,9 +132,16 @@ def resident_mib(pid: int) -> float:
 
 async def holding(port: int, count: int, look: Callable[[], float]) -> float:
     """Return the result of `look` while `count` streams are under way."""
-    tasks = [asyncio.create_task(answer(port, CLIENT_KEY, 100_000, stream=True)) for _number in range(count)]
-    await asyncio.gather(*tasks)
-    return look()
+    held = asyncio.Barrier(count + 1)
+    streams = [
+        asyncio.create_task(answer(port, CLIENT_KEY, 100_000, stream=True, held=held)) for _number in range(count)
+    ]
+    async with asyncio.timeout(HOLD_LIMIT_S):
+        await held.wait()
+        found = look()
+        await held.wait()
+    await asyncio.gather(*streams)
+    return found
 
 
 async def first_tokens(port: int, key: str, count: int) -> float:
