@@ -38,7 +38,7 @@ RUN_LIMIT_S = 300
 # Tokens of the shorter and of the longer run that are counted, and of the run that is timed.
 COUNTED, SMOKE_COUNTED = (8, 40), (4, 8)
 TIMED, SMOKE_TIMED = 128, 16
-# A worker computes for a millisecond or two at a time. Looks need not be as close: they are many.
+# The time between two looks. A worker computes for a millisecond or two at a time.
 LOOK_S = 0.0005
 AS_THEY_ARE, AWAKE = "cores as they are", "cores kept awake"
 MS = "ms"

@@ -66,7 +66,7 @@ def test_the_log_names_what_was_refused_and_how_to_let_it_through(
 
 
 def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, tmp_path: Path) -> None:
-    """Numbers are taken from rows that lie further apart than the result says: the kernel stays within them here."""
+    """The check refuses a result whose shape does not fit its sources, although this kernel reads no foreign memory."""
 
     def shorter(session: Session) -> None:
         rows, which = tensor(session, Type.F32, 16, 4, numbers=range(64)), tensor(session, Type.I32, 1, numbers=[2])

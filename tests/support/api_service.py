@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FILES = ROOT / "roles/llama_server/files"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "plugins/module_utils"), "PYTHONUNBUFFERED": "1"}
 KEY = "key-of-this-test-alone"
-# What a model of random weights may say, by its alias alone.
+# The text of a model with random weights is noise.
 ALIAS = "noise"
 
 

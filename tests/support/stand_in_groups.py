@@ -30,12 +30,12 @@ class StandIn:
     slots: int = 2
     key: str = "key-of-the-group-alone"
     prompt_s: float = 0.0
-    """Before the first token, unless the conversation was heard here before."""
+    """The delay before the first token, unless the stand-in already had the conversation."""
     token_s: float = 0.0
     readiness: int = 200
-    """What its service says of it: 200, 404 (no new requests) or 503."""
+    """The status that its service answers: 200, 404 (no new requests) or 503."""
     queues: bool = False
-    """Whether requests beyond its slots wait, as llama-server has it, and are not refused."""
+    """Whether requests beyond its slots wait, as in llama-server, or are refused."""
     port: int = 0
     busy: int = 0
     most_busy: int = 0
@@ -48,7 +48,7 @@ class StandIn:
     """The headers of each request."""
     server: asyncio.Server | None = None
     ended: asyncio.Condition = field(default_factory=asyncio.Condition)
-    """A request has ended."""
+    """Set when a request ends."""
 
     async def start(self) -> None:
         """Listen, at the earlier port if there was one."""

@@ -44,13 +44,13 @@ class Cluster:
 
     kinds: dict[str, dict[str, str]] = field(default_factory=lambda: {**KINDS, **SETS})
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    """By plural and name."""
+    """The objects by plural and name."""
     serves: bool = True
-    """Whether all groups of a set serve as soon as it is there."""
+    """Whether all groups of a set serve as soon as the set exists."""
     log: str = ""
-    """What leaders say."""
+    """The logs of the leaders."""
     writes: list[str] = field(default_factory=list)
-    """What was asked to change, but for what was only tried."""
+    """The requests for changes, without dry runs."""
 
     def add(self, plural: str, name: str, **parts: Any) -> None:
         self.objects[plural, name] = {"metadata": {"name": name, "resourceVersion": "1"}, **parts}

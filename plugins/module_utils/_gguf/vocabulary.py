@@ -51,7 +51,7 @@ def _added(header: Header, name: str, default: int | None, size: int, *, adds: b
 def _read(path: Path) -> _Vocabulary:
     header = read_header(path, _TOKENS)
     model = str(header.metadata.get("tokenizer.ggml.model", "no_vocab"))
-    # Upstream has a kind of its own for it, with the same rules.
+    # Upstream has a separate kind for this model. The rules are the same.
     pre = "gemma4" if model == "gemma4" else str(header.metadata.get("tokenizer.ggml.pre", ""))
     kind = _KINDS.get(model, model)
     begins, ends = _BEGINS.get(kind), _ENDS.get(kind)

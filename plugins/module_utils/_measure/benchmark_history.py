@@ -158,7 +158,7 @@ def time_at(value: object, where: str) -> str:
 
 # The version of report.json and of each line of the history. Every change that their readers would notice raises it.
 SCHEMA_VERSION = 1
-# No text of a report is longer: a message of a page is none.
+# The lines of real runs are much shorter. A longer line is refused.
 _LONGEST_LINE = 1_000_000
 
 

@@ -27,7 +27,7 @@ ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
 # Upstream takes option defaults from the environment, but only the command may define a run. (common/arg.cpp)
 WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
-# For the default time limit, with a slow card, a slow network and a slow processor.
+# The default time limit allows for a slow disk (the card of a Raspberry Pi), a slow network and a slow processor.
 BASE_S = 120
 # A run is ended if nothing moves for this long plus the time for the prompt.
 STALL_S = 120

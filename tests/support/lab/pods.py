@@ -312,12 +312,12 @@ class Pod:
 
 @dataclass
 class Controller:
-    """A stand-in for LeaderWorkerSet's controller: it makes a whole group anew when a pod of it has ended."""
+    """A stand-in for LeaderWorkerSet's controller: if a pod ends, it makes the whole group again."""
 
     pods: dict[str, Pod]
     made: int = 0
     late: set[str] = field(default_factory=set)
-    """Pods that no node has a place for as yet."""
+    """Pods for which no node has room yet."""
     over: threading.Event = field(default_factory=threading.Event)
 
     def make(self) -> None:
