@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What runs in a pod of a group of LeaderWorkerSet: the leader's API, or a worker.
+"""Run a pod of a LeaderWorkerSet group: the leader's API, or a worker.
 
-The image has this beside the programs of role llama_server and the packages of the collection that they are made of.
-Role kubernetes writes the settings; LeaderWorkerSet says in the environment who belongs to the group.
+The image has this program beside those of role llama_server and the packages of the collection that they import. Role
+kubernetes writes the settings. LeaderWorkerSet sets variables of the environment from which the leader knows its group.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from module_utils._plan.options import read_options
 from module_utils._plan.result import plan
 
 LOOK_AGAIN_S = 15
-# What stays free in each pod for the program itself, as module split_plan has it by default.
+# The memory that a plan leaves free in each pod for the program itself, with the defaults of the module split_plan.
 RESERVE_BYTES, RESERVE_PERCENT = 1 << 28, 5.0
 
 
 def worker_endpoints(environment: Mapping[str, str], port: int) -> list[str]:
-    """Return the workers of this leader, as LeaderWorkerSet names their pods; raises ValueError with a sentence."""
+    """Return the endpoints of this leader's workers, as LeaderWorkerSet names their pods.
+
+    Raises ValueError with a sentence.
+    """
     leader, dot, rest = environment.get("LWS_LEADER_ADDRESS", "").partition(".")
     size = environment.get("LWS_GROUP_SIZE", "")
     if not dot or not re.fullmatch(r"[2-9]|1[0-6]", size):
@@ -50,17 +53,17 @@ def core_count() -> int:
 
 
 def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) -> service.Settings:
-    """Return what the role has written for the service, with the pod's address, its threads and the group's workers."""
+    """Return the role's settings of the service, with the pod's address and threads, and the group's workers."""
     settings = json.loads(json.dumps(written["service"]).replace("$(POD_IP)", environment["POD_IP"]))
     settings["workers"] = worker_endpoints(environment, written["worker_port"])
-    # llama.cpp by itself starts a thread for each core of the node.
+    # By default, llama.cpp would start a thread for each core of the node.
     if "--threads" not in settings["arguments"]:
         settings["arguments"] += ["--threads", str(core_count())]
     return service.Settings(**settings)
 
 
 def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
-    """Return whether the model can be loaded, the plan in a sentence, and what each worker gets, if there is a plan."""
+    """Return whether the model can be loaded, the plan as a sentence, and each worker's share; no shares if no plan."""
     wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
     told, unplanned = read_options(wanted["options"], "llama_server_extra_args")
     if unplanned:
@@ -69,7 +72,7 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
     told.pop("split_mode", None)
     cluster = Cluster(
         workers=tuple(
-            # A worker on a CPU reports the memory of its node, and may take what its pod is limited to.
+            # A worker on a CPU reports the memory of its node, but may only take the limit of its pod.
             Worker(str(it.endpoint), min([limit, *(device["memory_free_bytes"] for device in it.devices)]))
             for it in workers
         ),
@@ -94,9 +97,9 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
 
 
 def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> list[str]:
-    """Return how llama-server divides the model; waits while it is not there or does not fit.
+    """Return the options with which llama-server divides the model; wait while the model is not there or does not fit.
 
-    A group that ended instead would be made anew at once, again and again, and its log with it.
+    If the group ended instead, it would be recreated at once, again and again, and its log would be lost each time.
     """
     said = ""
     while True:
@@ -111,18 +114,18 @@ def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) 
 
 
 def become_worker(written: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
-    """Run an RPC server in the place of this program, with a thread for each core that the pod may use."""
+    """Replace this program with an RPC server that has a thread for each core that the pod may use."""
     threads = core_count()
     place = ["-H", environment["POD_IP"], "-p", str(written["worker_port"])]
-    # Into a pipe the server writes blocks of 4 KiB. Python ignores SIGPIPE, and so will the server: a client that gives
-    # up while it waits would end it otherwise.
+    # Without stdbuf, the server writes blocks of 4 KiB into a pipe. The server inherits from Python that SIGPIPE is
+    # ignored. Otherwise a client that gives up while it waits would end the server.
     command = ["stdbuf", "-oL", written["rpc_server"], *place, "-t", str(threads), "-d", "CPU", "-c"]
     service.say(f"Starting an RPC server with {threads} threads at {environment['POD_IP']}:{written['worker_port']}.")
     os.execvp(command[0], command)  # noqa: S606 - no shell
 
 
 def become_drain(written: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
-    """Run the program that lets the requests of the leader end, in the place of this one."""
+    """Replace this program with the one that lets the requests of the leader end."""
     api = written["service"]
     program = str(Path(__file__).with_name("llama_server_drain.py"))
     options = ["1", environment["POD_IP"], str(api["port"]), api["keys_file"], str(written["drain_timeout_s"])]
@@ -130,7 +133,7 @@ def become_drain(written: Mapping[str, Any], environment: Mapping[str, str]) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do one of the four."""
+    """Run the part of the pod that is named, and return the exit status."""
     parser = argparse.ArgumentParser(description="Run a pod of a group of llama.cpp RPC workers and their leader.")
     parser.add_argument("part", choices=["leader", "worker", "listens", "drain"])
     parser.add_argument("settings", type=Path, help="the file that role kubernetes has written")
@@ -142,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         become_worker(written, os.environ)
     if args.part == "drain":
         become_drain(written, os.environ)
-    # No connection is made: a worker serves one client at a time.
+    # Do not connect: a worker serves one client at a time.
     return 0 if os.environ["POD_IP"] in addresses_of(written["worker_port"]) else 1
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Make the image of leaders and workers from artifacts of a release, as an OCI archive, without a container engine.
 
-For each architecture: Debian's packages that the programs need, unpacked by mmdebstrap from a mirror that stays as it
-is (a snapshot), and the programs. The same artifacts, mirror and collection give the same bytes. It prints the digest
-by which a registry knows the image.
+For each architecture, the image has the programs and the Debian packages that they need. mmdebstrap unpacks these from
+a mirror that does not change (a snapshot). The same artifacts, mirror and collection give the same bytes. The program
+prints the digest by which a registry knows the image.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 SUITE = "trixie"
-# stdbuf is of coreutils; the release is linked to the two libraries.
+# stdbuf is in coreutils. The programs of the release are linked to the two libraries.
 PACKAGES = ("base-files", "coreutils", "libgomp1", "libstdc++6", "python3")
-# What no program reads. What says whose work a package is stays.
+# Files that no program reads. The copyright file of each package stays.
 _LEFT_OUT = re.compile(r"\./(usr/share/(locale|man|info|zoneinfo|lintian|bash-completion)|var/(cache|lib/apt)|dev)/.")
 _DOCUMENTATION = re.compile(r"\./usr/share/doc/[^/]+/(?!copyright$).")
-# Of the release, what runs in a pod.
+# The files of a release that a pod needs.
 _PROGRAMS = re.compile(r"\./(bin|lib|libexec|manifest\.json|bin/(llama-server|rpc-server)|libexec/rpc-cache|lib/.*)$")
 # e_machine of an ELF file (include/uapi/linux/elf-em.h), as Go and Debian call it.
 ARCHITECTURES = {62: "amd64", 183: "arm64"}
@@ -54,11 +54,11 @@ class Archive:
         return {"mediaType": f"{_OCI}.{kind}", "digest": f"sha256:{digest}", "size": len(data), **more}
 
     def add_json(self, data: dict[str, Any], kind: str, **more: object) -> dict[str, Any]:
-        """Keep a document."""
+        """Keep a JSON document as a blob, and return its descriptor."""
         return self.add(json.dumps(data, sort_keys=True).encode(), kind, **more)
 
     def write(self, index: dict[str, Any], path: Path) -> bool:
-        """Write the archive if it is another than the one that is there; returns whether it was."""
+        """Write the archive if the file does not have the same content yet; return whether it was written."""
         top = {"schemaVersion": 2, "mediaType": f"{_OCI}.index.v1+json", "manifests": [index]}
         files = {"oci-layout": b'{"imageLayoutVersion": "1.0.0"}', "index.json": json.dumps(top).encode()}
         files.update((f"blobs/sha256/{digest}", data) for digest, data in sorted(self.blobs.items()))
@@ -72,7 +72,7 @@ class Archive:
 
 
 def add_file(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> None:
-    """Add a file of root's, from the beginning of time."""
+    """Add a file that belongs to root and has the time 0."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(data), mode
     tar.addfile(entry, io.BytesIO(data))
@@ -86,7 +86,7 @@ def add_link(tar: tarfile.TarFile, name: str, target: str) -> None:
 
 
 def packed(fill: Callable[[tarfile.TarFile], object]) -> bytes:
-    """Return a tar of what is added to it."""
+    """Return a tar archive with the entries that `fill` adds."""
     text = io.BytesIO()
     with tarfile.open(fileobj=text, mode="w", format=tarfile.GNU_FORMAT) as tar:
         fill(tar)
@@ -94,11 +94,11 @@ def packed(fill: Callable[[tarfile.TarFile], object]) -> bytes:
 
 
 def base_layer(architecture: str, mirror: str) -> bytes:
-    """Return Debian's packages, unpacked; raises ValueError with a sentence."""
+    """Return the layer with Debian's packages, unpacked; raises ValueError with a sentence."""
     program = shutil.which("mmdebstrap")
     if program is None:
         raise ValueError("mmdebstrap is not here: install the package of this name.")
-    # Nothing is run of what is unpacked, which takes no root. The signatures of a snapshot are as old as it is.
+    # Unpacking runs no program of the packages, so it needs no root. A snapshot's signatures are as old as itself.
     command = [
         program,
         "--quiet",
@@ -119,7 +119,7 @@ def base_layer(architecture: str, mirror: str) -> bytes:
         with tarfile.open(fileobj=io.BytesIO(done.stdout)) as unpacked:
             for entry in unpacked:
                 if not _LEFT_OUT.match(entry.name) and not _DOCUMENTATION.match(entry.name):
-                    # Whoever unpacked it; and nothing is to run as somebody else, or to be written to.
+                    # Root owns each file, whoever unpacked it. No file is setuid, and only root may write to it.
                     entry.uid, entry.gid, entry.uname, entry.gname = 0, 0, "", ""
                     entry.mode = 0o755 if entry.mode & 0o100 else 0o644
                     tar.addfile(entry, unpacked.extractfile(entry) if entry.isreg() else None)
@@ -129,7 +129,7 @@ def base_layer(architecture: str, mirror: str) -> bytes:
 
 @dataclass
 class Release:
-    """What artifacts have of one release, for one architecture."""
+    """The manifest and files of one release for one architecture, from one or several artifacts."""
 
     architecture: str
     manifest: dict[str, Any]
@@ -137,7 +137,7 @@ class Release:
 
 
 def read_release(artifact: Path) -> Release:
-    """Return what an artifact has for pods; raises ValueError with a sentence."""
+    """Return the files of an artifact that pods need; raises ValueError with a sentence."""
     with tarfile.open(artifact) as found:
         files = {
             entry.name: (entry, b"".join(found.extractfile(entry) or [b""]) if entry.isreg() else b"")
@@ -154,12 +154,15 @@ def read_release(artifact: Path) -> Release:
 
 
 def one_of_each(artifacts: Sequence[Path]) -> list[Release]:
-    """Return a release for each architecture: hosts have artifacts of masters and of workers, and an image has both."""
+    """Return one release per architecture, with the programs of all its artifacts.
+
+    Hosts have separate artifacts for masters and for workers. An image needs both. Raises ValueError with a sentence.
+    """
     found: dict[str, Release] = {}
     for artifact in artifacts:
         release = read_release(artifact)
         first = found.setdefault(release.architecture, release)
-        # A group may have nodes of both architectures.
+        # A group may have nodes of both architectures, so these two must be the same for both.
         any_first = next(iter(found.values()))
         same = (("version", any_first, "version"), ("patches", any_first, "set of patches"))
         for key, other, name in (*same, ("cpu_class", first, "CPU class")):
@@ -176,7 +179,7 @@ def one_of_each(artifacts: Sequence[Path]) -> list[Release]:
 
 
 def own_layer(release: Release) -> bytes:
-    """Return the layer of the programs."""
+    """Return the layer with the programs of a release and of the collection."""
 
     def fill(tar: tarfile.TarFile) -> None:
         place = f"./opt/llama_cpp/releases/{release.manifest['version']}"
@@ -184,7 +187,7 @@ def own_layer(release: Release) -> bytes:
             entry.name = place + name[1:]
             tar.addfile(entry, io.BytesIO(data))
         add_link(tar, "./opt/llama_cpp/current", f"releases/{release.manifest['version']}")
-        # Names are looked up as on a host.
+        # Resolve names as on a host.
         add_file(tar, "./etc/nsswitch.conf", b"hosts: files dns\n")
         for name, path in own_programs():
             add_file(tar, f"{PLACE}/{name}", path.read_bytes())
@@ -193,13 +196,13 @@ def own_layer(release: Release) -> bytes:
 
 
 def own_programs() -> list[tuple[str, Path]]:
-    """Return what a pod runs of the collection, by its name in the image."""
+    """Return the name in the image and the path of each file of the collection that a pod needs."""
     utils, roles = COLLECTION / "plugins/module_utils", COLLECTION / "roles"
     names = ["llama_server/files/llama_server_service.py", "llama_server/files/llama_server_drain.py"]
     found = [(Path(name).name, roles / name) for name in [*names, "kubernetes/files/llama_pod.py"]]
     for part in PARTS:
         found += [(f"module_utils/{part}/{path.name}", path) for path in sorted((utils / part).glob("*.py"))]
-    # Role llama_server's programs have it beside them.
+    # The programs of role llama_server import _rpc from their own folder.
     return found + [(f"_rpc/{path.name}", path) for path in sorted((utils / "_rpc").glob("*.py"))]
 
 
@@ -227,7 +230,7 @@ def add_image(archive: Archive, release: Release, mirror: str) -> dict[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the archive, and say its digest and whether it is another one."""
+    """Make the archive, and print its digest and whether it has changed; return the exit status."""
     parser = argparse.ArgumentParser(description="Make the image of leaders and workers from artifacts of releases.")
     parser.add_argument("archive", type=Path, help="the OCI archive")
     parser.add_argument("mirror", help="a mirror of Debian that stays as it is")

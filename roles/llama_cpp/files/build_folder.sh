@@ -1,15 +1,15 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Whose the folder of a build is, $BUILDS/$KEY: the run's that $BUILDS/$KEY/.owner names, until it leaves it or is gone.
-# $1 is one of these, each of which only does something to what is this run's ($OWNER), or nobody's:
-#   claim   the folder is there, and this run's, and says so if it "waited"; 75 and its owner if it still is another's
-#           after $2 seconds
-#   renew   the folder is still this run's, else it fails
-#   leave   the folder stays, for the next run
-#   remove  the folder is gone, and what dead runs have left goes too
-#   sweep   what dead runs have left is gone
-# Another run's that has not shown itself for $LAPSES seconds, and has no command of watched_command at work, is nobody's;
-# it is swept away after a day.
+# Keeps two runs from building in one folder, $BUILDS/$KEY. The file .owner in the folder names the run that owns it, until that
+# run leaves the folder or is dead.
+# $1 is one of these commands. Each changes only folders that this run ($OWNER) or no live run owns:
+#   claim   create the folder if needed, and own it; print "waited" if another run had it first. If another run still owns it after
+#           $2 seconds, print that run and exit with 75
+#   renew   renew this run's claim, or fail if the folder is not this run's any more
+#   leave   give up the claim, but keep the folder for the next run
+#   remove  delete the folder, and the folders that dead runs have left
+#   sweep   delete the folders that dead runs have left
+# A run is dead if it has not renewed its claim for $LAPSES seconds (sweep: a day) and watched_command runs no command of it.
 set -u
 umask 022
 folder=$BUILDS/$KEY
@@ -19,9 +19,9 @@ is_mine() { [ -e "$1/.owner" ] && [ "$(cat "$1/.owner")" = "$OWNER" ]; }
 is_free() {
     shown=$(stat -c %Y "$1/.owner" 2>/dev/null) || shown=0
     idle=$(($(date +%s) - shown))
-    # A time to come is of before the clock was set.
+    # A time in the future is from before the clock was set.
     [ "$idle" -ge "$LAPSES" ] || [ "$idle" -lt -60 ] || return
-    # On a full disk it could not be made.
+    # flock would create the file, which fails on a full disk.
     [ ! -e "$1/.watched_command.lock" ] || flock --nonblock "$1/.watched_command.lock" true
 }
 
@@ -53,17 +53,18 @@ remove() {
 }
 
 sweep() {
-    # A live run shows nothing while it waits for its other builders, or for its turn with this one, however long they take.
+    # A live run does not renew its claim while it waits for its other builders or for its turn with this one, which may take long.
     LAPSES=86400
     for other in "$BUILDS"/*/; do
         other=${other%/}
         if [ -d "$other" ] && ! is_mine "$other" && is_free "$other"; then rm -rf "$other"; fi
     done
-    # The lock goes last, with its folder, and with the prefix where nothing else is in it.
+    # If only the lock is left, remove it with its folder, and the prefix too if that is empty.
     [ "$(ls -A "$BUILDS")" != .lock ] || { rm "$BUILDS/.lock" && rmdir "$BUILDS" && rmdir "${BUILDS%/*}"; } 2>/dev/null || true
 }
 
-# One run at a time; 74 if the lock was removed while this one waited for it, or the folders while it made them.
+# One run at a time. The exit status is 74 if this run does not get the lock within 60 s, if the lock was removed while this run
+# waited for it, or if the folders were removed while this run created them.
 locked() (
     mkdir -p "$BUILDS" 2>/dev/null || mkdir -p "$BUILDS" || exit 1
     # Without `command`, some shells would end here with 1.

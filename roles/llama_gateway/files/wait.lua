@@ -1,9 +1,9 @@
 -- SPDX-License-Identifier: GPL-3.0-or-later
--- Holds a request until a group serves its model, or until its time is over. HAProxy itself refuses a request at once
--- where no server is up. A server named `wait` leads here, and is no group.
+-- Holds a request until a group serves its model, or until its time is over. HAProxy itself would refuse a request at
+-- once if no server is up. A server named `wait` leads here, and is not a group.
 
 core.register_action("wait_for_group", { "http-req" }, function(txn)
-    -- None where a reload has taken the model away meanwhile.
+    -- nil if a reload has removed the model meanwhile.
     local backend = core.backends[txn.f:req_hdr("x-llama-backend")]
     local servers = backend and backend.servers or {}
     local deadline = tonumber(txn.f:req_hdr("x-llama-deadline"))
@@ -17,12 +17,12 @@ core.register_action("wait_for_group", { "http-req" }, function(txn)
     until core.now().sec >= deadline
 end)
 
--- Gives a group that was just lost time to be gone, before its request is given to another one.
+-- Gives a group that was just lost time to end, before its request goes to another group.
 core.register_action("pause", { "http-req" }, function()
     core.msleep(500)
 end)
 
--- Seconds since 1970 of a certificate's time, which HAProxy writes as YYMMDDhhmmssZ (UTC).
+-- Converts a certificate's time, which HAProxy writes as YYMMDDhhmmssZ (UTC), to seconds since 1970.
 core.register_converters("seconds", function(text)
     local year, month, day, hour, minute, second = text:match("^(%d%d)(%d%d)(%d%d)(%d%d)(%d%d)(%d%d)")
     if not year then

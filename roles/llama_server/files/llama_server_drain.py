@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let the requests of a llama-server end before it is stopped; new ones wait at the door.
+"""Let the requests of a llama-server end before it is stopped; new clients wait.
 
-llama-server drains nothing: asked to end, it cuts its streams. Its unit runs this first, as root. A filter on the
-listening socket drops what opens a connection, so a client that comes now tries again after a second or three, as TCP
-does by itself, and gets through to the next llama-server. Who is connected is served.
+llama-server does not drain: when asked to end, it cuts its streams. So its unit runs this program first, as root. A
+filter on the listening socket drops packets that open a connection. The TCP of a new client then tries again by itself
+after a second or three, and reaches the next llama-server. Connected clients are still served.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ from _rpc.keepalive import NotPermittedError, sockets
 
 LOOK_EVERY_S = 0.5
 SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
-# struct sock_filter: code, jt, jf, k; and where a filter finds the mark of a packet (linux/filter.h).
+# Codes of struct sock_filter (code, jt, jf, k), and the offset at which a filter finds the mark of a packet
+# (linux/filter.h).
 LOAD_WORD, JUMP_IF_EQUAL, RETURN = 0x20, 0x15, 0x06
 MARK_OF_PACKET = 0xFFFFF000 + 20
 WHOLE_PACKET = 0xFFFFFFFF
-# By this the filter knows what this program sends. It cannot know it by a port: the unit lets nobody bind to another
-# one than that of the API.
+# The filter recognises packets of this program by this mark. It cannot use the source port, because the unit permits
+# binding only to the port of the API.
 OWN_MARK = 0x6C6C616D
 _BUSY = re.compile(rb"^llamacpp:requests_(?:processing|deferred) (\d+)", re.MULTILINE)
 
 
 def family_of(pid: int) -> Iterator[int]:
-    """Give a process and those that it has started."""
+    """Yield the ID of a process, and those of all its descendants."""
     yield pid
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
@@ -48,25 +49,25 @@ def family_of(pid: int) -> Iterator[int]:
 
 
 class OwnConnection(http.client.HTTPConnection):
-    """A connection that the filter lets through, also when it is opened again."""
+    """A connection that the filter lets through, even if it is opened again."""
 
     def connect(self) -> None:
-        """Open it."""
+        """Open the connection."""
         self.sock = socket.socket()
         self.sock.settimeout(self.timeout)
-        # Where this is not permitted there is no filter.
+        # If this is not permitted, there is no filter either.
         with suppress(PermissionError):
             mark(self.sock)
         self.sock.connect((self.host, self.port))
 
 
 def mark(sock: socket.socket) -> None:
-    """Have the kernel mark what this socket sends; raises PermissionError."""
+    """Make the kernel mark the packets of a socket; raises PermissionError."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, OWN_MARK)
 
 
 def close_the_door(pid: int, port: int) -> bool:
-    """Drop what opens a connection to this port, but for those of this program; returns whether somebody listens.
+    """Drop new connections to a port, except those of this program; return whether a process of the unit listens there.
 
     Raises NotPermittedError and PermissionError.
     """
@@ -89,7 +90,7 @@ def close_the_door(pid: int, port: int) -> bool:
 
 
 def under_way(connection: http.client.HTTPConnection, key: str) -> int | None:
-    """Return how many requests are served or wait; None if that is not known."""
+    """Return the number of requests that are served or wait, or None if it is not known."""
     try:
         connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {key}"})
         answer = connection.getresponse()
@@ -97,13 +98,13 @@ def under_way(connection: http.client.HTTPConnection, key: str) -> int | None:
     except (OSError, http.client.HTTPException):
         connection.close()
         return None
-    if answer.status == http.client.SERVICE_UNAVAILABLE:  # While it loads it serves nobody.
+    if answer.status == http.client.SERVICE_UNAVAILABLE:  # It serves nobody while it loads.
         return 0
     return sum(map(int, _BUSY.findall(text))) if answer.status == http.client.OK else None
 
 
 def first_key(path: Path) -> str:
-    """Return a key of the file, or nothing."""
+    """Return the first key of the file, or an empty string."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -112,7 +113,7 @@ def first_key(path: Path) -> str:
 
 
 def main() -> int:
-    """Wait until no request is under way, but not longer than told."""
+    """Wait until no request is in progress, but not longer than the given limit; return the exit status."""
     parser = argparse.ArgumentParser(description="Let the requests of a llama-server end before it is stopped.")
     parser.add_argument("pid", type=int, help="the main process of the unit")
     parser.add_argument("address", help="where it listens")
@@ -124,7 +125,7 @@ def main() -> int:
     deadline = time.monotonic() + args.limit
     connection = OwnConnection(address, args.port, timeout=max(1.0, args.limit))
     key = first_key(args.keys)
-    # The service tells gateways, which then send nothing more.
+    # On this signal the service tells gateways that it is about to stop, and they send no new requests.
     with suppress(ProcessLookupError):
         os.kill(args.pid, signal.SIGUSR1)
     try:
@@ -135,7 +136,7 @@ def main() -> int:
     said, idle_looks, count = False, 0, None
     while time.monotonic() < deadline:
         count = under_way(connection, key)
-        # A request that came as the door closed is counted a moment later.
+        # Look twice: a request that came just before the filter is counted a moment later.
         idle_looks = idle_looks + 1 if count == 0 else 0
         if idle_looks == 2:
             return 0

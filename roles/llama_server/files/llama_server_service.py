@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run llama-server over RPC workers that are ready, and say what it does and what it waits for.
+"""Run llama-server over RPC workers that are ready, and report what it does and what it waits for.
 
-Role llama_server installs this beside the package `_rpc` of its collection, whose prober looks at the workers, and a
-systemd unit starts it. It ends with llama-server, and the unit starts it again: llama.cpp's master ends when it loses
-a worker. What it says goes to the journal, and its last sentence to `systemctl status`.
+Role llama_server installs this beside the package `_rpc` of the collection, whose prober checks the workers, and a
+systemd unit starts it. It ends when llama-server ends, and the unit starts it again, because llama.cpp's master ends
+when it loses a worker. Its output goes to the journal, and `systemctl status` shows its last sentence.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ from _rpc.worker_status import WorkerStatus
 
 PROBE_LIMIT_S = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-# A model at 10 MB/s, which a link of 100 Mbit/s stays under, and what comes before and after it.
+# The time limit of a load: the model at 10 MB/s, which is slower than a link of 100 Mbit/s, plus the steps before and
+# after.
 LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
 READY_LIMIT_S = 1
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
 STOP_LIMIT_S = 10
-# A host that takes nothing for so long is given up, as in a run: the kernel goes on sending for a quarter of an hour.
+# Give up a host that acknowledges nothing for this long, as in a run. The kernel would send for a quarter of an hour.
 GONE_AFTER_S, IN_VAIN = 30, 2
-# The figures are written anew at least so often, by which who reads them sees that this program is there.
+# Write the metrics again at least this often, so that their reader sees that this program runs.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
-# The units that a playbook has stopped for a while, and puts back in its own time (tasks pause and resume).
+# The list of units that a playbook has paused. The playbook removes it when they may serve again (tasks pause and
+# resume).
 PAUSED = Path("/run/llama_server_paused")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What role llama_server writes; times in seconds."""
+    """The settings that role llama_server writes; times are in seconds."""
 
     program: str
     arguments: list[str]
@@ -67,12 +69,12 @@ class Settings:
 
     @property
     def own_address(self) -> str:
-        """Where this host reaches the API."""
+        """The address at which this host reaches the API."""
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address  # noqa: S104 - not bound here
 
     @property
     def expected_protocol(self) -> str | None:
-        """Which RPC protocol the program speaks, if its release says so: the playbook upgrade may have changed it."""
+        """The RPC protocol of the program, if its release names it; read anew, as an upgrade may have changed it."""
         try:
             text = (Path(self.program).resolve().parents[1] / "manifest.json").read_text(encoding="utf-8")
             return json.loads(text).get("rpc_protocol") or None
@@ -81,11 +83,11 @@ class Settings:
 
 
 class Stop(Exception):  # noqa: N818 - no error
-    """Somebody has asked this to end."""
+    """A signal has asked this program to end."""
 
 
 def say(sentence: str, *, state: str = "") -> None:
-    """Say it in the journal and in `systemctl status`; `state` is more for systemd (sd_notify(3))."""
+    """Write a sentence to the journal and to `systemctl status`; `state` is more for systemd (sd_notify(3))."""
     print(sentence, flush=True)
     place = os.environ.get("NOTIFY_SOCKET")
     if place:
@@ -95,7 +97,7 @@ def say(sentence: str, *, state: str = "") -> None:
 
 
 class Figures:
-    """What Prometheus' node_exporter is told, in a file, if the settings name one."""
+    """The metrics file for Prometheus' node_exporter, if the settings name one."""
 
     def __init__(self, settings: Settings) -> None:
         self.path = Path(settings.metrics_file) if settings.metrics_file else None
@@ -105,12 +107,12 @@ class Figures:
         self.missing: set[str] = set()
 
     def tell(self, *, serving: bool = False, missing: Collection[str] = ()) -> None:
-        """Write that the API serves, or for which workers it waits."""
+        """Write whether the API serves, and for which workers it waits."""
         self.serving, self.missing, self.written = serving, set(missing), 0.0
         self.keep()
 
     def keep(self) -> None:
-        """Write the same again, if that is due."""
+        """Write the same metrics again, if they are due."""
         if self.path is None or time.monotonic() - self.written < FIGURES_EVERY_S:
             return
         partial = self.path.with_name(f".{self.path.name}.partial")
@@ -119,12 +121,12 @@ class Figures:
             partial.chmod(0o644)
             partial.replace(self.path)
         except OSError as error:
-            # A full disk is no reason to serve nobody.
+            # Continue to serve even if the disk is full.
             say(f"{self.path} could not be written: {error}.")
         self.written = time.monotonic()
 
     def text(self) -> str:
-        """Return it in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         own = f'api="{self.api}"'
         lines = [
             "# HELP llama_server_serving Whether the API has its model loaded and serves.",
@@ -145,17 +147,17 @@ class Figures:
 
 
 class Readiness:
-    """What a load balancer is told: whether this API can take a request now, with all of its workers."""
+    """The answer to load balancers: whether this API can take a request now, with all of its workers."""
 
     def __init__(self, paused: Path = PAUSED) -> None:
         self.server: Server | None = None
         self.draining = False
         self.paused = paused
-        # One that starts while it is paused is looked at first: no request is to come before.
+        # A service that starts while it is paused gets no request until the playbook has checked it.
         self.held = paused.exists()
 
     def look(self, path: str = "/ready") -> tuple[int, str]:
-        """Return an HTTP status and a sentence: 200, 404 where what runs may end and nothing new may begin, or 503."""
+        """Return an HTTP status and a sentence: 200, 404 (requests may end, but no new ones may begin) or 503."""
         if path == "/live":
             return http.client.OK, "It runs, and ends by itself when something is lost."
         server = self.server
@@ -170,7 +172,7 @@ class Readiness:
         lost = [str(worker) for address, worker in server.workers.items() if address not in seen]
         if lost:
             return http.client.SERVICE_UNAVAILABLE, f"The connection to {', '.join(lost)} has ended."
-        # It may come back: what waits for it is left alone until the service gives it up.
+        # The host may come back, so requests in progress continue until the service gives it up.
         silent = [str(worker) for address, worker in server.workers.items() if seen.get(address, 0) >= IN_VAIN]
         if silent:
             return http.client.NOT_FOUND, f"The host of {', '.join(silent)} acknowledges nothing."
@@ -179,7 +181,7 @@ class Readiness:
         return http.client.OK, "It serves."
 
     def listen(self, address: str, port: int) -> None:
-        """Tell whoever asks at this port, in a thread of its own; raises ValueError with a sentence."""
+        """Answer HTTP requests at a port, in a separate thread; raises ValueError with a sentence."""
         look = self.look
 
         class Asked(http.server.BaseHTTPRequestHandler):
@@ -199,7 +201,7 @@ class Readiness:
 
         class Told(http.server.ThreadingHTTPServer):
             def handle_error(self, *_request: object) -> None:
-                """Leave whoever asks and does not wait for the answer alone."""
+                """Ignore a client that does not wait for the answer."""
 
         try:
             told = Told((address, port), Asked)
@@ -210,7 +212,7 @@ class Readiness:
 
 
 def still_held(missing: list[WorkerStatus], before: dict[str, str]) -> dict[str, str]:
-    """Return what was said of each worker that a client holds, also while its full queue hides this."""
+    """Return the message about each worker that a client holds, also while the worker's full queue hides this."""
     return {
         status.endpoint: status.message if status.state == "busy" else before[status.endpoint]
         for status in missing
@@ -219,7 +221,7 @@ def still_held(missing: list[WorkerStatus], before: dict[str, str]) -> dict[str,
 
 
 def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]:
-    """Return what the workers say, once all of them are ready; waits for ever, and says for whom."""
+    """Return the status of each worker, once all are ready; wait for ever, and report which are not."""
     endpoints = parse_endpoints(settings.workers)
     pause, said = FIRST_PAUSE_S, ""
     held: dict[str, str] = {}
@@ -245,7 +247,7 @@ def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]
 
 
 def model_bytes(model: Path) -> int:
-    """Return the size of a model, with all parts of a split one."""
+    """Return the size of a model in bytes, with all parts of a split one."""
     part = _PART.search(model.name)
     if not part:
         return model.stat().st_size
@@ -254,7 +256,10 @@ def model_bytes(model: Path) -> int:
 
 
 def first_key(path: Path) -> str:
-    """Return a key of the file; raises ValueError with a sentence if it has none: llama-server then asks for none."""
+    """Return the first key of the file.
+
+    Raises ValueError with a sentence if the file has none, because llama-server would then ask clients for none.
+    """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -269,7 +274,7 @@ def first_key(path: Path) -> str:
 
 
 class Server:
-    """A llama-server that runs."""
+    """A running llama-server."""
 
     def __init__(self, settings: Settings, workers: Sequence[WorkerStatus], figures: Figures) -> None:
         self.settings, self.figures = settings, figures
@@ -281,7 +286,7 @@ class Server:
         environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
         libc = ctypes.CDLL(None)
         self.answered = 0.0
-        # Since when what is sent to a worker's address is sent again in vain.
+        # By the address of a worker: since when its host acknowledges nothing.
         self.unheard: dict[str, float] = {}
         self.process = subprocess.Popen(
             command,
@@ -291,8 +296,8 @@ class Server:
         )
 
     def get(self, path: str, limit_s: float) -> int | None:
-        """Return the status of an answer, or None if there is none within the limit."""
-        # A file that has no key any more changes nothing; llama-server goes on with the keys that it had.
+        """Return the HTTP status of the answer, or None if there is none within the limit."""
+        # If the file has no key any more, keep the old one, because llama-server keeps its keys too.
         with suppress(ValueError):
             self.key = first_key(Path(self.settings.keys_file))
         headers = {"Authorization": f"Bearer {self.key}"}
@@ -306,7 +311,10 @@ class Server:
             connection.close()
 
     def lost(self, *, loaded: bool) -> str:
-        """Say which workers are lost; before the model is loaded, connections come and go."""
+        """Return a sentence that names the lost workers, or an empty string.
+
+        Before the model is loaded, connections come and go, so a missing one does not count.
+        """
         now, seen = time.monotonic(), peers()
         self.unheard = {
             address: self.unheard.get(address, now) for address in self.workers if seen.get(address, 0) >= IN_VAIN
@@ -314,7 +322,7 @@ class Server:
         silent = [str(self.workers[address]) for address, since in self.unheard.items() if now - since > GONE_AFTER_S]
         if silent:
             return f"The host of {', '.join(silent)} acknowledged nothing for {GONE_AFTER_S} s: llama-server ends."
-        # While nobody asks it for anything, llama-server does not notice that a worker is gone.
+        # While it has no request, llama-server does not notice that a worker is gone.
         ended = [str(worker) for address, worker in self.workers.items() if address not in seen]
         if ended and loaded:
             return f"The connection to {', '.join(ended)} has ended, so llama-server is ended."
@@ -339,9 +347,9 @@ class Server:
         return False
 
     def keep_asking(self) -> None:
-        """Ask for the slots again and again, and keep when that was answered last."""
+        """Ask for the slots in an endless loop, and record the time of the last answer."""
         while True:
-            # /health is answered by another thread of the program; this takes the one that computes.
+            # Another thread of llama-server answers /health. /slots needs the thread that computes.
             if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
                 self.answered = time.monotonic()
             time.sleep(ASK_EVERY_S)
@@ -349,7 +357,7 @@ class Server:
     def watch(self) -> None:
         """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work."""
         self.answered = time.monotonic()
-        # An answer may take minutes, in which a worker may be lost.
+        # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
         while self.process.poll() is None:
             lost = self.lost(loaded=True)
@@ -366,12 +374,12 @@ class Server:
                 continue
 
     def give_up(self, sentence: str) -> None:
-        """End the program at once: it would wait for the worker, and its clients with it."""
+        """Kill the program at once, because it and its clients would wait for the worker; report why."""
         say(sentence)
         self.process.kill()
 
     def end(self) -> None:
-        """End the program, at last by force."""
+        """End the program, by force if it does not end within STOP_LIMIT_S."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -382,23 +390,23 @@ class Server:
 
 
 def how_it_ended(returncode: int) -> str:
-    """Return it as the end of a sentence."""
+    """Return how the program ended, as the end of a sentence."""
     if returncode < 0:
         return f"was ended by {signal.Signals(-returncode).name}"
     return f"ended with exit status {returncode}"
 
 
 def nothing_more(_workers: Sequence[WorkerStatus]) -> list[str]:
-    """Return no further options of llama-server: the settings have all."""
+    """Return no further options of llama-server, because the settings contain all."""
     return []
 
 
-# What llama-server is told besides its settings, once all workers are ready.
+# Returns the options of llama-server besides its settings, once all workers are ready.
 Divide = Callable[[Sequence[WorkerStatus]], "list[str]"]
 
 
 def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Divide = nothing_more) -> int:
-    """Wait for the workers, run the program and watch it; returns the exit status."""
+    """Wait for the workers, run the program and watch it; return the exit status."""
     first_key(Path(settings.keys_file))
     if settings.ready_port:
         readiness.listen(settings.address, settings.ready_port)
@@ -424,12 +432,12 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
 
 
 def on_signal(number: int, _frame: object) -> None:
-    """End as asked."""
+    """Raise Stop, which ends the program."""
     raise Stop(signal.Signals(number).name)
 
 
 def read_settings(path: Path) -> Settings:
-    """Return the settings; raises ValueError with a sentence."""
+    """Return the settings in a file; raises ValueError with a sentence."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return Settings(**found)
@@ -439,11 +447,11 @@ def read_settings(path: Path) -> Settings:
 
 
 def run(read: Callable[[], Settings], divide: Divide = nothing_more) -> int:
-    """Serve until told to end or until something is lost; says why, and returns the exit status."""
+    """Serve until told to end or until something is lost; report why, and return the exit status."""
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     readiness = Readiness()
-    # So the program that drains says that it has begun.
+    # llama_server_drain.py sends this signal when it begins to drain.
     signal.signal(signal.SIGUSR1, lambda *_: setattr(readiness, "draining", True))
     try:
         settings = read()
@@ -461,7 +469,7 @@ def run(read: Callable[[], Settings], divide: Divide = nothing_more) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run with the settings in a file."""
+    """Run with the settings in a file, and return the exit status."""
     parser = argparse.ArgumentParser(description="Run llama-server over RPC workers that are ready.")
     parser.add_argument("settings", type=Path, help="the file that role llama_server has written")
     path = parser.parse_args(arguments).settings

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Write what a host knows of its RPC servers to a file that Prometheus' node_exporter reads.
 
-No connection is made, since one to a server that serves would wait in its queue: connections are read from /proc, the
-rest from unit files, systemd, the cache's folder and the server's own status file. Role rpc_server installs this beside
-the two parts of its collection that it is made of, and starts it from a timer.
+It does not connect to a server, because the connection would wait in the queue of a server that serves. It reads
+connections from /proc, and the rest from unit files, systemd, the cache's folder and the server's own status files.
+Role rpc_server installs this beside the two modules of the collection that it imports, and a timer starts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SYSTEMCTL_LIMIT_S = 10
 MIB = 1 << 20
 _OPTION = {"address": "-H", "threads": "-t"}
 
-# By name: what it is, and what it means. An order for people: what is looked at first comes first.
+# The type and the meaning of each metric. The order is for people: what they look at first comes first.
 METRICS = {
     "llama_rpc_up": ("gauge", "Whether the service is active and listens at its endpoint."),
     "llama_rpc_info": ("gauge", "1, with the unit and the llama.cpp release that it was made for as labels."),
@@ -59,7 +59,7 @@ Samples = Iterator["tuple[str, dict[str, str], float]"]
 
 @dataclass(frozen=True)
 class Server:
-    """One unit, and what its text says."""
+    """One server, as its unit file describes it."""
 
     unit: str
     port: int
@@ -69,12 +69,12 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """Return how clients name it."""
+        """Return the address and port by which clients name the server."""
         return f"{self.address}:{self.port}"
 
 
 def read_servers(folder: Path = UNIT_FOLDER) -> list[Server]:
-    """Return the servers that have a unit here, by port."""
+    """Return the servers that have a unit in a folder, sorted by port."""
     return [_read(folder / unit.name, unit.port) for unit in read_units(folder) if unit.sha256]
 
 
@@ -95,7 +95,7 @@ def _read(path: Path, port: int) -> Server:
 
 
 def ask_systemd(units: list[str]) -> dict[str, dict[str, str]]:
-    """Return properties of units by their names; of none if systemd does not answer."""
+    """Return the properties of units by unit name, empty if systemd does not answer."""
     if not units:
         return {}
     wanted = "Id,ActiveState,NRestarts,MemoryCurrent,MemoryMax,ControlGroup"
@@ -110,13 +110,13 @@ def ask_systemd(units: list[str]) -> dict[str, dict[str, str]]:
 
 
 def read_properties(text: str) -> dict[str, dict[str, str]]:
-    """Read what `systemctl show` says of several units: paragraphs of name=value."""
+    """Return the properties by unit name from the output of `systemctl show`: paragraphs of name=value."""
     found = [dict(line.partition("=")[::2] for line in part.splitlines()) for part in text.split("\n\n")]
     return {properties["Id"]: properties for properties in found if properties.get("Id")}
 
 
 def file_pages(group: str, root: Path) -> int:
-    """Return how much of a control group's memory are pages of files, which the kernel takes back."""
+    """Return the bytes of a control group's memory that are pages of files, which the kernel can take back."""
     try:
         text = (root / "sys/fs/cgroup" / group.lstrip("/") / "memory.stat").read_text(encoding="ascii")
     except OSError:
@@ -125,14 +125,14 @@ def file_pages(group: str, root: Path) -> int:
 
 
 def samples(server: Server, port: Port, properties: Mapping[str, str], root: Path = Path("/")) -> Samples:
-    """Give all that is known of one server, as metric, labels and value."""
+    """Yield the metric, labels and value of each sample of one server."""
     own = {"endpoint": server.endpoint}
     listens = any(listener.address in (server.address, "0.0.0.0", "::") for listener in port.listeners)  # noqa: S104
     yield "llama_rpc_up", own, listens and properties.get("ActiveState", "active") == "active"
     yield "llama_rpc_info", {**own, "unit": server.unit, "release": server.release or ""}, 1
     yield "llama_rpc_clients", own, len(port.clients)
     yield "llama_rpc_waiting", own, len(port.waiting)
-    # The port of a client is another one each time.
+    # Count by address only, because each connection of a client has another port.
     for client, many in sorted(Counter(client.rpartition(":")[0] for client in port.clients).items()):
         yield "llama_rpc_held", {**own, "client": client}, many
     if server.threads is not None:
@@ -143,13 +143,13 @@ def samples(server: Server, port: Port, properties: Mapping[str, str], root: Pat
         ("llama_rpc_memory_bytes", "MemoryCurrent", file_pages(group, root) if group else 0),
         ("llama_rpc_memory_limit_bytes", "MemoryMax", 0),
     ):
-        # What is not counted, or has no limit, is said in words, or as the largest number.
+        # systemd writes a word or the largest number if it does not count a value, or if there is no limit.
         value = properties.get(key, "")
         if value.isdigit() and int(value) < 1 << 63:
             yield name, own, max(0, int(value) - less)
     cache = read_cache(server.port, *(root / folder.relative_to("/") for folder in (UNIT_FOLDER, CACHE_STATE_FOLDER)))
     if cache and cache["free_bytes"] is None and os.path.lexists(cache["folder"]):
-        # It is there, and nobody may look into it.
+        # The folder exists, but this program may not read it.
         cache.update(bytes=None, entries=None)
     use = read_cache_use(server.port, root) if cache else None
     for name, found, key in (
@@ -175,7 +175,7 @@ def samples(server: Server, port: Port, properties: Mapping[str, str], root: Pat
 
 
 def render(found: list[tuple[str, dict[str, str], float]]) -> str:
-    """Return samples in Prometheus' text format, those of a metric together."""
+    """Return samples in Prometheus' text format, grouped by metric."""
     lines = []
     for name, (kind, meaning) in METRICS.items():
         own = [(labels, value) for metric, labels, value in found if metric == name]
@@ -192,7 +192,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def metrics(root: Path = Path("/")) -> str:
-    """Return what there is to say of this host."""
+    """Return the metrics of this host in Prometheus' text format."""
     servers = read_servers(root / UNIT_FOLDER.relative_to("/"))
     ports = {port.port: port for port in look_at_ports([server.port for server in servers], root)}
     properties = ask_systemd([server.unit for server in servers])
@@ -203,7 +203,7 @@ def metrics(root: Path = Path("/")) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Put a file in the place of another one, so that who reads sees all of one or of the other."""
+    """Replace a file in one step, so that a reader sees either the whole old text or the whole new one."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.chmod(0o644)
@@ -211,7 +211,7 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> int:
-    """Write the file that is named."""
+    """Write the file that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("path", type=Path, help="the file to write, such as llama_rpc.prom in a folder of its own")
     options = parser.parse_args()

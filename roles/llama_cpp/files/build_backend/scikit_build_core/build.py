@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The one answer that `pip download` wants of a build backend: the name and version of what it has just downloaded.
+"""Tell `pip download` the name and version of the source archive that it has downloaded, as a build backend would.
 
-pip would otherwise install the real backend, unpinned, and run it. The archive holds the answer already, in PKG-INFO.
+pip would otherwise install the real backend, unpinned, and run it. The archive already has the answer in PKG-INFO.
 """
 
 from __future__ import annotations
