@@ -35,7 +35,7 @@ docs: ## Build the site from docs/ and the specs of roles and plugins, in build/
 	@scripts/bootstrap.sh dev
 	@scripts/docs.sh
 
-test-docs: ## Test the site in a browser: phone and desktop, light and dark, accessibility, search; not part of test
+test-docs: ## Test the site in a browser: phone and desktop, light and dark, accessibility, search; not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/docs.sh test
 
@@ -43,19 +43,19 @@ test: ## Run all tiers: check, sanity, the built collection, real llama.cpp proc
 	@scripts/bootstrap.sh dev
 	@scripts/test.sh
 
-test-integration: ## Test with real llama.cpp processes and Ansible runs on this machine; test runs most of it
+test-integration: ## Test with real llama.cpp processes and Ansible runs on this machine; make test runs most of it
 	@scripts/bootstrap.sh dev
 	@scripts/integration.sh
 
-test-cluster: ## Test a cluster on test hosts, from minimal systems to reset (root); test runs most of it
+test-cluster: ## Test a cluster on test hosts, from minimal systems to reset (root); make test runs most of it
 	@scripts/bootstrap.sh dev
 	@scripts/cluster.sh
 
-test-aarch64: ## Test a cluster of aarch64 hosts of two CPU classes, emulated on other machines (root); test runs a part of it
+test-aarch64: ## Test a cluster of aarch64 hosts of two CPU classes, emulated on other machines (root); make test runs a part of it
 	@scripts/bootstrap.sh dev
 	@scripts/aarch64.sh
 
-test-matrix: ## Test masters and workers of all generations of the RPC protocol with each other; builds llama.cpp three times
+test-matrix: ## Test masters and workers of all RPC generations with each other, against docs/reference/compatibility.md; builds llama.cpp three times
 	@scripts/bootstrap.sh dev
 	@scripts/matrix.sh
 
@@ -63,23 +63,23 @@ test-faults: ## Test what is reported, and how soon, when something breaks, and 
 	@scripts/bootstrap.sh dev
 	@scripts/faults.sh
 
-test-upgrade: ## Test upgrades of a cluster on test hosts in which something breaks (root); not part of test
+test-upgrade: ## Test upgrades of a cluster on test hosts in which something breaks (root); not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/upgrade.sh
 
-test-serve: ## Test an API on test hosts: who reaches it, what ends it, how soon it is back (root); not part of test
+test-serve: ## Test an API over workers on test hosts: who reaches it, what ends it, how soon it is back (root); not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/serve.sh
 
-test-tunnel: ## Test a tunnel on test hosts: who reaches it, who can read it, what it survives (root); not part of test
+test-tunnel: ## Test a tunnel on test hosts: who reaches it, who can read it, what it survives (root); not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/tunnel.sh
 
-test-gateway: ## Test two groups behind a gateway on test hosts: who reaches it, what happens to requests when something breaks (root); not part of test
+test-gateway: ## Test two groups behind a gateway on test hosts: who reaches it, what happens to requests when something breaks (root); not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/gateway.sh
 
-test-kubernetes: ## Test the image and a group of its pods on test hosts, with stand-ins for Kubernetes (root); not part of test
+test-kubernetes: ## Test the image and a group of its pods on test hosts, with stand-ins for Kubernetes: who reaches them, what a lost pod costs (root); not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/kubernetes.sh
 
@@ -87,11 +87,11 @@ test-performance: ## Test what patched workers and masters compute, and how they
 	@scripts/bootstrap.sh dev
 	@scripts/performance.sh
 
-test-fuzz: ## Send malformed requests to confined workers on test hosts, FUZZ_SESSIONS=500 each (root)
+test-fuzz: ## Send 500 sessions of malformed requests to each of two confined workers on test hosts; FUZZ_SESSIONS changes it (root)
 	@scripts/bootstrap.sh dev
 	@scripts/fuzz.sh
 
-test-ansible: ## Run the unit tests and ansible-test sanity with ansible-core 2.19, 2.20, 2.21 and the newest, on each installed Python; not part of test
+test-ansible: ## Run the unit tests and ansible-test sanity with ansible-core 2.19, 2.20, 2.21 and the newest, on each installed Python; not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/release.sh test-ansible
 

@@ -22,7 +22,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from demo_workers import WITH_THIS, end, free_ports, start_worker
+from demo_workers import SIGNAL_WHEN_PARENT_ENDS, end, free_ports, start_worker
 
 TOP = Path(__file__).resolve().parents[2]
 SERVICE = TOP / "roles/llama_server/files/llama_server_service.py"
@@ -98,7 +98,7 @@ class Group:
             return
         (self.folder / "api.json").write_text(json.dumps(self.settings(args), indent=2), encoding="utf-8")
         self.service = subprocess.Popen(
-            [*WITH_THIS, "TERM", sys.executable, str(SERVICE), str(self.folder / "api.json")],
+            [*SIGNAL_WHEN_PARENT_ENDS, "TERM", sys.executable, str(SERVICE), str(self.folder / "api.json")],
             env={**os.environ, "PYTHONPATH": str(TOP / "plugins/module_utils"), "PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -182,7 +182,7 @@ def start_gateway(args: argparse.Namespace, groups: list[Group], port: int, key:
     with (folder / "haproxy.log").open("wb") as log:
         # -db: one process, in the foreground.
         return subprocess.Popen(
-            [*WITH_THIS, "TERM", str(args.gateway), "-db", "-f", str(folder / "haproxy.cfg")],
+            [*SIGNAL_WHEN_PARENT_ENDS, "TERM", str(args.gateway), "-db", "-f", str(folder / "haproxy.cfg")],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

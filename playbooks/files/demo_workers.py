@@ -25,8 +25,8 @@ from pathlib import Path
 START_LIMIT_S = 20
 STOP_LIMIT_S = 10
 TCP_LISTEN = "0A"  # include/net/tcp_states.h
-# The kernel sends the given signal to a command that begins with this when the process that started it is gone.
-WITH_THIS = ("setpriv", "--pdeathsig")
+# A command with this prefix and a signal's name gets that signal from the kernel when its parent process is gone.
+SIGNAL_WHEN_PARENT_ENDS = ("setpriv", "--pdeathsig")
 
 
 def ansible_run() -> int | None:
@@ -62,7 +62,7 @@ def start_worker(server: str | Path, port: int, threads: int, log: Path) -> subp
     """Start a worker that ends with this process, and write its output to a file."""
     # Lines must reach the log at once: upstream's banner is block-buffered.
     listen = ["-H", "127.0.0.1", "-p", str(port)]
-    command = [*WITH_THIS, "KILL", "stdbuf", "-oL", str(server), *listen, "-t", str(threads), "-d", "CPU"]
+    command = [*SIGNAL_WHEN_PARENT_ENDS, "KILL", "stdbuf", "-oL", str(server), *listen, "-t", str(threads), "-d", "CPU"]
     with log.open("wb") as output:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 

@@ -18,7 +18,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"
-# The bytes that are sent before they are put into the cache. Until then, they take room on the host twice.
+# The size of a batch: so many bytes are sent before they are put into the cache. Until then, they take room twice.
 BATCH_BYTES = 2 << 30
 
 

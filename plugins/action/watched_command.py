@@ -21,7 +21,7 @@ TAIL_BYTES = 65536
 SHOWN_LINES = 20
 TIMED_OUT = {124, 137}  # exit codes of coreutils' timeout: the command ended politely, or by force
 LOCK_HELD = 99
-NO_RESULT = 98  # the command left no result: killed, or its folder is missing or on a full disk
+NO_RESULT = 98  # the command left no result: it hangs, was killed, or its folder is missing or on a full disk
 
 TROUBLE = re.compile(
     r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot ",
@@ -156,7 +156,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if code == LOCK_HELD:
             return f"the command was not started: an earlier one in its folder had not ended after {limit} s."
         if code == NO_RESULT:
-            return f"the command left no result: it hangs, was killed, or lacks its folder or disk space; see {log}."
+            why = "it hangs, was killed, its folder is missing, or its disk is full"
+            return f"the command left no result: {why}; see {log}."
         lines = trouble(self._shell(f"tail -c {TAIL_BYTES} {shlex.quote(log)}"))
         if code in TIMED_OUT:
             head = f"the command was ended after {limit} s, its time limit; all output is in {log}."

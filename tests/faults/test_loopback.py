@@ -332,7 +332,7 @@ def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None
 
 # Data that the disk loses by itself changes neither size nor time. The service that tidies the cache reads all of it at
 # times.
-UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is put in order."
+UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is tidied."
 # Messages of a worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
 NOT_USED = "not used, as it is not what its name says"
 NOT_KEPT = "not kept, as the disk has too little room"

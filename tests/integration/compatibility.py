@@ -96,9 +96,10 @@ def reads(release: Release, model: Path) -> list[str]:
 
 
 def meet(master: str, worker: str, model: Path) -> dict[str, Any]:
-    """Let a master of one generation use a worker of another beside one of its own; return both results.
+    """Let a master of one generation use a worker of another beside one of its own; return two results.
 
-    The results are by `verify`. The function also asserts that both workers are ready after each run.
+    Of the results, True has the one with verification, and False the one without. The function also asserts that both
+    workers are ready after each run.
     """
     ours, theirs = GENERATIONS[master], GENERATIONS[worker]
     with ExitStack() as stack:

@@ -191,7 +191,7 @@ class _Download:
         return self.hash.hexdigest() if self.wanted.sha256 else git_blob(self.wanted.part)
 
     def run(self) -> None:
-        """Fetch and verify the file. Raise FileError if its digest is wrong."""
+        """Fetch and verify the file; fetch all of it again if a resumed part is wrong. Raise FileError."""
         patiently(self.wanted.url, self.limits, self.attempt)
         if self.digest() != self.wanted.digest and self.resumed:
             # The bytes of the earlier run may be damaged, or belong to another version.

@@ -20,7 +20,7 @@ FOLLOWED = frozenset(
     qwen2moe qwen3 qwen3moe seed_oss smollm3
     """.split()
 )
-# Architectures with LLM_NORM. Unlike LLM_NORM_RMS, it cannot be done in place.
+# Architectures with LLM_NORM, which cannot be done in place. LLM_NORM_RMS can.
 _LAYER_NORM = frozenset("cohere2 command-r".split())
 # Architectures that scale the embeddings, on the device of the first layer.
 _SCALED = frozenset("gemma gemma2 gemma3".split())

@@ -87,7 +87,7 @@ _FEATURES: dict[str, dict[str, _Feature]] = {
 }
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 
-# Options that a build turns off unless it is portable or generic: features of other machines that ggml enables by
+# Options that a build turns off unless it is portable or native is off: features of other machines that ggml enables by
 # default although not every CPU has them (ggml/CMakeLists.txt), and AMX. With AMX, ggml aborts while it loads a model
 # with latent attention. A master with AMX also computes differently from its workers, because their weights are never
 # placed where AMX is used.

@@ -165,8 +165,9 @@ def time_limit(options: Options, model_bytes: int) -> int:
 def stall_limit(options: Options, model_bytes: int) -> int:
     """Return how many seconds a run may stand still: the requested limit, or a default that even slow hosts meet.
 
-    While a worker computes a batch of the prompt, no progress can be seen. The default is 120 s, and that batch at 40
-    bytes (10 tokens) a second. For a model above 4 GB, the time of the batch grows in proportion to the model's size.
+    While a worker computes a batch of the prompt, no progress can be seen. The default is 120 s plus the
+    time of that batch at 40 bytes (10 tokens) a second. For a model above 4 GB, the time of the batch grows in
+    proportion to the model's size.
     """
     if options.stall_timeout is not None:
         return options.stall_timeout

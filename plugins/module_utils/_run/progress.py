@@ -106,7 +106,7 @@ class Progress:
             self._whole_line(line)
         self._line = rest[:_LONGEST_LINE]
         if self.state.phase == LOADING and _DOTS.fullmatch(rest):
-            # At most one dot for each percent.
+            # llama.cpp prints at most one dot for each percent.
             self._tell(replace(self.state, loaded_percent=float(len(rest))))
 
     def _whole_line(self, line: bytes) -> None:

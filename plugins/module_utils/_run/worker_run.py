@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .._rpc.worker_status import WorkerStatus
     from .perf_log import PerfLog
 
-# Without a debugger that prints a trace at an abort (ggml/src/ggml.c); messages in English, numbers in C form.
+# Start no debugger that prints a trace at an abort (ggml/src/ggml.c). Print messages in English and numbers in C form.
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
 # Upstream takes option defaults from the environment, but only the command may define a run. (common/arg.cpp)
 WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")

@@ -9,7 +9,7 @@
 #   leave   give up the claim, but keep the folder for the next run
 #   remove  delete the folder, and the folders that dead runs have left
 #   sweep   delete the folders that dead runs have left
-# A run is dead if it has not renewed its claim for $LAPSES seconds (sweep: a day) and watched_command runs no command of it.
+# A run is dead if watched_command runs no command of it and it has not renewed its claim for $LAPSES seconds. sweep waits a day.
 set -u
 umask 022
 folder=$BUILDS/$KEY
