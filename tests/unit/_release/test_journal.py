@@ -154,7 +154,13 @@ def test_the_role_reads_the_note_without_python(prefix: Path) -> None:
 def task(prefix: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Yield a process like one of an upgrade's task; it ends with its input."""
     environment = {**os.environ, "LLAMA_CPP_CLUSTER_UPGRADE": str(prefix)}
-    with subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen(["cat"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        # The kernel has no environment of a process until the program is loaded. Its answer shows that it is.
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"x\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"x\n"
         yield process
 
 
