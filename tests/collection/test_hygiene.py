@@ -36,18 +36,6 @@ REGISTRIES = re.compile(
         ]
     )
 )
-# A name of a play or task begins with one of these. Add a verb if none of them says what is done.
-VERBS = frozenset(
-    """
-    apply ask assemble bring build change check choose claim clear close collect compare complete compute configure
-    connect contact continue convert copy create disable divide download drain enable end fail fetch find give install
-    kill leave let look mask measure move note pack plan prepare protect put quantise read record reload remove replace
-    report restart restore return run say send set share show size start stop switch try tune unmask unpack verify wait
-    write
-    """.split()
-)
-# Names of several words, but for those that begin with an expression.
-NAME = re.compile(r"^ *- name: (?![\"']?\{\{)[\"']?(\S+ .+)$", re.MULTILINE)
 UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" * 3]) + r")\b")
 
 
@@ -97,13 +85,6 @@ def test_no_path_of_a_machine(files: dict[str, str]) -> None:
 
 def test_no_host_of_a_package_registry(files: dict[str, str]) -> None:
     assert list(places(files, REGISTRIES)) == []
-
-
-def test_names_of_plays_and_tasks_begin_with_a_verb(files: dict[str, str]) -> None:
-    users_read = re.compile(r"roles/|playbooks/|plugins/|extensions/|docs/|README")
-    names = {found: name for name, text in files.items() if users_read.match(name) for found in NAME.findall(text)}
-    assert names
-    assert {name: file for name, file in names.items() if re.split(r"\W", name.lower())[0] not in VERBS} == {}
 
 
 def test_nothing_is_left_for_later(files: dict[str, str]) -> None:
