@@ -404,6 +404,11 @@ def test_several_workers_on_one_host_and_one_less(restored: Role, worker: str) -
     assert ssh(worker, "sh", "-c", f"ls /etc/systemd/system/*/*cache@{OTHER_PORT}*", check=False).stdout == ""
     assert answers(worker, OTHER_PORT) == "refused"
 
+    restored(worker)
+    assert answers(worker) == "ready"
+    caches = ssh(worker, "ls", "/var/cache/llama_cpp").stdout.split()
+    assert not {str(PORT), str(OTHER_PORT)}.intersection(caches), "nothing would clean the cache of an instance"
+
 
 @pytest.mark.long
 def test_the_cores_of_a_node_are_those_of_the_worker_pinned_to_it(restored: Role) -> None:

@@ -148,7 +148,11 @@ def test_who_needs_the_workers_is_told_who_holds_them_and_may_pause_the_api(bear
         assert done.returncode != 0, name
         assert f"{API_UNIT} of master holds the workers. Add -e llama_server_pause=true" in words(done), words(done)
     assert property_of("InvocationID") == started
+    # As a run leaves it that is interrupted after it has stopped the first of two services.
+    other = "systemd-tmpfiles-clean.timer"
+    ssh("master", "sh", "-c", f"echo {other} >/run/llama_server_paused && systemctl stop {other}")
     done = playbook("infer", llama_server_pause=True)
+    assert ssh("master", "systemctl", "is-active", other).stdout.strip() == "active", "it is not forgotten"
     assert "tokens/s" in words(done) or "tokens per second" in words(done), done.stdout
     serves(bearer, 90)
     # The API is back after a run that failed, too.
@@ -261,6 +265,10 @@ BAD = {
         "which others can reach: say in llama_server_trusted_sources",
     ),
     "short-key": ({"llama_server_api_keys": ["secret"]}, "a key that is too short"),
+    "key-of-two-lines": (
+        {"llama_server_api_keys": ["key-of-the-page-0123456789\n"]},
+        "a key that is too short or has other",
+    ),
     "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "cannot read home or temporary folders"),
     "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
     "no-draft": (
