@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from support.tree import PLAYBOOKS
+
 ROOT = Path(__file__).resolve().parents[2]
 # TEST-NET-1: nobody has these addresses, and no playbook may ask them.
 NODES = {f"w{i}": {"ansible_host": f"192.0.2.{i}"} for i in range(1, 17)}
@@ -74,6 +76,36 @@ def test_an_inventory_that_is_no_cluster_is_explained_at_once(
         assert sentence in done.stdout
     assert "UNREACHABLE" not in done.stdout
     assert done.stdout.count("TASK [") == 1
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS)
+def test_a_misspelt_variable_stops_every_playbook_at_its_start(tmp_path: Path, playbook: str) -> None:
+    inventory = {
+        "llama_masters": {"m": {"ansible_host": "192.0.2.17", "rpc_server_treads": 4}},
+        "llama_workers": {"w1": {**NODES["w1"], "rpc_server_memory_mx": "90%", "their_rpc_server_treads": 1}},
+        "llama_gateways": {"g": {"ansible_host": "192.0.2.18"}},
+    }
+    names = ("-e", "replace_old=w1 replace_new=w1 kubernetes_verbose=1 gguf_model_pth=/m.gguf")
+    done = play(tmp_path, playbook, inventory, *names)
+    assert done.returncode == 2
+    assert "knows gguf_model_pth (of " in done.stdout
+    assert "): write gguf_model_path, or list gguf_model_pth in llama_cpp_allow_unknown_variables." in done.stdout
+    if playbook not in {"demo", "image", "kubernetes", "size"}:  # these use no workers of the inventory
+        assert "knows rpc_server_treads (of m): write rpc_server_threads," in done.stdout
+        assert "knows rpc_server_memory_mx (of w1): write rpc_server_memory_max," in done.stdout
+    assert "their_rpc" not in done.stdout
+    assert "kubernetes_verbose" not in done.stdout
+    assert "UNREACHABLE" not in done.stdout
+    assert done.stdout.count("TASK [") == 1
+
+
+def test_an_allowed_variable_stops_nothing(tmp_path: Path) -> None:
+    inventory = {"llama_masters": {"m": {"rpc_server_rack": 7}}, "llama_workers": {"w1": {}}}
+    options = ("-e", '{"llama_cpp_allow_unknown_variables": ["rpc_server_rack"]}', "-e", "size_host_memory=")
+    done = play(tmp_path, "size", inventory, *options, "-e", "rpc_server_rack=8")
+    assert "size_host_memory is empty" in done.stdout
+    done = play(tmp_path, "size", inventory, "-e", "size_host_memory=", "-e", "rpc_server_rack=8")
+    assert "knows rpc_server_rack (of localhost): " in done.stdout
 
 
 @pytest.mark.parametrize("playbook", ["verify", "infer"])
