@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
-module: split_plan
+module: split_plan_info
 short_description: Divide a model among llama.cpp RPC workers and check whether it fits
 version_added: 0.1.0
 description:
@@ -158,7 +158,7 @@ notes:
 
 EXAMPLES = r"""
 - name: Divide the model between two hosts
-  llama_cpp.cluster.split_plan:
+  llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
     ctx_size: 8192
     workers:
@@ -183,7 +183,7 @@ EXAMPLES = r"""
     label: "{{ item.endpoint }}"
 
 - name: Check a split of your own, with a smaller cache and one worker that is twice as fast
-  llama_cpp.cluster.split_plan:
+  llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
     cache_type_k: q8_0
     cache_type_v: q8_0

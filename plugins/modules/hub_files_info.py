@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
-module: hub_files
+module: hub_files_info
 short_description: Look up files of a Hugging Face repository
 version_added: 0.1.0
 description:
@@ -63,7 +63,7 @@ extends_documentation_fragment:
 
 EXAMPLES = r"""
 - name: Look up the files of the model
-  llama_cpp.cluster.hub_files:
+  llama_cpp.cluster.hub_files_info:
     repo: ggml-org/gemma-3-1b-it-GGUF
     files: [gemma-3-1b-it-Q4_K_M.gguf]
   register: model
