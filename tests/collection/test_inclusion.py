@@ -152,7 +152,7 @@ def test_pages_name_the_archive_of_this_version() -> None:
 def test_links_into_the_repository_lead_to_files() -> None:
     repository = load_yaml(ROOT / "galaxy.yml")["repository"]
     link = re.compile(re.escape(repository) + r"/(?:blob|tree|raw)/main/([^\s)#\"'>]+)")
-    files = [*PAGES, *ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.*")]
+    files = [ROOT / "galaxy.yml", *PAGES, *ROOT.glob("*.md"), *(ROOT / ".github").rglob("*.*")]
     found = {target for path in files for target in link.findall(path.read_text(encoding="utf-8"))}
     assert "docs/reference/releases.md" in found
     assert {target for target in found if not (ROOT / target).exists()} == set()
