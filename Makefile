@@ -95,7 +95,7 @@ test-ansible: ## Run the unit tests and ansible-test sanity with ansible-core 2.
 	@scripts/bootstrap.sh dev
 	@scripts/release.sh test-ansible
 
-release: ## Build the archive of this commit in dist, with a bill of materials, and check it with galaxy-importer; KEY=<a gpg key> signs it
+release: ## Check this commit with ansible-test sanity, build its archive in dist with a bill of materials, and check that with galaxy-importer; KEY=<a gpg key> signs it
 	@scripts/bootstrap.sh dev
 	@scripts/release.sh
 

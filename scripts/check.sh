@@ -63,6 +63,7 @@ reads=$(digest_of . ':!scripts' ':!*.md' ':!tests/*.py' ':!plugins/module_utils'
     start ansible-lint ansible-lint -q
 start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins
 start prose python scripts/prose.py
+start actionlint actionlint .github/workflows/*.yml
 start yamllint yamllint --strict .
 start ruff ruff check --quiet --output-format concise .
 start ruff-format ruff format --check --quiet .

@@ -16,7 +16,7 @@ from proselint.registry.checks import Check, types
 from proselint.registry.checks.engine import Fast, Padding, RegexOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "roles/*/README.md")
+PAGES = ("README.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "roles/*/README.md")
 # The checks of proselint that find mistakes in technical pages. Its other checks judge typography and taste.
 CHECKS = (
     "archaism", "cliches", "hedging", "industrial_language", "malapropisms", "mixed_metaphors", "mondegreens",

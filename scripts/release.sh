@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make release`: builds the archive of the commit that is checked out, checks it with galaxy-importer, writes its bill of materials and, with KEY,
-# a signature that `ansible-galaxy collection verify --signature` checks. All of it goes to $OUT (dist by default). It uploads nothing.
+# `make release`: checks the commit that is checked out with `ansible-test sanity`, builds its archive, checks that with galaxy-importer, writes its bill of
+# materials and, with KEY, a signature that `ansible-galaxy collection verify --signature` checks. All of it goes to $OUT (dist by default). It uploads nothing.
 # `scripts/release.sh test-ansible`: runs the sessions of noxfile.py, or those in $SESSIONS.
 set -eu
 
@@ -26,6 +26,9 @@ if [ "${1:-}" = test-ansible ]; then
 fi
 
 [ -z "$(git status --porcelain)" ] || die "there are changes that are not committed, and the archive is made of the commit: commit or remove them."
+echo "==> ansible-test sanity, some minutes"
+python scripts/sanity.py || die "ansible-test sanity failed, so there is no archive: correct what it names above."
+
 # With this time, two builds of a commit have the same bytes.
 SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 export SOURCE_DATE_EPOCH

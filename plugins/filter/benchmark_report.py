@@ -36,7 +36,7 @@ options:
         description: The result of M(llama_cpp.cluster.distributed_inference), which contains what each worker held.
         type: dict
       plan:
-        description: The result of M(llama_cpp.cluster.split_plan).
+        description: The result of M(llama_cpp.cluster.split_plan_info).
         type: dict
       model:
         description: The result of M(llama_cpp.cluster.gguf_info).

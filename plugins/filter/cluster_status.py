@@ -22,7 +22,7 @@ options:
       - The keys are its C(endpoints), the group of each as C(groups), C(out) (why it could not be asked, or empty),
         C(servers) of M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as
         C(firewall) (V(null) if the role does not manage it), the C(manifest) of its llama.cpp release, and
-        C(unfinished) of M(llama_cpp.cluster.release_journal) as C(upgrade).
+        C(unfinished) of M(llama_cpp.cluster.release_journal_info) as C(upgrade).
     type: dict
     required: true
   seen:

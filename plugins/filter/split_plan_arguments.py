@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filter: the arguments of split_plan, from an inventory, the memory of its hosts and llama.cpp's options."""
+"""Filter: the arguments of split_plan_info, from an inventory, the memory of its hosts and llama.cpp's options."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: split_plan_arguments
-short_description: Make the options of split_plan for the workers of an inventory
+short_description: Make the options of split_plan_info for the workers of an inventory
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns endpoints of workers, C(/proc/meminfo) of their hosts and options of llama.cpp into options of the module
-    P(llama_cpp.cluster.split_plan#module).
+    P(llama_cpp.cluster.split_plan_info#module).
   - Workers of one host share its memory. The limit of a worker is C(rpc_server_memory_max) of its host, or
     C(memory_max) of its instance.
   - If groups share a host, each worker there has a share of its memory. The share is the worker's limit. Workers

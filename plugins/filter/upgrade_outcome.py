@@ -18,9 +18,9 @@ options:
   _input:
     description:
       - A dictionary for each host.
-      - The keys are the results of M(llama_cpp.cluster.release_journal) at the start (C(look)) and at the end (C(now)),
-        the note on the host (C(note)), whether its change had begun (C(touched)), whether it stopped answering
-        (C(lost)), why it failed (C(out)), and why it could not be repaired (C(stuck)).
+      - The keys are the results of M(llama_cpp.cluster.release_journal_info) at the start (C(look)) and at the end
+        (C(now)), the note on the host (C(note)), whether its change had begun (C(touched)), whether it stopped
+        answering (C(lost)), why it failed (C(out)), and why it could not be repaired (C(stuck)).
     type: dict
     required: true
   planned:
@@ -78,7 +78,7 @@ def upgrade_outcome(
 
 
 def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the present journal of a host; None if the host stopped answering or release_journal failed there."""
+    """Return the present journal of a host; None if the host stopped answering or release_journal_info failed there."""
     now: Mapping[str, Any] | None = known["now"]
     return now if now and "current" in now and not known["lost"] else None
 

@@ -19,7 +19,7 @@ description:
 positional: _input, master
 options:
   _input:
-    description: What M(llama_cpp.cluster.release_journal) returns, by host.
+    description: What M(llama_cpp.cluster.release_journal_info) returns, by host.
     type: dict
     required: true
   master:
@@ -105,7 +105,7 @@ def upgrade_plan(
 ) -> dict[str, Any]:
     """Return the plan of an upgrade or a rollback."""
     if not isinstance(looks, Mapping) or master not in looks:
-        raise AnsibleFilterError("upgrade_plan needs a dictionary of what release_journal returns, the master's too")
+        raise AnsibleFilterError("upgrade_plan needs what release_journal_info returns, by host, the master's too")
     if not rollback and wanted and [host for host in looks if host not in wanted]:
         raise AnsibleFilterError("upgrade_plan needs to know the release that is wanted for each host")
     return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)

@@ -40,7 +40,7 @@ options:
     type: path
   part:
     description: Which part of the model the worker gets, in the form of
-      RV(llama_cpp.cluster.split_plan#module:workers); by default all of it.
+      RV(llama_cpp.cluster.split_plan_info#module:workers); by default all of it.
     type: dict
     suboptions:
       first_layer:
@@ -99,7 +99,7 @@ notes:
   - With O(from_controller), the module computes the digest of each tensor on the controller, and of each entry of the
     same size on the host, to find the missing ones.
 seealso:
-  - module: llama_cpp.cluster.split_plan
+  - module: llama_cpp.cluster.split_plan_info
   - module: llama_cpp.cluster.rpc_server_info
 """
 

@@ -287,7 +287,7 @@ release:
       description: Whether its C(rpc-cache), which cleans the tensor cache, can be run.
       type: bool
     upgrade:
-      description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal).
+      description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal_info).
       type: bool
 account:
   description: The account; V(null) if there is none of that name.

@@ -30,7 +30,7 @@ SECTIONS = {
 # The titles of other folders, if they have no index.
 FOLDERS = {"reference/roles": "Roles", "reference/playbooks": "Playbooks", "upstream": "Patches, for llama.cpp"}
 # Pages in the top folder, which are for contributors.
-TOP = ("CONTRIBUTING.md", "SECURITY.md")
+TOP = ("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
 LANGUAGES = {".yml": "yaml", ".yaml": "yaml", ".json": "json", ".py": "python", ".sh": "bash", ".j2": "jinja"}
 FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=^)(\[[^\]]+\]: )(\S+)", re.MULTILINE)

@@ -4,7 +4,7 @@
 First, one worker with a thread for each core is compared to the same cores without RPC (with and without repacked
 weights, the former by physical batch), to a worker that leaves weights as they come (as upstream's does), and to
 workers with upstream's default of half the threads and with four times as many threads as cores. Then the benchmark
-measures one, two and four workers of one core each, by physical batch, with layers divided as module split_plan divides
+measures one, two and four workers of one core each, by physical batch, with layers divided as split_plan_info divides
 them among workers with equal memory. While two workers generate they wait in turn, and on some machines cores that rest
 are slower for it. So workers of the default release stay awake for a while; workers that do not are measured, too. Two
 workers on the same core, which never rests, show the second worker's own cost, and so do cores that the kernel keeps
@@ -101,7 +101,7 @@ def planned(path: Path, count: int) -> list[int]:
     of_each = [
         {"endpoint": f"127.0.0.1:{50052 + number}", "memory_available_bytes": AMPLE_BYTES} for number in range(count)
     ]
-    split: list[int] = task("split_plan", {"model": str(path), "workers": of_each})["tensor_split"]
+    split: list[int] = task("split_plan_info", {"model": str(path), "workers": of_each})["tensor_split"]
     return split
 
 

@@ -15,7 +15,15 @@ import yaml
 from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 
 SHIPPED_FOLDERS = {"changelogs", "charts", "docs", "meta", "playbooks", "plugins", "roles"}
-SHIPPED_FILES = {"CHANGELOG.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md", "SECURITY.md"}
+SHIPPED_FILES = {
+    "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md",
+    "FILES.json",
+    "LICENSE",
+    "MANIFEST.json",
+    "README.md",
+    "SECURITY.md",
+}
 
 # The least data for a report.
 BENCH = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""split_plan's figures for a llama-server, compared with the buffers that it allocates: slots, drafts, adapters."""
+"""split_plan_info's figures for llama-server, compared with the buffers that it allocates: slots, drafts, adapters."""
 
 from __future__ import annotations
 

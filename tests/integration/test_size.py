@@ -37,8 +37,8 @@ def size(**variables: object) -> subprocess.CompletedProcess[str]:
 def planned(model: Path, count: int, memory_mib: int) -> dict[str, Any]:
     """Return the planner's result for the same hosts."""
     workers = [{"endpoint": f"host{i + 1}", "memory_available_bytes": memory_mib * MIB} for i in range(count)]
-    result = run_module("split_plan", {"model": str(model), "workers": workers, "ctx_size": 4 * 4096, "parallel": 4})
-    return dict(result)
+    arguments = {"model": str(model), "workers": workers, "ctx_size": 4 * 4096, "parallel": 4}
+    return dict(run_module("split_plan_info", arguments))
 
 
 def test_it_finds_the_fewest_hosts_and_says_what_each_gets(model: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""split_plan's figures for each worker, compared with the buffers that llama.cpp then allocates there."""
+"""split_plan_info's figures for each worker, compared with the buffers that llama.cpp then allocates there."""
 
 from __future__ import annotations
 
@@ -244,21 +244,21 @@ def arguments(model: Path, *memory: object, **further: object) -> dict[str, obje
 
 
 def test_the_module_says_what_the_planner_does(model: Path) -> None:
-    result = run_module("split_plan", arguments(model, GIB, GIB, ctx_size=4096, cache_type_k="q8_0"))
+    result = run_module("split_plan_info", arguments(model, GIB, GIB, ctx_size=4096, cache_type_k="q8_0"))
     workers = tuple(Planned(f"192.0.2.{number}:50052", GIB) for number in (1, 2))
     cluster = Cluster(workers, reserve_bytes=256 * MIB, reserve_percent=5)
     expected = plan(read_model(model), Load(ctx_size=4096, cache_type_k="q8_0"), cluster)
     assert {name: result[name] for name in expected} == expected
     assert result["fits"]
     assert result["fits_on_one"]
-    again = run_module("split_plan", arguments(model, GIB, GIB, ctx_size=4096, cache_type_k="q8_0"), check=True)
+    again = run_module("split_plan_info", arguments(model, GIB, GIB, ctx_size=4096, cache_type_k="q8_0"), check=True)
     assert {**again, "invocation": None} == {**result, "invocation": None}
-    few = run_module("split_plan", arguments(model, 100 * MIB, reserve_bytes=0, ctx_size=1 << 20))
+    few = run_module("split_plan_info", arguments(model, 100 * MIB, reserve_bytes=0, ctx_size=1 << 20))
     assert (few["fits"], few.get("failed")) == (False, None)
 
 
 def test_what_is_returned_is_documented(model: Path) -> None:
-    returns = documentation("module")[f"{COLLECTION}.split_plan"]["return"]
+    returns = documentation("module")[f"{COLLECTION}.split_plan_info"]["return"]
     workers = (Planned("a:1", GIB), Planned("b:1", GIB))
     fits = plan(read_model(model), Load(ctx_size=512), Cluster(workers))
     small = (Planned("a:1", 90 * MIB), Planned("b:1", 60 * MIB))
@@ -289,7 +289,7 @@ def test_bad_input(model: Path, tmp_path: Path) -> None:
         "reserve_bytes is -1": arguments(model, GIB, reserve_bytes=-1),
     }
     for said, given in cases.items():
-        result = run_module("split_plan", given)
+        result = run_module("split_plan_info", given)
         assert result.get("failed"), said
         assert said in result["msg"]
         assert result["msg"].endswith(".")
@@ -297,7 +297,7 @@ def test_bad_input(model: Path, tmp_path: Path) -> None:
 
 
 def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
-    examples = documentation("module")[f"{COLLECTION}.split_plan"]["examples"]
+    examples = documentation("module")[f"{COLLECTION}.split_plan_info"]["examples"]
     plays = as_plays(yaml.safe_load(re.sub(r"/srv/models/[\w.-]+", str(model), examples)))
     playbook = tmp_path / "playbook.yml"
     playbook.write_text(yaml.safe_dump(plays, sort_keys=False))

@@ -16,7 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result imp
 
 GIB, MIB = 1 << 30, 1 << 20
 TYPES = {kind.name: number for number, kind in TENSOR_TYPES.items()}
-# The load is an API with the defaults of role llama_server, and the reserve is that of module split_plan.
+# The load is an API with the defaults of role llama_server, and the reserve is that of module split_plan_info.
 LOAD = Load(ctx_size=4 * 4096, parallel=4, master_other_bytes=1024 * MIB)
 RESERVE_BYTES, RESERVE_PERCENT = 256 * MIB, 5.0
 COUNTS, HOSTS_GIB = (1, 2, 3, 4, 8), (7, 15, 31, 63)

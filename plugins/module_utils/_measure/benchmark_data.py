@@ -24,7 +24,7 @@ from .benchmark_history import (
 )
 from .benchmark_words import summary_of, workers_of
 
-# The largest deviations from the plan that module split_plan promises, in percent.
+# The largest deviations from the plan that module split_plan_info promises, in percent.
 PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}
 
 
@@ -134,7 +134,7 @@ def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
     """Return the report of one benchmark; `before` are the runs of its history.
 
     `results` holds `bench` (the result of llama_bench). The other keys may be missing or null: `run`
-    (distributed_inference), `plan` (split_plan), `model` (gguf_info), `workers` (the list of rpc_worker_info), `hosts`
+    (distributed_inference), `plan` (split_plan_info), `model` (gguf_info), `workers` (list of rpc_worker_info), `hosts`
     (a list with the facts of each host), `title`, `time` (UTC) and `settings`.
     """
     bench = mapping_at(results.get("bench"), "bench")

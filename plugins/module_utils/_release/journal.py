@@ -34,6 +34,13 @@ class JournalError(Exception):
     """A host cannot be upgraded, or its note cannot be read or written; the message is one sentence."""
 
 
+def sentence(error: JournalError | OSError, prefix: Path) -> str:
+    """Return what failed in the folder of the releases, and the remedy, as a sentence."""
+    if isinstance(error, OSError):
+        return f"{error.filename or prefix} cannot be used ({error.strerror}): correct that, and run this again."
+    return str(error)
+
+
 def read(prefix: Path) -> dict[str, Any]:
     """Return the release in use, the manifests of all releases, and the notes of upgrades."""
     manifests = {}

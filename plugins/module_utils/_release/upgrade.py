@@ -18,7 +18,7 @@ def plan(
 ) -> dict[str, Any]:
     """Return the release that each host is to get, or the problems, or the recovery from an interrupted upgrade.
 
-    A look is the result of release_journal. `wanted` is the name of the new release by host, None while it is unknown.
+    A look is the result of release_journal_info. `wanted` is the new release's name by host, None while it is unknown.
     With `rollback`, the new release is the previous one.
     """
     unfinished = {host: look["unfinished"] for host, look in looks.items() if look["unfinished"]}

@@ -32,7 +32,7 @@ _EMBEDDING = "token_embd.weight"
 
 
 class Part(NamedTuple):
-    """The part of a model that a worker gets, as in split_plan. `first_layer` matters only if `layers` is above 0."""
+    """The part of a model that a worker gets, as in split_plan_info. `first_layer` matters only if `layers` > 0."""
 
     first_layer: int | None
     layers: int

@@ -116,8 +116,8 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
 
     A look of a worker host has `endpoints` (host:port), `groups` (the llama_group of each endpoint), `out` (why the
     host could not be asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if the role
-    does not manage it), `manifest` (of the release, or None) and `upgrade` (an unfinished upgrade from release_journal,
-    or None). A host without `servers` was not asked.
+    does not manage it), `manifest` (of the release, or None) and `upgrade` (an unfinished upgrade from
+    release_journal_info, or None). A host without `servers` was not asked.
 
     The view of a master in `seen` has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services`
     (llama_server_info). With a tunnel it also has `links` (rpc_tunnel_info) and `inside`, the master's address in the

@@ -26,7 +26,7 @@ from module_utils._plan.options import read_options
 from module_utils._plan.result import plan
 
 LOOK_AGAIN_S = 15
-# The memory that a plan leaves free in each pod for the program itself, with the defaults of the module split_plan.
+# The memory that a plan leaves free in each pod for the program itself, as split_plan_info does by default.
 RESERVE_BYTES, RESERVE_PERCENT = 1 << 28, 5.0
 
 

@@ -54,7 +54,7 @@ def model(path: Path, *, tied: bool) -> Path:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, LAYERS + 1), max_size=3), tied=st.booleans())
 def test_the_parts_of_a_plan_have_each_tensor_once(tmp_path: Path, cuts: list[int], tied: bool) -> None:
-    """Parts are as in split_plan: layers are consecutive, and the worker with the last part gets the output."""
+    """Parts are as in split_plan_info: layers are consecutive, and the worker with the last part gets the output."""
     path = model(tmp_path / f"{tied}.gguf", tied=tied)
     bounds = [0, *sorted(cuts), LAYERS + 1]
     parts = [

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The arguments of split_plan for an inventory, or the reason why there are none."""
+"""The arguments of split_plan_info for an inventory, or the reason why there are none."""
 
 from __future__ import annotations
 

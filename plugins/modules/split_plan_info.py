@@ -7,9 +7,9 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
-module: split_plan
+module: split_plan_info
 short_description: Divide a model among llama.cpp RPC workers and check whether it fits
-version_added: 0.1.0
+version_added: 0.3.0
 description:
   - Reads the header of a GGUF model. For each worker and for the master it returns the layers, the memory that they
     need (weights, KV cache, compute buffers), and the memory that is left.
@@ -19,6 +19,7 @@ description:
   - If the model does not fit, it returns what each host lacks, and the smallest changes that would help.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
   - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
+  - Before version 0.3.0 the module was called C(split_plan).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
@@ -92,35 +93,29 @@ options:
       - V(0) means a program that serves one sequence and may need the output of each token.
     type: int
     default: 0
-    version_added: 0.2.0
   outputs_per_slot:
     description:
       - With O(parallel), for how many tokens of a slot the program needs the output at a time. This is 1, plus one
         for each drafted token. If the program serves embeddings, it is O(ubatch_size).
     type: int
     default: 1
-    version_added: 0.2.0
   kv_unified:
     description: Whether the slots share one cache (C(--kv-unified)).
     type: bool
     default: false
-    version_added: 0.2.0
   draft_model:
     description: >-
       A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory.
     type: path
-    version_added: 0.2.0
   lora:
     description: Files of LoRA adapters (C(--lora)). Each tensor is on the worker that has the tensor that it changes.
     type: list
     elements: path
     default: []
-    version_added: 0.2.0
   master_other_bytes:
     description: Other memory that the program uses on the master, such as for prompts (C(--cache-ram), there in MiB).
     type: int
     default: 0
-    version_added: 0.2.0
   tensor_split:
     description: A share for each worker, to be checked. If the list is empty, the module chooses the shares.
     type: list
@@ -158,7 +153,7 @@ notes:
 
 EXAMPLES = r"""
 - name: Divide the model between two hosts
-  llama_cpp.cluster.split_plan:
+  llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
     ctx_size: 8192
     workers:
@@ -183,7 +178,7 @@ EXAMPLES = r"""
     label: "{{ item.endpoint }}"
 
 - name: Check a split of your own, with a smaller cache and one worker that is twice as fast
-  llama_cpp.cluster.split_plan:
+  llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
     cache_type_k: q8_0
     cache_type_v: q8_0
@@ -266,7 +261,6 @@ workers:
       type: int
     fits_alone:
       description: Whether it could hold the whole model alone.
-      version_added: 0.2.0
       type: bool
 master:
   description: >-
@@ -290,7 +284,6 @@ master:
     other_bytes:
       description: All of O(draft_model), and O(master_other_bytes).
       type: int
-      version_added: 0.2.0
     total_bytes:
       description: All of these.
       type: int
@@ -344,7 +337,6 @@ suggestions:
       type: int
     parallel:
       description: The largest number of slots with the same context that fits, for V(parallel).
-      version_added: 0.2.0
       type: int
     cache_type_k:
       description: For V(cache_type), like RV(suggestions[].cache_type_v).

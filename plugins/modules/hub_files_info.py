@@ -7,13 +7,14 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 ---
-module: hub_files
+module: hub_files_info
 short_description: Look up files of a Hugging Face repository
-version_added: 0.1.0
+version_added: 0.3.0
 description:
   - Asks the hub for URLs, sizes and digests of files of a repository, all from the same commit. It returns them in
     the form that M(llama_cpp.cluster.verified_download) takes.
   - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts.
+  - Before version 0.3.0 the module was called C(hub_files).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
@@ -63,7 +64,7 @@ extends_documentation_fragment:
 
 EXAMPLES = r"""
 - name: Look up the files of the model
-  llama_cpp.cluster.hub_files:
+  llama_cpp.cluster.hub_files_info:
     repo: ggml-org/gemma-3-1b-it-GGUF
     files: [gemma-3-1b-it-Q4_K_M.gguf]
   register: model
