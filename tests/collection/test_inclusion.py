@@ -12,7 +12,7 @@ import pytest
 from ansible.release import __version__ as core_version
 from ansible_test._util.target.common.constants import CONTROLLER_PYTHON_VERSIONS, REMOTE_ONLY_PYTHON_VERSIONS
 
-from support.examples import PAGES
+from support.examples import FENCE, PAGES
 from support.tree import COLLECTION, PLUGINS, ROOT, documentation, load_yaml, run
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -127,12 +127,11 @@ def test_one_oldest_python_of_hosts() -> None:
     oldest = min((row[2] for row in POLICY.values()), key=number)
     assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     host = re.compile(r"(?:\bsudo and|\brun on|Needs|Works with) Python (3\.\d+)")
-    pages = [page for page in PAGES if page != ROOT / "README.md"]
     found = {
         str(path.relative_to(ROOT)): set(host.findall(path.read_text(encoding="utf-8")))
-        for path in [*pages, *(ROOT / "plugins").rglob("*.py")]
+        for path in [*PAGES, *(ROOT / "plugins").rglob("*.py")]
     }
-    assert {"docs/reference/support.md", "docs/development.md", "plugins/doc_fragments/reads_only.py"} <= {
+    assert {"README.md", "docs/reference/support.md", "docs/development.md", "plugins/doc_fragments/reads_only.py"} <= {
         path for path, versions in found.items() if versions
     }
     assert {path: versions for path, versions in found.items() if versions - {oldest}} == {}
@@ -156,6 +155,14 @@ def test_links_into_the_repository_lead_to_files() -> None:
     found = {target for path in files for target in link.findall(path.read_text(encoding="utf-8"))}
     assert "docs/reference/releases.md" in found
     assert {target for target in found if not (ROOT / target).exists()} == set()
+
+
+def test_links_of_the_readme_are_absolute() -> None:
+    """Galaxy shows it without the repository."""
+    text = FENCE.sub("", (ROOT / "README.md").read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)|\b(?:href|src)=[\"']([^\"']+)|^\[[^\]]+\]: (\S+)", text, re.MULTILINE)
+    assert links
+    assert [link for link in map("".join, links) if not re.match(r"https://|#", link)] == []
 
 
 def test_policies_are_linked() -> None:
