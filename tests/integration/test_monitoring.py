@@ -247,6 +247,25 @@ def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
     assert "node_textfile_scrape_error 0" in shown
 
 
+def test_node_exporter_tells_metrics_that_were_removed_from_those_that_it_cannot_read(tmp_path: Path) -> None:
+    """LlamaRpcWorkerGone depends on it: the first is a worker that was removed, the second is a fault."""
+    own, folder = tmp_path / "own", tmp_path / "textfiles"
+    own.mkdir()
+    folder.mkdir()
+    (own / "llama_rpc.prom").write_text('llama_rpc_up{endpoint="a:1"} 1\n')
+    (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
+    with node_exporter(folder) as url:
+        shown = page(f"{url}/metrics")
+        assert 'llama_rpc_up{endpoint="a:1"} 1' in shown
+        assert "node_textfile_scrape_error 0" in shown
+        (own / "llama_rpc.prom").unlink()
+        assert "node_textfile_scrape_error 1" in page(f"{url}/metrics")
+        (folder / "llama_rpc.prom").unlink()
+        shown = page(f"{url}/metrics")
+    assert "node_textfile_scrape_error 0" in shown
+    assert "llama_rpc_up" not in shown
+
+
 @pytest.mark.llama
 def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
     promtool: str, release_7: Release, model: Path, tmp_path: Path
