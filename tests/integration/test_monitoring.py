@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
@@ -99,6 +100,32 @@ def test_the_rules_are_sound_and_each_has_an_example_that_comes_true(promtool: s
     assert "SUCCESS" in run(promtool, "test", "rules", tmp_path / "alerts_test.yml", cwd=tmp_path)
     alerts = set(re.findall(r"alert: (\w+)", (tmp_path / "alerts.yml").read_text()))
     assert alerts == set(re.findall(r"Llama\w+", (tmp_path / "alerts_test.yml").read_text()))
+
+
+PARTS_OF_A_SECTION = ["What it means", "What clients notice", "First command", "The way back"]
+
+
+def test_each_alert_leads_to_its_section_and_each_section_has_an_alert() -> None:
+    repository = yaml.safe_load((ROOT / "galaxy.yml").read_text())["repository"]
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    urls = {rule["alert"]: rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]}
+    text = (ROOT / "docs/runbooks/alerts.md").read_text()
+    sections = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.MULTILINE))
+    place = f"{repository}/blob/main/docs/runbooks/alerts.md"
+    assert urls == {name: f"{place}#{name.lower()}" for name in sections}, "the anchor is the heading in lower case"
+    for name, section in sections.items():
+        assert re.findall(r"^- \*\*(.+?):\*\* \S", section, re.MULTILINE) == PARTS_OF_A_SECTION, name
+        assert re.search(r"\*\*First command:\*\* `ansible", section), name
+    assert len(text.split()) < 2500
+
+
+def test_the_incident_sheet_begins_with_the_errors_of_clients() -> None:
+    sheet = (ROOT / "docs/runbooks/incident.md").read_text()
+    rows = [line.split(" | ") for line in sheet.splitlines() if line.startswith("| ")]
+    assert rows[0] == ["| symptom", "first command", "page |"]
+    assert rows[1][0] == "| clients get errors"
+    assert rows[1][1].startswith("`ansible")
+    assert len(sheet.split()) < 500, "it is one page"
 
 
 def test_rules_and_dashboard_ask_for_nothing_that_is_not_written(written: set[str]) -> None:
@@ -245,6 +272,25 @@ def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
         shown = page(f"{url}/metrics")
     assert f"llama_rpc_up{{{first}}} 1" in shown
     assert "node_textfile_scrape_error 0" in shown
+
+
+def test_node_exporter_tells_metrics_that_were_removed_from_those_that_it_cannot_read(tmp_path: Path) -> None:
+    """LlamaRpcWorkerGone depends on it: the first is a worker that was removed, the second is a fault."""
+    own, folder = tmp_path / "own", tmp_path / "textfiles"
+    own.mkdir()
+    folder.mkdir()
+    (own / "llama_rpc.prom").write_text('llama_rpc_up{endpoint="a:1"} 1\n')
+    (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
+    with node_exporter(folder) as url:
+        shown = page(f"{url}/metrics")
+        assert 'llama_rpc_up{endpoint="a:1"} 1' in shown
+        assert "node_textfile_scrape_error 0" in shown
+        (own / "llama_rpc.prom").unlink()
+        assert "node_textfile_scrape_error 1" in page(f"{url}/metrics")
+        (folder / "llama_rpc.prom").unlink()
+        shown = page(f"{url}/metrics")
+    assert "node_textfile_scrape_error 0" in shown
+    assert "llama_rpc_up" not in shown
 
 
 @pytest.mark.llama

@@ -13,6 +13,11 @@ from support.tree import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("roles/*/README.md"))]
 TASK_LISTS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers")
+# A command in a sentence or a table. A page marks one that tests cannot run.
+COMMAND = re.compile(
+    r"`((?:ansible|ansible-playbook|ansible-galaxy|ansible-doc|git|systemctl|journalctl|df|dnf) [^`]+)`"
+    r"(?! \(not run by a test)"
+)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -38,6 +43,11 @@ def blocks(*languages: str) -> list[Block]:
             if match[1] in languages
         ]
     return found
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands in the text of a page, each once, apart from those that it says no test runs."""
+    return list(dict.fromkeys(COMMAND.findall(page.read_text(encoding="utf-8"))))
 
 
 def as_plays(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
