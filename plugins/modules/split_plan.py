@@ -151,8 +151,8 @@ options:
       - Whose variables RV(message) names in the changes that help. They are the options of this module, or variables of
         a role or of the playbook V(size).
     type: str
-    choices: [split_plan, inference, llama_server, kubernetes, size]
-    default: split_plan
+    choices: [module, inference, llama_server, kubernetes, size]
+    default: module
     version_added: 0.3.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
@@ -459,7 +459,7 @@ def main() -> None:
             "reserve_percent": {"type": "float", "default": 5},
             "master_memory_available_bytes": {"type": "int"},
             "master_host": {"type": "str"},
-            "variables_of": {"type": "str", "choices": list(TYPED), "default": "split_plan"},
+            "variables_of": {"type": "str", "choices": list(TYPED), "default": "module"},
         },
         supports_check_mode=True,
     )

@@ -50,7 +50,7 @@ _SERVER = {
     "cache_type": "with --cache-type-k {cache} --cache-type-v {cache} in llama_server_extra_args",
 }
 TYPED = {
-    "split_plan": _TYPED,
+    "module": _TYPED,
     "inference": _INFERENCE,
     "llama_server": _SERVER,
     # A group of pods is a leader and its workers.

@@ -150,7 +150,7 @@ def plan(
     *,
     adapters: Sequence[Header] = (),
     draft: Sequence[Header] | None = None,
-    variables_of: str = "split_plan",
+    variables_of: str = "module",
 ) -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 

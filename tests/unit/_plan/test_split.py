@@ -368,14 +368,14 @@ def test_what_is_kept_for_prompts_is_a_hint_as_its_user_types_it(typed: str) -> 
     result = plan([SEVENTY], load, cluster, variables_of=typed)
     [hint] = result["suggestions"]
     word = {
-        "split_plan": f"master_other_bytes={hint['master_other_bytes']}",
+        "module": f"master_other_bytes={hint['master_other_bytes']}",
         "inference": f"master_other_bytes={hint['master_other_bytes']}",
     }.get(typed, f"llama_server_cache_ram={hint['master_other_bytes'] // MIB}")
     assert result["message"] == f"It does not fit, the master lacks 884.5 MiB: it fits with {word}."
     assert plan([SEVENTY], replace(load, master_other_bytes=0), cluster)["fits"]
 
 
-@pytest.mark.parametrize("typed", set(TYPED) - {"split_plan"})
+@pytest.mark.parametrize("typed", set(TYPED) - {"module"})
 def test_hints_name_variables_that_there_are(typed: str) -> None:
     named = set(re.findall(r"\b(\w+)=", " ".join(TYPED[typed].values()))) | {"inference_extra_args"}
     known = {name for path in (ROOT / "roles").glob("*/defaults/main.yml") for name in loaded(path)}
