@@ -32,6 +32,11 @@ class Shape:
     tied: bool = False
     experts: int = 0
 
+    @property
+    def typed(self) -> str:
+        """The name as a user types it, without what comes after a comma."""
+        return self.name.partition(",")[0]
+
 
 SHAPES = (
     Shape("3B", 28, 3072, 8192, 24, 8, 128256, tied=True),

@@ -258,7 +258,7 @@ def test_a_file_gets_a_name_within_the_folder(url: str, name: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_shape_is_a_model_to_llama_cpp_s_own_reader(tmp_path: Path, shape: Shape) -> None:
-    path = get(tmp_path, shape=shape.name)["path"]
+    path = get(tmp_path, shape=shape.typed)["path"]
     model = describe(read_model(tmp_path / "model.gguf"))
     assert (model.name, model.file_type, model.shape.layers, model.notes) == (shape.name, "Q4_0", shape.layers, [])
     assert (tmp_path / "model.gguf").stat().st_blocks * 512 < MIB
