@@ -14,10 +14,11 @@ from .choice import fits
 from .inputs import Cluster, Load, SplitError, Worker
 from .need import Planned
 
-# The cache types to propose, and the fewest bits per weight with which a model still gives text.
+# The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")
-_FEWEST_BITS = 2.0
-_SMALLEST_CONTEXT = 256
+_FEWEST_TENTHS_OF_BITS = 20
+# A cache consists of blocks of so many tokens.
+_BLOCK = 256
 _MIB = 1 << 20
 # If no single change is enough, so many pairs of changes are proposed.
 _PAIRS = 3
@@ -114,7 +115,7 @@ class Hints:
     """The changes with which a model would fit on a cluster."""
 
     def __init__(self, planned: Planned, cluster: Cluster, typed: str) -> None:
-        self.of = planned.of
+        self.of, self.kv_known = planned.of, planned.kv_known
         self.typed = TYPED[typed]
         self.base = Trial(replace(planned.load, ctx_size=planned.context), cluster)
         weights, parameters = planned.model.weights.bytes or 0, planned.model.parameters
@@ -123,22 +124,20 @@ class Hints:
         self._planned: dict[tuple[Load, float], Planned | None] = {(self.base.load, 1.0): planned}
         load, layers = self.base.load, planned.count - planned.local
         self.other_mib = math.ceil(load.master_other_bytes / _MIB)
-        self.contexts = [
-            blocks * _SMALLEST_CONTEXT // max(1, load.parallel)
-            for blocks in range((planned.context - 1) // _SMALLEST_CONTEXT, 0, -1)
-        ]
+        # The contexts of all slots together, without those in which a slot has none.
+        self.contexts = range((planned.context - 1) // _BLOCK * _BLOCK, max(0, load.parallel - 1), -_BLOCK)
         self.caches = [
             kind for kind in _SMALLER_CACHES if self._cache_bits(kind, kind) < self._cache_bits(*self._types)
         ]
-        self.fitting_bits = [bits / 10 for bits in range(math.ceil(self.bits * 10) - 1, int(_FEWEST_BITS * 10) - 1, -1)]
+        self.tenths_of_bits = range(math.ceil(self.bits * 10) - 1, _FEWEST_TENTHS_OF_BITS - 1, -1)
         self.kinds = [
             Kind("tensor_split", 1 if cluster.tensor_split else 0, self._without_split),
             Kind("prompts", self.other_mib, self._fewer_prompts),
-            Kind("context", len([slot for slot in self.contexts if slot]), self._shorter_context),
+            Kind("context", len(self.contexts), self._shorter_context),
             Kind("parallel", load.parallel - 1, self._fewer_slots),
             Kind("cache_type", 0 if load.flash_attn == "off" else len(self.caches), self._smaller_cache),
             Kind("workers", min(MAX_WORKERS, layers) - len(cluster.workers), self._more_workers),
-            Kind("quantisation", len(self.fitting_bits), self._smaller_weights),
+            Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
 
     @property
@@ -157,8 +156,8 @@ class Hints:
         return trial._replace(load=replace(trial.load, master_other_bytes=(self.other_mib - 1 - index) * _MIB))
 
     def _shorter_context(self, trial: Trial, index: int) -> Trial:
-        context = self.contexts[index] * max(1, trial.load.parallel)
-        return trial._replace(load=replace(trial.load, ctx_size=context))
+        slot = self.contexts[index] // max(1, self.base.load.parallel)
+        return trial._replace(load=replace(trial.load, ctx_size=slot * max(1, trial.load.parallel)))
 
     def _fewer_slots(self, trial: Trial, index: int) -> Trial:
         slots = self.base.load.parallel - 1 - index
@@ -174,7 +173,7 @@ class Hints:
         return trial._replace(cluster=replace(trial.cluster, workers=workers, tensor_split=()))
 
     def _smaller_weights(self, trial: Trial, index: int) -> Trial:
-        return trial._replace(shrink=self.fitting_bits[index] / self.bits)
+        return trial._replace(shrink=self.tenths_of_bits[index] / 10 / self.bits)
 
     def fits(self, trial: Trial) -> bool:
         """Return whether the model fits in a trial."""
@@ -223,6 +222,11 @@ class Hints:
         if alone and alone[0]["kind"] == "tensor_split":
             return [it for it in alone if it["kind"] != "workers"]  # which the division that is given rules out
         return alone or list(islice(self._pairs(), _PAIRS))
+
+    def with_which_it_fits(self, changes: Sequence[str]) -> str:
+        """Return the end of a sentence that names changes with which the model fits."""
+        without = "" if self.kv_known else ", without the cache, whose size is not known,"
+        return f": it fits{without} {enumerated(changes, 'or')}"
 
     def tried(self) -> str:
         """Return the kinds of changes that were tried, as the end of a sentence."""

@@ -39,7 +39,7 @@ def _message(result: dict[str, Any], idle: Sequence[str], hints: Hints | None) -
     if hints:
         proposals = [it["message"] for it in result["suggestions"]]
         helps = (
-            f": it fits {enumerated(proposals, 'or')}"
+            hints.with_which_it_fits(proposals)
             if proposals
             else f"; these changes were tried, alone and in pairs, and none is enough: {hints.tried()}"
         )
@@ -69,9 +69,7 @@ def _too_many(planned: Planned, cluster: Cluster, variables_of: str) -> str | No
     if not layers and count <= planned.count:
         trials["n_gpu_layers"] = base._replace(load=replace(base.load, n_gpu_layers=count + 1))
     proposals = [hints.typed_as(name, trial) for name, trial in trials.items() if hints.fits(trial)]
-    helps = (
-        f": it fits {enumerated(proposals, 'or')}" if proposals else f", and it does not fit on the first {most} either"
-    )
+    helps = hints.with_which_it_fits(proposals) if proposals else f", and it does not fit on the first {most} either"
     if not layers:
         given = f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them only the output"
         return f"There are {count} workers, and {given}{helps}."

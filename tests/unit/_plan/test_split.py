@@ -510,7 +510,9 @@ def test_a_cache_that_is_not_known_is_said() -> None:
     assert (result["fits"], result["kv_known"], result["compute_known"]) == (None, False, False)
     assert "not known" in result["message"]
     assert any("cache" in note for note in result["notes"])
-    assert plan([header(architecture="glm-dsa")], SMALL, Cluster(workers(2, 2)))["fits"] is False
+    small = plan([header(architecture="glm-dsa")], SMALL, Cluster(workers(2, 2)))
+    assert small["fits"] is False
+    assert ": it fits, without the cache, whose size is not known, with " in small["message"]
 
 
 def test_compute_that_is_not_followed_is_estimated_higher() -> None:
