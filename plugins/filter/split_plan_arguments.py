@@ -91,8 +91,8 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import in_words
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import PLANNED, read_options
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import in_words
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)

@@ -16,7 +16,8 @@ description:
   - Chooses RV(tensor_split) so that the fullest worker has as much memory left as possible. If workers have a
     O(workers[].weight), it balances their work by their speed instead. If you give O(tensor_split), it checks that
     one.
-  - If the model does not fit, it returns what each host lacks, and the smallest changes that would help.
+  - If the model does not fit, it returns what each host lacks, and the smallest changes with which it fits. It tries
+    each change before it names it.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
   - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
   - Before version 0.3.0 the module was called C(split_plan).
@@ -140,6 +141,14 @@ options:
     description: >-
       The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
     type: str
+  variables_of:
+    description:
+      - Whose variables RV(message) names in the changes that help. They are the options of this module, or variables of
+        a role or of the playbook V(size).
+    type: str
+    choices: [module, inference, llama_server, kubernetes, size]
+    default: module
+    version_added: 0.3.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -320,20 +329,27 @@ shortfall:
       type: int
   sample: []
 suggestions:
-  description: The smallest change of each kind with which the model would fit. Kinds that cannot help are missing.
+  description:
+    - The smallest change of each kind with which the model fits. Each was tried. Kinds that cannot help are missing.
+    - If no change alone is enough, up to three pairs of changes.
   returned: success
   type: list
   elements: dict
   contains:
     kind:
       description: >-
-        V(tensor_split) (do not set it), V(context), V(parallel), V(cache_type), V(workers) or V(quantisation).
+        V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(workers),
+        V(quantisation), or V(pair), which has the values of two of them.
       type: str
     message:
-      description: The change in words.
+      description: The change in words, with the variables of O(variables_of).
       type: str
+    master_other_bytes:
+      description: The largest multiple of 1 MiB that fits, for V(prompts).
+      version_added: 0.3.0
+      type: int
     ctx_size:
-      description: The largest context that fits, for V(context).
+      description: The largest context that fits, for V(context) and V(parallel).
       type: int
     parallel:
       description: The largest number of slots with the same context that fits, for V(parallel).
@@ -383,6 +399,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import TYPED
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
@@ -434,6 +451,7 @@ def main() -> None:
             "reserve_percent": {"type": "float", "default": 5},
             "master_memory_available_bytes": {"type": "int"},
             "master_host": {"type": "str"},
+            "variables_of": {"type": "str", "choices": list(TYPED), "default": "module"},
         },
         supports_check_mode=True,
     )
@@ -446,6 +464,7 @@ def main() -> None:
             cluster_of(params),
             adapters=[read_header(Path(path)) for path in params["lora"]],
             draft=read_model(Path(params["draft_model"])) if params["draft_model"] else None,
+            variables_of=params["variables_of"],
         )
     except (GgufError, SplitError) as error:
         module.fail_json(msg=str(error))

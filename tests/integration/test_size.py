@@ -8,15 +8,21 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.harness import run_module
+from support.hub_stand_in import running_hub
+from support.split_gguf import SPLITTER
 from support.synthetic_models import write_synthetic
 from support.tree import ROOT
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 MIB = 1 << 20
+TOKEN = "hf_neverseenanywhere"
 
 
 @pytest.fixture(scope="module")
@@ -24,11 +30,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_synthetic(tmp_path_factory.mktemp("model") / "model.gguf", "dense", layers=12)
 
 
-def size(**variables: object) -> subprocess.CompletedProcess[str]:
+def size(*options: str, **variables: object) -> subprocess.CompletedProcess[str]:
     """Run the playbook, without an inventory."""
     given = [word for name, value in variables.items() for word in ("-e", f"size_{name}={value}")]
     return subprocess.run(
-        [Path(sys.executable).with_name("ansible-playbook"), ROOT / "playbooks/size.yml", *given],
+        [Path(sys.executable).with_name("ansible-playbook"), ROOT / "playbooks/size.yml", *options, *given],
         cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
         capture_output=True, text=True, timeout=300, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -57,7 +63,10 @@ def test_hosts_that_are_too_few_are_an_answer_that_says_what_is_missing(model: P
     done = size(model=model, host_memory="360MiB", master_memory="2GiB", hosts=2)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 hosts with 360MiB available: It does not fit, host1 lacks" in done.stdout
-    assert "for all slots together fits" in done.stdout
+    assert (
+        "MiB: it fits with size_ctx_size=3328, with size_parallel=3, with size_cache_type=q8_0 or with size_hosts=3."
+        in done.stdout
+    )
     assert "At least 3 hosts with 360MiB" in done.stdout
 
 
@@ -71,17 +80,111 @@ def test_one_run_on_hosts_of_which_one_is_the_master(model: Path) -> None:
 def test_a_master_that_is_too_small_is_named(model: Path) -> None:
     done = size(model=model, host_memory="1GiB", master_memory="200MiB")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "No number of hosts is enough while the master has 200MiB available." in done.stdout
+    assert "No number of hosts alone is enough while the master has 200MiB available." in done.stdout
+
+
+# Models that are not here
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what the playbook printed, in one line."""
+    assert "Traceback" not in done.stdout + done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+    return re.sub(r"\s+", " ", done.stdout + done.stderr)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Check that the playbook leaves no header in the folder for temporary files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    yield
+    assert list(tmp_path.glob("*llama_cpp_size*")) == []
+
+
+@pytest.mark.parametrize(("source", "ranges"), [("url", False), ("hub", True)], ids=["url-without-ranges", "hub"])
+def test_the_header_of_a_model_elsewhere_gives_the_same_answer(model: Path, source: str, ranges: bool) -> None:
+    here = size(model=model, host_memory="360MiB", master_memory="2GiB")
+    with running_hub({"model.gguf": model.read_bytes()}, ranges=ranges, token=TOKEN) as hub:
+        where = {
+            "url": {"model": hub.direct("model.gguf")},
+            "hub": {"model_hf_repo": hub.repo, "model_hf_file": "model.gguf", "model_hf_token": TOKEN},
+        }[source]
+        # A run with --check does the same.
+        done = size("--check", **where, model_hf_endpoint=hub.endpoint, host_memory="360MiB", master_memory="2GiB")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "changed=0" in done.stdout
+    answer = re.findall(r"^ +((?:synthetic|Context|\d hosts|host\d|master|At least).*)$", done.stdout, re.M)
+    assert len(answer) == 8
+    assert [line for line in answer if line not in here.stdout] == []
+    assert f"/model.gguf were fetched. {answer[0]}" in said(done)
+    assert all(seen.server == "front" for seen in hub.seen if "Authorization" in seen.headers)
+
+
+def test_a_private_model_may_be_named_by_its_url_on_the_hub(model: Path) -> None:
+    with running_hub({"model.gguf": model.read_bytes()}, token=TOKEN) as hub:
+        given = {"model": hub.url("model.gguf"), "model_hf_token": TOKEN, "host_memory": "1GiB"}
+        assert size(**given, model_hf_endpoint=f"{hub.endpoint}/").returncode == 0
+        hub.seen.clear()
+        # The token of another hub is not sent.
+        refused = size(**given)
+        assert (refused.returncode, "is refused (401): it needs a token with access." in said(refused)) == (2, True)
+        assert [seen.headers.get("Authorization") for seen in hub.seen] == [None]
+
+
+def test_a_split_model_is_read_from_a_hub(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, SPLITTER, model, tmp_path / "m", "3"]
+    subprocess.run([str(word) for word in command], check=True, timeout=60)
+    with running_hub({path.name: path.read_bytes() for path in tmp_path.glob("m-*.gguf")}) as hub:
+        given = {"model_hf_repo": hub.repo, "model_hf_file": "m-00001-of-00003.gguf", "model_hf_endpoint": hub.endpoint}
+        done = size(**given, host_memory="360MiB", master_memory="2GiB")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "8.47 MiB of weights in 12 layers" in done.stdout
+    assert "At least 3 hosts with 360MiB available are needed" in done.stdout
+
+
+def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
+    shape = {"model": "70B", "host_memory": "31GiB", "hosts": 2, "master_memory": "1057.1MiB"}
+    done = size(**shape)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "70B: Q4_0, 37.22 GiB of weights in 80 layers." in done.stdout
+    short = re.search(
+        r"It does not fit, the master lacks 884.5 MiB: it fits with (llama_server_cache_ram)=(\d+)\.", said(done)
+    )
+    assert short
+    for more, fits in ((0, True), (1, False)):
+        again = said(size("-e", f"{short[1]}={int(short[2]) + more}", **shape))
+        assert ("2 hosts with 31GiB available: It fits;" in again) is fits
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ({"model": "{storage}/none.gguf"}, "/none.gguf does not exist (404): correct the URL."),
+        ({"model_hf_repo": "{repo}", "model_hf_file": "none.gguf"}, "has no file none.gguf: correct the name"),
+    ],
+    ids=["url", "hub"],
+)
+def test_what_cannot_be_fetched_is_a_sentence(model: Path, source: dict[str, str], sentence: str) -> None:
+    with running_hub({"model.gguf": model.read_bytes()}) as hub:
+        given = {name: value.format(storage=hub.storage, repo=hub.repo) for name, value in source.items()}
+        done = size(**given, model_hf_endpoint=hub.endpoint, host_memory="1GiB")
+    assert done.returncode == 2
+    assert sentence in said(done)
 
 
 @pytest.mark.parametrize(
     ("variables", "sentences"),
     [
-        ({}, ["size_model is empty; give the absolute path of a GGUF file."]),
+        (
+            {},
+            [
+                "size_model is empty; give the absolute path of a GGUF file, its URL, or a shape (3B, 8B, 14B, 30B,",
+            ],
+        ),
         (
             {"model": "model.gguf", "host_memory": 32, "hosts": 16, "parallel": "x", "ctx_size": 0, "cache_type": "f8"},
             [
-                "size_model is model.gguf; give the absolute path of a GGUF file.",
+                "size_model is model.gguf; give the absolute path of a GGUF file, its URL, or a shape (3B,",
                 "size_host_memory is 32; give what a host has available, with its unit, such as 32GiB.",
                 "size_hosts is 16; give a number from 1 to 15, or 0 for as few as possible.",
                 "size_parallel is x; give a number of slots, or 0 for a single run.",
@@ -90,15 +193,20 @@ def test_a_master_that_is_too_small_is_named(model: Path) -> None:
             ],
         ),
         (
+            {"model_hf_repo": "a/b", "model_timeout": "0"},
+            [
+                "size_model_hf_repo is a/b; name the GGUF file in it with size_model_hf_file, and leave size_model",
+                "size_model_timeout is 0; give a number of seconds.",
+            ],
+        ),
+        (
             {"model": "/nowhere/model.gguf", "host_memory": "32GiB"},
             ["is not a complete GGUF model: there is no such file"],
         ),
     ],
-    ids=["nothing", "all-of-it", "no-such-file"],
+    ids=["nothing", "all-of-it", "hub", "no-such-file"],
 )
 def test_wrong_variables_are_refused_in_a_sentence(variables: dict[str, Any], sentences: list[str]) -> None:
     done = size(**variables)
     assert done.returncode == 2
-    assert "Traceback" not in done.stdout + done.stderr
-    said = re.sub(r"\s+", " ", done.stdout + done.stderr)
-    assert [sentence for sentence in sentences if sentence not in said] == []
+    assert [sentence for sentence in sentences if sentence not in said(done)] == []

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIGNATURE = "X-Amz-Signature=0a1b2c3d"
+PIECE = 64 << 10
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Hub:
     cut_after: list[int | None] = field(default_factory=list)  # bytes, in the next answers of the storage
     stall_s: float = 0
     chunked: bool = False
+    sent_bytes: int = 0  # by the storage, as far as its client has taken them; a multiple of PIECE
     seen: list[Seen] = field(default_factory=list)
     endpoint: str = ""
     storage: str = ""
@@ -150,14 +152,16 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": etag, "Accept-Ranges": "bytes" if hub.ranges else "none"}
         wanted = self.headers.get("Range")
         fresh = self.headers.get("If-Range", etag) == etag
-        start, status = 0, 200
+        start, end, status = 0, len(content), 200
         if wanted and fresh and hub.ranges:
-            start, status = int(wanted[len("bytes=") : -1]), 206
+            first, _dash, last = wanted[len("bytes=") :].partition("-")
+            start, status = int(first), 206
+            end = min(end, int(last) + 1) if last else end
             if start >= len(content):
                 self.reply(416, {"Content-Range": f"bytes */{len(content)}"})
                 return
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        self.send_body(status, headers, content[start:])
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        self.send_body(status, headers, content[start:end])
 
     def send_body(self, status: int, headers: dict[str, str], body: bytes) -> None:
         hub = self.hub
@@ -171,10 +175,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "HEAD":
             return
         if hub.chunked:
-            self.wfile.write(b"%x\r\n%s" % (len(body), sent) + (b"\r\n0\r\n\r\n" if cut is None else b""))
-        else:
-            self.wfile.write(sent)
-        self.wfile.flush()
+            sent = b"%x\r\n%s" % (len(body), sent) + (b"\r\n0\r\n\r\n" if cut is None else b"")
+        try:
+            for start in range(0, len(sent), PIECE):
+                self.wfile.write(sent[start : start + PIECE])
+                hub.sent_bytes += PIECE
+        except ConnectionError:  # the client wants no more
+            self.close_connection = True
         if hub.stall_s and cut is not None:
             time.sleep(hub.stall_s)
         if cut is not None:

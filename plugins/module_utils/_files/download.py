@@ -10,7 +10,6 @@ import hashlib
 import http.client
 import json
 import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from .web import (
     TransientError,
     explained,
     patiently,
+    range_of,
     request,
     shown,
     size_of,
@@ -155,17 +155,13 @@ class _Download:
 
     def _begin(self, response: Response) -> None:
         """Read the headers; restart if the server sends the whole file; check for space before anything is written."""
-        ranged = re.match(r"bytes (\d+)-\d+/(\d+|\*)$", response.headers.get("Content-Range", ""))
-        length = response.headers.get("Content-Length", "")
-        if response.status == 206 and ranged and int(ranged[1]) == self.have:
-            self.total = self.total if ranged[2] == "*" else int(ranged[2])
+        found = range_of(response, self.have, self.wanted.url)
+        if response.status == 206:
+            self.total = found.total or self.total
         else:
-            if response.status == 206:
-                raise DownloadError(f"{shown(self.wanted.url)} could not be fetched: the server gave another range.")
             self.restart()
-            self.total = int(length) if length.isdigit() else None
-        etag = response.headers.get("ETag", "")
-        self.validator = (etag if etag.startswith('"') else None) or response.headers.get("Last-Modified")
+            self.total = found.total
+        self.validator = found.validator
         if self.total is not None:
             require_space(self.wanted.path, self.total - self.have, shown(self.wanted.url))
         self._write_note()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import ssl
 import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Callable, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Callable, Iterator, NamedTuple, TypeVar, cast
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
@@ -51,18 +52,20 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """The time limits of a download in seconds, and the `retries` in a row that may bring no byte."""
+    """The time limits of a download in seconds, and the `retries` in a row that may bring no byte.
+
+    `late` ends the sentence about a download that takes too long.
+    """
 
     stall_s: float
     retries: int
     deadline: float  # of time.monotonic()
+    late: str = "what has arrived is kept"
 
     def check(self, what: str) -> None:
         """Raise DownloadError if the deadline has passed."""
         if time.monotonic() >= self.deadline:
-            raise DownloadError(
-                f"{what} did not finish within the time limit of the download; what has arrived is kept."
-            )
+            raise DownloadError(f"{what} did not finish within the time limit of the download; {self.late}.")
 
 
 def shown(url: str) -> str:
@@ -134,7 +137,8 @@ def explained(error: BaseException, host: str, stall_s: float) -> Exception:
         )
     if isinstance(cause, socket.gaierror):
         text = f"the name {host} cannot be resolved on this host ({cause.strerror})"
-        return DownloadError(text) if cause.errno == socket.EAI_NONAME else TransientError(text)
+        wrong = f"{text}: correct the URL, or the resolver of this host."
+        return DownloadError(wrong) if cause.errno == socket.EAI_NONAME else TransientError(text)
     if isinstance(cause, (socket.timeout, TimeoutError)):
         return TransientError(f"{host} has sent nothing for {stall_s:g} s")
     if isinstance(cause, ConnectionRefusedError):
@@ -197,6 +201,36 @@ def request(
         raise explained(error, redirects.host, limits.stall_s) from None
 
 
+@contextlib.contextmanager
+def reading(response: Response, limits: Limits) -> Iterator[None]:
+    """Raise a failure to read a response as the error that explains it."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        raise explained(error, urlsplit(response.url).hostname or "", limits.stall_s) from None
+
+
+class Range(NamedTuple):
+    """Which bytes of a file a response has; None for what the server does not say."""
+
+    start: int
+    total: int | None  # the size of the whole file
+    validator: str | None  # what If-Range takes
+
+
+def range_of(response: Response, asked: int, url: str) -> Range:
+    """Return which bytes a response has, if those from position `asked` on were requested; raises DownloadError."""
+    ranged = re.match(r"bytes (\d+)-\d+/(\d+|\*)$", response.headers.get("Content-Range", ""))
+    length = response.headers.get("Content-Length", "")
+    etag = response.headers.get("ETag", "")
+    validator = (etag if etag.startswith('"') else None) or response.headers.get("Last-Modified")
+    if response.status != 206:
+        return Range(0, int(length) if length.isdigit() else None, validator)
+    if not ranged or int(ranged[1]) != asked:
+        raise DownloadError(f"{shown(url)} could not be fetched: the server gave another range.")
+    return Range(asked, None if ranged[2] == "*" else int(ranged[2]), validator)
+
+
 def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
     """Return the result of `attempt`. Retry it after TransientError, at most `retries` times in a row without progress.
 
@@ -217,7 +251,9 @@ def patiently(url: str, limits: Limits, attempt: Callable[[Progress], T]) -> T:
             failures += 1
             if failures > limits.retries:
                 tries = f", {failures} times in a row" if failures > 1 else ""
-                raise DownloadError(f"{shown(url)} could not be fetched: {error}{tries}.") from None
+                raise DownloadError(
+                    f"{shown(url)} could not be fetched: {error}{tries}; run this again when it answers."
+                ) from None
             pause = min(max(error.pause_s, 2.0 ** (failures - 1)), LONGEST_PAUSE_S)
             time.sleep(max(0.0, min(pause, limits.deadline - time.monotonic())))
 
@@ -237,12 +273,12 @@ def get_json(url: str, limits: Limits, token: str | None = None, most_bytes: int
 
     def attempt(_progress: Progress) -> object:
         with contextlib.closing(request(url, limits, token)) as response:
+            with reading(response, limits):
+                content = response.read(most_bytes)
             try:
-                return json.loads(response.read(most_bytes))
+                return json.loads(content)
             except ValueError:
                 raise DownloadError(f"{shown(url)} answered without JSON: check that this is a hub.") from None
-            except (OSError, http.client.HTTPException) as error:
-                raise explained(error, urlsplit(response.url).hostname or "", limits.stall_s) from None
 
     return patiently(url, limits, attempt)
 

@@ -356,22 +356,29 @@ def _header(reader: _Reader, texts_of: str) -> Header:
     )
 
 
+def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
+    """Return the header at the beginning of a stream of `size` bytes, of which it reads little more than the header.
+
+    Raises GgufError, whose message is the end of a sentence, if these are not the bytes of a complete file.
+    """
+    if size == 0:
+        raise GgufError("it is empty")
+    start = stream.read(64) or b""
+    if not start.startswith(MAGIC):
+        raise GgufError(_what_it_is_instead(start))
+    header = _header(_Reader(stream, size), texts_of)
+    if header.end_bytes is not None and size < header.end_bytes:
+        raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: the copy is incomplete")
+    return header
+
+
 def _examine(path: Path, texts_of: str) -> Header:
     if path.is_dir():
         raise GgufError("it is a folder: name the GGUF file in it")
     if not path.is_file():
         raise GgufError("it is no regular file" if path.exists() else "there is no such file")
-    size = path.stat().st_size
-    if size == 0:
-        raise GgufError("it is empty")
     with path.open("rb", buffering=0) as stream:
-        start = stream.read(64)
-        if not start.startswith(MAGIC):
-            raise GgufError(_what_it_is_instead(start))
-        header = _header(_Reader(stream, size), texts_of)
-    if header.end_bytes is not None and size < header.end_bytes:
-        raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: the copy is incomplete")
-    return header
+        return header_of(stream, path.stat().st_size, texts_of)
 
 
 def read_header(path: Path, texts_of: str = "") -> Header:

@@ -7,11 +7,12 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from .assignment import Part, parts_of
-from .inputs import Cluster, Load, Source, SplitError
 from .need import Need, Planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .inputs import Cluster
 
 
 class Room(NamedTuple):
@@ -115,19 +116,6 @@ def choose(planned: Planned, cluster: Cluster, rooms: Sequence[Room]) -> list[Pa
     return chosen
 
 
-def _divided(planned: Planned, cluster: Cluster) -> bool:
-    rooms = rooms_of(planned, cluster)
-    if not _master_fits(planned, cluster):
-        return False
-    if cluster.tensor_split:
-        parts = parts_of(planned.count, planned.load.n_gpu_layers, cluster.tensor_split)
-        return all(
-            part.end > part.first and planned.need(part, len(rooms)).total <= room.usable
-            for part, room in zip(parts, rooms)
-        )
-    return _reach(planned, rooms, lambda index, _part, need: need.total <= rooms[index].usable) is not None
-
-
 def master_room(cluster: Cluster) -> Room | None:
     """Return the memory of the master; None if it is not known."""
     available = cluster.master_memory_available_bytes
@@ -144,9 +132,15 @@ def _master_fits(planned: Planned, cluster: Cluster) -> bool:
     return room is None or planned.master(len(cluster.workers)).total <= room.usable
 
 
-def fits(of: Source, load: Load, cluster: Cluster, shrink: float = 1.0) -> bool:
+def fits(planned: Planned, cluster: Cluster) -> bool:
     """Return whether the given split fits or, without one, whether any split fits."""
-    try:
-        return _divided(Planned(of, load, shrink=shrink), cluster)
-    except SplitError:
+    rooms = rooms_of(planned, cluster)
+    if not _master_fits(planned, cluster):
         return False
+    if cluster.tensor_split:
+        parts = parts_of(planned.count, planned.load.n_gpu_layers, cluster.tensor_split)
+        return all(
+            part.end > part.first and planned.need(part, len(rooms)).total <= room.usable
+            for part, room in zip(parts, rooms)
+        )
+    return _reach(planned, rooms, lambda index, _part, need: need.total <= rooms[index].usable) is not None

@@ -88,6 +88,7 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
             cluster,
             adapters=[read_header(Path(path)) for path in wanted["lora"]],
             draft=read_model(Path(wanted["draft_model"])) if wanted["draft_model"] else None,
+            variables_of="kubernetes",
         )
     except (GgufError, SplitError) as error:
         return False, str(error), []

@@ -9,21 +9,28 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, Tensor
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.assignment import assign
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import TYPED
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-GIB = 1 << 30
+from support import sizes
+from support.templates import loaded
+from support.tree import ROOT
+
+GIB, MIB = 1 << 30, 1 << 20
 WIDTH, FORWARD, VOCABULARY = 4096, 14336, 128256
 Q8_0, F32 = 8, 0
 
@@ -89,6 +96,7 @@ def counts(result: dict[str, Any]) -> list[int]:
 
 
 SMALL = Load(ctx_size=8192)
+SEVENTY = sizes.header(next(shape for shape in SHAPES if shape.name == "70B"))
 
 
 def upstream(layers: int, n_gpu_layers: int, shares: list[float]) -> list[int | None]:
@@ -284,19 +292,17 @@ def short(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def applied(suggestion: dict[str, Any], load: Load, cluster: Cluster) -> tuple[Load, Cluster]:
-    kind = suggestion["kind"]
-    if kind == "context":
-        return replace(load, ctx_size=suggestion["ctx_size"]), cluster
-    if kind == "cache_type":
-        return replace(load, cache_type_k=suggestion["cache_type_k"], cache_type_v=suggestion["cache_type_v"]), cluster
-    if kind == "workers":
-        more = tuple(
-            Worker(f"new{number}:50052", suggestion["memory_available_bytes"])
-            for number in range(suggestion["workers"])
-        )
-        return load, replace(cluster, workers=(*cluster.workers, *more), tensor_split=())
-    assert kind == "tensor_split"
-    return load, replace(cluster, tensor_split=())
+    """Return the load and the cluster with what a suggestion changes."""
+    options = {it.name for it in fields(Load)}
+    load = replace(load, **{name: value for name, value in suggestion.items() if name in options})
+    more = tuple(
+        Worker(f"new{number}:50052", suggestion["memory_available_bytes"])
+        for number in range(suggestion.get("workers", 0))
+    )
+    without = bool(more) or suggestion["kind"] == "tensor_split"
+    return load, replace(
+        cluster, workers=(*cluster.workers, *more), tensor_split=() if without else cluster.tensor_split
+    )
 
 
 CLUSTERS = {
@@ -305,6 +311,14 @@ CLUSTERS = {
     "one that lacks a little": (SMALL, Cluster(workers(5, 4))),
     "a split by hand": (SMALL, Cluster(workers(8, 8), tensor_split=(1, 20))),
     "the master": (Load(ctx_size=65536), Cluster(workers(16, 16), master_memory_available_bytes=GIB // 2)),
+    "the master, for prompts": (
+        Load(ctx_size=8192, parallel=4, master_other_bytes=3 * GIB),
+        Cluster(workers(16, 16), master_memory_available_bytes=2 * GIB),
+    ),
+    "the master and a worker": (
+        Load(ctx_size=8192, parallel=4, master_other_bytes=3 * GIB),
+        Cluster(workers(5), master_memory_available_bytes=2 * GIB),
+    ),
 }
 
 
@@ -314,13 +328,16 @@ def test_what_is_suggested_fits_and_less_does_not(load: Load, cluster: Cluster) 
     kinds = short(plan(model, load, cluster))
     assert kinds
     for kind, suggestion in kinds.items():
-        if kind == "quantisation":
+        if "bits_per_weight" in suggestion:
             assert 2 <= suggestion["bits_per_weight"] < 8.5
             continue
         changed, changed_cluster = applied(suggestion, load, cluster)
         assert plan(model, changed, changed_cluster)["fits"], suggestion
         if kind == "context":
             assert not plan(model, replace(changed, ctx_size=changed.ctx_size + 256), cluster)["fits"]
+        if kind == "prompts":
+            more = replace(changed, master_other_bytes=changed.master_other_bytes + MIB)
+            assert not plan(model, more, cluster)["fits"]
         if kind == "workers" and suggestion["workers"] > 1:
             assert not plan(model, load, replace(changed_cluster, workers=changed_cluster.workers[:-1]))["fits"]
 
@@ -332,6 +349,55 @@ def test_each_kind_is_suggested_where_it_helps() -> None:
     assert "tensor_split" in short(plan([header()], *CLUSTERS["a split by hand"]))
     # The weights alone are too large, so no context is short enough.
     assert set(short(plan([header()], *CLUSTERS["too little memory"]))) == {"workers", "quantisation"}
+    assert set(short(plan([header()], *CLUSTERS["the master, for prompts"]))) == {"prompts"}
+    # The master needs less for prompts, and the worker less for weights.
+    both = plan([header()], *CLUSTERS["the master and a worker"])["suggestions"]
+    assert [set(it) - {"kind", "message"} for it in both] == [
+        {"master_other_bytes", "workers", "memory_available_bytes"},
+        {"master_other_bytes", "bits_per_weight"},
+    ]
+    assert {it["kind"] for it in both} == {"pair"}
+
+
+# The sentence for this cluster was "the master lacks 884.5 MiB, whatever is changed", while llama_server_cache_ram=0
+# made the model fit.
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_is_kept_for_prompts_is_a_hint_as_its_user_types_it(typed: str) -> None:
+    load, memory = Load(ctx_size=4 * 4096, parallel=4, master_other_bytes=GIB), int(1057.1 * MIB)
+    cluster = Cluster(workers(64, 64), 256 * MIB, 5, master_memory_available_bytes=memory)
+    result = plan([SEVENTY], load, cluster, variables_of=typed)
+    [hint] = result["suggestions"]
+    word = {
+        "module": f"master_other_bytes={hint['master_other_bytes']}",
+        "inference": f"master_other_bytes={hint['master_other_bytes']}",
+    }.get(typed, f"llama_server_cache_ram={hint['master_other_bytes'] // MIB}")
+    assert result["message"] == f"It does not fit, the master lacks 884.5 MiB: it fits with {word}."
+    assert plan([SEVENTY], replace(load, master_other_bytes=0), cluster)["fits"]
+
+
+@pytest.mark.parametrize("typed", set(TYPED) - {"module"})
+def test_hints_name_variables_that_there_are(typed: str) -> None:
+    named = set(re.findall(r"\b(\w+)=", " ".join(TYPED[typed].values()))) | {"inference_extra_args"}
+    known = {name for path in (ROOT / "roles").glob("*/defaults/main.yml") for name in loaded(path)}
+    known |= loaded(ROOT / "playbooks/size.yml")[0]["vars"].keys()
+    # Role inference has neither slots nor prompts.
+    assert named - known <= {"master_other_bytes", "parallel", "ctx_size"}
+    assert typed == "inference" or named <= known
+
+
+def test_hints_say_what_is_typed() -> None:
+    load, cluster = CLUSTERS["too long a context"]
+    load = replace(load, parallel=4)
+    said = {typed: plan([header()], load, cluster, variables_of=typed)["message"] for typed in TYPED}
+    found = short(plan([header()], load, cluster))
+    context, slots, more = found["context"]["ctx_size"], found["parallel"]["parallel"], found["workers"]["workers"]
+    assert f"with llama_server_ctx_size={context // 4}, with llama_server_parallel={slots}" in said["llama_server"]
+    assert f"with kubernetes_size={2 + more + 1}" in said["kubernetes"]
+    assert f"with size_ctx_size={context // 4}, with size_parallel={slots}" in said["size"]
+    assert f"with size_cache_type=q4_0, with size_hosts={2 + more} or with a model of at most" in said["size"]
+    assert "with --cache-type-k q4_0 --cache-type-v q4_0 in inference_extra_args" in said["inference"]
+    by_hand = plan([header()], *CLUSTERS["a split by hand"], variables_of="inference")["message"]
+    assert "with inference_tensor_split=[]" in by_hand
 
 
 def test_the_shortfall_is_named_by_host() -> None:
@@ -342,14 +408,24 @@ def test_the_shortfall_is_named_by_host() -> None:
     nothing = plan([header()], SMALL, Cluster(workers(0, 0), master_memory_available_bytes=0))
     assert [it["host"] for it in nothing["shortfall"]] == ["the master", "w0:50052", "w1:50052"]
     assert nothing["suggestions"] == []
-    assert nothing["message"].endswith(", whatever is changed.")
+    assert nothing["message"].endswith(
+        "; these changes were tried, alone and in pairs, and none is enough: a shorter context, a smaller cache type, "
+        "more workers and a smaller quantisation."
+    )
 
 
 def test_a_worker_without_a_layer_is_named() -> None:
     result = plan([header()], SMALL, Cluster(workers(20, 20, 20), tensor_split=(1, 0, 1)))
     assert result["fits"] is False
     assert counts(result)[1] == 0
-    assert "leaves worker w1:50052 without a layer" in result["message"]
+    assert result["message"] == (
+        "The tensor_split leaves worker w1:50052 without a layer: it fits with tensor_split=[]."
+    )
+    assert [it["kind"] for it in result["suggestions"]] == ["tensor_split"]
+    # Without it, the model does not fit either.
+    small = plan([header()], SMALL, Cluster(workers(2, 2, 2), tensor_split=(1, 0, 1)))
+    assert "tensor_split" not in {it["kind"] for it in small["suggestions"]}
+    assert "tensor_split=[]" not in small["message"]
 
 
 @pytest.mark.parametrize(
@@ -359,7 +435,13 @@ def test_more_workers_than_layers(layers: int, n_gpu_layers: int, said: str) -> 
     load = replace(SMALL, n_gpu_layers=n_gpu_layers)
     result = plan([header(layers)], load, Cluster(workers(9, 9, 9)))
     assert (result["fits"], result["tensor_split"], result["workers"]) == (False, [], [])
-    assert result["message"] == f"There are more workers (3) than layers ({said}); name fewer workers."
+    begin = f"There are more workers (3) than layers ({said})"
+    assert result["message"] == f"{begin}: it fits with the first 2 of these workers alone."
+    little = plan([header(layers)], load, Cluster(workers(0.1, 0.1, 9)), variables_of="size")["message"]
+    assert little == f"{begin}, and it does not fit on the first 2 either."
+    assert plan([header(layers)], load, Cluster(workers(9, 9, 9)), variables_of="size")["message"] == (
+        f"{begin}: it fits with size_hosts=2."
+    )
     assert plan([header(layers)], load, Cluster(workers(99, 99)))["fits"]
 
 
@@ -372,12 +454,12 @@ def test_the_output_alone_goes_to_one_worker() -> None:
     assert (worker["weights_bytes"], worker["kv_bytes"]) == (VOCABULARY * WIDTH // 32 * 34 + 4 * WIDTH, 0)
     assert plan([header()], load, Cluster(workers(0.1)))["shortfall"]
     assert plan([header()], load, Cluster(workers(9, 9)))["message"] == (
-        "There are 2 workers, and n_gpu_layers (1) leaves them only the output; name one worker, or give n_gpu_layers "
-        "from 3 on."
+        "There are 2 workers, and n_gpu_layers (1) leaves them only the output: it fits with the first 1 of these "
+        "workers alone or with n_gpu_layers=3."
     )
     assert plan([header()], replace(load, n_gpu_layers=3), Cluster(workers(9, 9)))["fits"]
     assert plan([header(1)], load, Cluster(workers(9, 9)))["message"].endswith(
-        " leaves them only the output; name one worker."
+        " leaves them only the output: it fits with the first 1 of these workers alone."
     )
 
 
@@ -428,7 +510,9 @@ def test_a_cache_that_is_not_known_is_said() -> None:
     assert (result["fits"], result["kv_known"], result["compute_known"]) == (None, False, False)
     assert "not known" in result["message"]
     assert any("cache" in note for note in result["notes"])
-    assert plan([header(architecture="glm-dsa")], SMALL, Cluster(workers(2, 2)))["fits"] is False
+    small = plan([header(architecture="glm-dsa")], SMALL, Cluster(workers(2, 2)))
+    assert small["fits"] is False
+    assert ": it fits, without the cache, whose size is not known, with " in small["message"]
 
 
 def test_compute_that_is_not_followed_is_estimated_higher() -> None:

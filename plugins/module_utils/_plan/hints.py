@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Private: the changes with which a model would fit. Each is found by trying it, and named as its user types it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+from .._gguf.ggml_types import CACHE_TYPES
+from .._status.limits import MAX_WORKERS
+from .choice import fits
+from .inputs import Cluster, Load, SplitError, Worker
+from .need import Planned
+
+# The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
+_SMALLER_CACHES = ("q8_0", "q4_0")
+_FEWEST_TENTHS_OF_BITS = 20
+# A cache consists of blocks of so many tokens.
+_BLOCK = 256
+_MIB = 1 << 20
+# If no single change is enough, so many pairs of changes are proposed.
+_PAIRS = 3
+
+# How a change is typed, by what a plan is made for: the module, a role, or the playbook size.
+_TYPED = {
+    "tensor_split": "with tensor_split=[]",
+    "prompts": "with master_other_bytes={other}",
+    "context": "with ctx_size={ctx_size}",
+    "parallel": "with parallel={parallel} and ctx_size={ctx_size}",
+    "cache_type": "with cache_type_k={cache} and cache_type_v={cache}",
+    "workers": "with {more} more worker{s} of {each} available",
+    "quantisation": "with a model of at most {bits:g} bits per weight instead of {bits_now:.1f}",
+    "fewer_workers": "with the first {fewer} of these workers alone",
+    "n_gpu_layers": "with n_gpu_layers={n_gpu_layers}",
+}
+_INFERENCE = {
+    **_TYPED,
+    "tensor_split": "with inference_tensor_split=[]",
+    "context": "with inference_ctx_size={ctx_size}",
+    "cache_type": "with --cache-type-k {cache} --cache-type-v {cache} in inference_extra_args",
+    "n_gpu_layers": "with inference_n_gpu_layers={n_gpu_layers}",
+}
+_SERVER = {
+    **_INFERENCE,
+    "tensor_split": "with llama_server_tensor_split=[]",
+    "prompts": "with llama_server_cache_ram={other_mib}",
+    "context": "with llama_server_ctx_size={slot}",
+    "parallel": "with llama_server_parallel={parallel}",
+    "cache_type": "with --cache-type-k {cache} --cache-type-v {cache} in llama_server_extra_args",
+}
+TYPED = {
+    "module": _TYPED,
+    "inference": _INFERENCE,
+    "llama_server": _SERVER,
+    # A group of pods is a leader and its workers.
+    "kubernetes": {**_SERVER, "workers": "with kubernetes_size={pods}", "fewer_workers": "with kubernetes_size={pods}"},
+    "size": {
+        **_SERVER,
+        "context": "with size_ctx_size={slot}",
+        "parallel": "with size_parallel={parallel}",
+        "cache_type": "with size_cache_type={cache}",
+        "workers": "with size_hosts={workers}",
+        "fewer_workers": "with size_hosts={workers}",
+    },
+}
+# A kind of change in general.
+_TRIED = {
+    "tensor_split": "another division",
+    "prompts": "less memory for prompts",
+    "context": "a shorter context",
+    "parallel": "fewer slots",
+    "cache_type": "a smaller cache type",
+    "workers": "more workers",
+    "quantisation": "a smaller quantisation",
+}
+
+
+def in_words(count: float) -> str:
+    """Return a number of bytes in a readable unit."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if abs(count) >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count / 1024:.0f} KiB"
+
+
+def enumerated(words: Sequence[str], last: str = "and") -> str:
+    """Return the words as one enumeration."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+class Trial(NamedTuple):
+    """A model to be loaded in another way, on another cluster, or with weights of `shrink` times the size."""
+
+    load: Load
+    cluster: Cluster
+    shrink: float = 1.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of change: `count` values, from the smallest change to the largest, and what makes a trial of one."""
+
+    name: str
+    count: int
+    change: Callable[[Trial, int], Trial]
+
+
+def _slot(load: Load) -> int:
+    return load.ctx_size // max(1, load.parallel)
+
+
+class Hints:
+    """The changes with which a model would fit on a cluster."""
+
+    def __init__(self, planned: Planned, cluster: Cluster, typed: str) -> None:
+        self.of, self.kv_known = planned.of, planned.kv_known
+        self.typed = TYPED[typed]
+        self.base = Trial(replace(planned.load, ctx_size=planned.context), cluster)
+        weights, parameters = planned.model.weights.bytes or 0, planned.model.parameters
+        self.bits = 8 * weights / parameters if parameters else 0.0
+        self.each_bytes = max(worker.memory_available_bytes for worker in cluster.workers)
+        self._planned: dict[tuple[Load, float], Planned | None] = {(self.base.load, 1.0): planned}
+        load, layers = self.base.load, planned.count - planned.local
+        self.other_mib = math.ceil(load.master_other_bytes / _MIB)
+        # The contexts of all slots together, without those in which a slot has none.
+        self.contexts = range((planned.context - 1) // _BLOCK * _BLOCK, max(0, load.parallel - 1), -_BLOCK)
+        self.caches = [
+            kind for kind in _SMALLER_CACHES if self._cache_bits(kind, kind) < self._cache_bits(*self._types)
+        ]
+        self.tenths_of_bits = range(math.ceil(self.bits * 10) - 1, _FEWEST_TENTHS_OF_BITS - 1, -1)
+        self.kinds = [
+            Kind("tensor_split", 1 if cluster.tensor_split else 0, self._without_split),
+            Kind("prompts", self.other_mib, self._fewer_prompts),
+            Kind("context", len(self.contexts), self._shorter_context),
+            Kind("parallel", load.parallel - 1, self._fewer_slots),
+            Kind("cache_type", 0 if load.flash_attn == "off" else len(self.caches), self._smaller_cache),
+            Kind("workers", min(MAX_WORKERS, layers) - len(cluster.workers), self._more_workers),
+            Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
+        ]
+
+    @property
+    def _types(self) -> tuple[str, str]:
+        return self.base.load.cache_type_k, self.base.load.cache_type_v
+
+    @staticmethod
+    def _cache_bits(*kinds: str) -> float:
+        return sum(CACHE_TYPES[kind].block_bytes / CACHE_TYPES[kind].block for kind in kinds)
+
+    @staticmethod
+    def _without_split(trial: Trial, _index: int) -> Trial:
+        return trial._replace(cluster=replace(trial.cluster, tensor_split=()))
+
+    def _fewer_prompts(self, trial: Trial, index: int) -> Trial:
+        return trial._replace(load=replace(trial.load, master_other_bytes=(self.other_mib - 1 - index) * _MIB))
+
+    def _shorter_context(self, trial: Trial, index: int) -> Trial:
+        slot = self.contexts[index] // max(1, self.base.load.parallel)
+        return trial._replace(load=replace(trial.load, ctx_size=slot * max(1, trial.load.parallel)))
+
+    def _fewer_slots(self, trial: Trial, index: int) -> Trial:
+        slots = self.base.load.parallel - 1 - index
+        return trial._replace(load=replace(trial.load, parallel=slots, ctx_size=slots * _slot(trial.load)))
+
+    def _smaller_cache(self, trial: Trial, index: int) -> Trial:
+        kind = self.caches[index]
+        return trial._replace(load=replace(trial.load, cache_type_k=kind, cache_type_v=kind))
+
+    def _more_workers(self, trial: Trial, index: int) -> Trial:
+        added = tuple(Worker(f"more {number}", self.each_bytes) for number in range(index + 1))
+        workers = (*self.base.cluster.workers, *added)
+        return trial._replace(cluster=replace(trial.cluster, workers=workers, tensor_split=()))
+
+    def _smaller_weights(self, trial: Trial, index: int) -> Trial:
+        return trial._replace(shrink=self.tenths_of_bits[index] / 10 / self.bits)
+
+    def fits(self, trial: Trial) -> bool:
+        """Return whether the model fits in a trial."""
+        key = (trial.load, trial.shrink)
+        if key not in self._planned:
+            try:
+                self._planned[key] = Planned(self.of, trial.load, shrink=trial.shrink)
+            except SplitError:
+                self._planned[key] = None
+        planned = self._planned[key]
+        return planned is not None and fits(planned, trial.cluster)
+
+    def _least(self, kind: Kind, trial: Trial) -> int | None:
+        """Return the smallest change of a kind with which a trial fits; None if the largest does not fit."""
+        if kind.count < 1 or not self.fits(kind.change(trial, kind.count - 1)):
+            return None
+        low, high = 0, kind.count - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.fits(kind.change(trial, middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return high
+
+    def _alone(self) -> Iterator[dict[str, Any]]:
+        for kind in self.kinds:
+            least = self._least(kind, self.base)
+            if least is not None:
+                yield self._said(kind.change(self.base, least), kind)
+
+    def _pairs(self) -> Iterator[dict[str, Any]]:
+        """Yield the changes of two kinds: the smallest of the second one, then the smallest of the first one."""
+        for one, other in combinations([kind for kind in self.kinds if kind.count > 0], 2):
+            second = self._least(other, one.change(self.base, one.count - 1))
+            if second is None:
+                continue
+            with_second = other.change(self.base, second)
+            first = self._least(one, with_second)
+            if first is not None:
+                yield self._said(one.change(with_second, first), one, other)
+
+    def found(self) -> list[dict[str, Any]]:
+        """Return the smallest change of each kind with which the model fits; if there is none, pairs of changes."""
+        alone = list(self._alone())
+        if alone and alone[0]["kind"] == "tensor_split":
+            return [it for it in alone if it["kind"] != "workers"]  # which the division that is given rules out
+        return alone or list(islice(self._pairs(), _PAIRS))
+
+    def with_which_it_fits(self, changes: Sequence[str]) -> str:
+        """Return the end of a sentence that names changes with which the model fits."""
+        without = "" if self.kv_known else ", without the cache, whose size is not known,"
+        return f": it fits{without} {enumerated(changes, 'or')}"
+
+    def tried(self) -> str:
+        """Return the kinds of changes that were tried, as the end of a sentence."""
+        return enumerated([_TRIED[kind.name] for kind in self.kinds if kind.count > 0] or ["nothing"])
+
+    def typed_as(self, name: str, trial: Trial) -> str:
+        """Return a change of a trial as its user types it."""
+        load, workers = trial.load, len(trial.cluster.workers)
+        more = workers - len(self.base.cluster.workers)
+        return self.typed[name].format(
+            other=load.master_other_bytes,
+            other_mib=load.master_other_bytes // _MIB,
+            ctx_size=load.ctx_size,
+            slot=_slot(load),
+            parallel=load.parallel,
+            cache=load.cache_type_k,
+            workers=workers,
+            pods=workers + 1,
+            fewer=workers,
+            more=more,
+            s="" if more == 1 else "s",
+            each=in_words(self.each_bytes),
+            bits=round(trial.shrink * self.bits, 1),
+            bits_now=self.bits,
+            n_gpu_layers=load.n_gpu_layers,
+        )
+
+    def _said(self, trial: Trial, *kinds: Kind) -> dict[str, Any]:
+        """Return a change as the result has it."""
+        load = trial.load
+        values: dict[str, dict[str, Any]] = {
+            "tensor_split": {},
+            "prompts": {"master_other_bytes": load.master_other_bytes},
+            "context": {"ctx_size": load.ctx_size},
+            "parallel": {"parallel": load.parallel, "ctx_size": load.ctx_size},
+            "cache_type": {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v},
+            "workers": {
+                "workers": len(trial.cluster.workers) - len(self.base.cluster.workers),
+                "memory_available_bytes": self.each_bytes,
+            },
+            "quantisation": {"bits_per_weight": round(trial.shrink * self.bits, 1)},
+        }
+        words = " and ".join(self.typed_as(kind.name, trial) for kind in kinds)
+        merged: dict[str, Any] = {"kind": kinds[0].name if len(kinds) == 1 else "pair", "message": words}
+        for kind in kinds:
+            merged.update(values[kind.name])
+        return merged
