@@ -213,6 +213,19 @@ def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[flo
     return shares
 
 
+def divided_by(asked: Asked, statuses: Sequence[WorkerStatus]) -> list[float]:
+    """Return the shares by which llama.cpp divides the layers among the workers' devices, empty if they are not known.
+
+    Without a tensor_split, it divides them by the free memory that the workers report.
+    """
+    if asked.tensor_split:
+        given = shares(asked.tensor_split, statuses) if statuses else asked.tensor_split
+        # As the command line has them.
+        return [float(f"{share:g}") for share in given]
+    free = [float(device["memory_free_bytes"]) for status in statuses for device in status.devices]
+    return free if all(free) else []
+
+
 # After the run
 
 

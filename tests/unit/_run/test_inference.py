@@ -31,6 +31,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
     ModelError,
     OptionError,
     check_model,
+    divided_by,
     worker_failure,
 )
 from hypothesis import given
@@ -272,6 +273,24 @@ def test_a_share_is_that_of_all_devices_of_a_worker(
     statuses: list[WorkerStatus], split: tuple[float, ...], passed: str
 ) -> None:
     assert after(build_command(NEW, options(tensor_split=split), statuses, None), "-ts") == passed
+
+
+@pytest.mark.parametrize(
+    ("statuses", "split", "shares"),
+    [
+        ([], (), []),
+        ([], (1.0, 2.5), [1.0, 2.5]),
+        ([status(A), status(B)], (1.0, 1 / 3), [1.0, 0.333333]),
+        ([status(A, "ready", "7.0.0", 300, 100), status(B)], (1.0, 2.0), [0.75, 0.25, 2.0]),
+        ([status(A, "ready", "7.0.0", 300, 100), status(B)], (), [300.0, 100.0, 1000.0]),
+        ([status(A, "ready", "7.0.0", 0), status(B)], (), []),
+    ],
+    ids=["unknown", "given", "as-it-is-passed", "by-device", "free-memory", "no-free-memory"],
+)
+def test_layers_are_divided_by_the_split_or_by_free_memory(
+    statuses: list[WorkerStatus], split: tuple[float, ...], shares: list[float]
+) -> None:
+    assert divided_by(options(tensor_split=split), statuses) == shares
 
 
 def test_a_long_prompt_goes_through_a_file_that_is_read_as_it_is() -> None:
