@@ -207,7 +207,7 @@ failure:
         - "V(protocol_mismatch): A worker and the master have different llama.cpp releases."
         - "V(out_of_memory): A worker or the master could not allocate its part."
         - "V(model_invalid): The model is missing, damaged, or of an unknown kind."
-        - "V(option_rejected): The module or llama.cpp refused an option, and nothing was generated."
+        - "V(option_rejected): The module or llama.cpp refused an option, or cannot use it with this model."
         - "V(timed_out): The run reached its time limit, or it made no progress."
         - "V(binary_missing): No llama.cpp program can run on the master."
         - "V(unknown): The program failed with a message that the module does not know."

@@ -532,6 +532,25 @@ def judged(
             None,
             "/srv/m.gguf: tensor 'blk.2.ffn_down.weight' data is not within the file bounds, model is corrupted",
         ),
+        (
+            f"{BUFFERS}ggml-backend-meta.cpp:543: GGML_ASSERT(src_ss[0].axis != GGML_BACKEND_SPLIT_AXIS_0) failed\n",
+            134,
+            None,
+            "option_rejected",
+            None,
+            "cannot divide this model among 2 workers in split mode tensor; use layer.",
+        ),
+        (
+            (
+                "llama_model_load: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture "
+                "'mamba'\nllama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "option_rejected",
+            None,
+            "cannot divide a model of architecture mamba among 2 workers in split mode tensor; use layer.",
+        ),
         ("", 126, None, "binary_missing", None, "cannot be started"),
         ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
         (
@@ -570,6 +589,8 @@ def judged(
         "killed",
         "lost-after-a-retry",
         "truncated-model",
+        "not-divided",
+        "not-divided-ever",
         "cannot-start",
         "illegal-instruction",
         "message-lost",
