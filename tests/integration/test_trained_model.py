@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A trained model over workers says what local inference says, finds a text as likely, and saves work on one that repeats.
+"""A trained model over workers says what local inference does, finds a text as likely, and profits if a text repeats.
 
 A model of random weights has no text of its own: it repeats nothing, and its perplexity is the number of its tokens.
 """
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import generated_text
 
-from support.harness import HANG_S, ROOT, Release, Worker, over, run_module, running_worker
+from support.api_service import NO_PAGE, Service, running_service, speculation
+from support.harness import CACHE, HANG_S, ROOT, Release, Worker, over, run_module, running_worker
 from support.runs import failure
 
 if TYPE_CHECKING:
@@ -92,6 +93,26 @@ def test_two_and_three_workers_say_what_local_inference_says(
         assert result["text"] == here
 
 
+@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)], ids=["here", "in-ci"])
+def test_without_the_model_its_tests_say_so_and_fail_only_in_ci(tmp_path: Path, ci: str, status: int) -> None:
+    (tmp_path / "test_releases").symlink_to(CACHE / "test_releases")
+    own = {"LLAMA_CPP_CLUSTER_CACHE": str(tmp_path), "CI": ci, "FAILED_TESTS": ""}
+    own |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    test = f"{__file__}::{test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused.__name__}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", test],
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}, **own},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert "1 skipped" in done.stdout
+    assert "there is no trained model to test with: pip could not fetch the model's packages: " in done.stdout
+
+
 def test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused(
     release_7: Release, trained_model: Path, workers: list[Worker]
 ) -> None:
@@ -131,3 +152,46 @@ def test_a_text_is_as_likely_over_workers_as_here(
     for many in 2, 3:
         there = perplexity(release_7, model, *over([worker.port for worker in workers[:many]]), "-sm", mode)
         assert f"{there:.4g}" == f"{here:.4g}"
+
+
+# A section of a text in one line, twice, and its beginning: the model is sure to go on with the section.
+SECTION = " ".join(LICENSE.read_text().partition("  5. Conveying Modified")[0].partition("  4. Conveying")[2].split())
+BEGINNING = SECTION.partition(" copies of the Program")[0]
+QUOTING = f"{SECTION}\n{SECTION}\n{BEGINNING}"
+ANSWER_TOKENS = 80
+OPTIONS = (*NO_PAGE, "--ctx-size", "2048")
+
+
+def answered(service: Service, prompt: str, tokens: int = ANSWER_TOKENS, **more: object) -> tuple[str, dict[str, Any]]:
+    """Return the continuation of a prompt, and its timings."""
+    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+    status, body = service.request("/completion", asked)
+    assert status == 200, body
+    return body["content"], body["timings"]
+
+
+def test_a_text_that_repeats_is_drafted_and_its_prompt_cached(
+    release_7: Release, trained_model: Path, workers: list[Worker], tmp_path: Path
+) -> None:
+    endpoints = [worker.endpoint for worker in workers[:2]]
+    with running_service(release_7, trained_model, endpoints, tmp_path, options=OPTIONS) as service:
+        service.wait_for("Serving")
+        plain, first = answered(service, QUOTING)
+        follow = f"{QUOTING}{plain} Again:\n"
+        cached, again = answered(service, follow, 8)
+        assert (cached, 0) == (answered(service, follow, 8, cache_prompt=False)[0], first["cache_n"])
+    assert SECTION.startswith(BEGINNING + plain)
+    assert "draft_n" not in first
+    # For a model with sliding windows, the server keeps a checkpoint some tokens before the end of each prompt.
+    assert again["cache_n"] > first["prompt_n"] - 10
+    assert again["prompt_n"] < ANSWER_TOKENS + 20
+    for kind in "ngram-simple", "ngram-mod":
+        folder = tmp_path / kind
+        folder.mkdir()
+        options = (*OPTIONS, *speculation(llama_server_spec_type=kind, llama_server_spec_draft_n_max=8))
+        with running_service(release_7, trained_model, endpoints, folder, options=options) as service:
+            service.wait_for("Serving")
+            said, times = answered(service, QUOTING)
+        assert said == plain
+        # Of 262 thousand tokens, none is guessed by chance.
+        assert ANSWER_TOKENS / 2 < times["draft_n_accepted"] <= times["draft_n"]
