@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.loopback import CORES, Case, Rates, in_rounds, keep, model, obstacle, ratio, ratios, release, workers
-from benchmarks.measure import CACHE, ROOT, BenchError, NotRunError, asked, run_to_end, shown, spread, table
+from benchmarks.measure import CACHE, BenchError, NotRunError, asked, run_to_end, shown, spread, table
 from benchmarks.throughput import measured, planned
+from support.api_client import BEGINNING, SECTION
 from support.api_service import speculation
 from support.collection import load
 from support.harness import end, free_port
@@ -45,8 +46,6 @@ TOKENS, SMOKE_TOKENS = 64, 8
 PASSES = 8
 START_LIMIT_S, ANSWER_LIMIT_S = 120, 300
 PLAIN, BATCH = "without a draft", "batch"
-# A section of the licence, which the trained model repeats.
-SECTION = (ROOT / "LICENSE").read_text().partition("  5. Conveying Modified")[0].partition("  4. Conveying")[2]
 QUOTED, TYPES, N_GRAMS = "text that repeats", ("ngram-simple", "ngram-mod"), (4, 8, 16)
 
 
@@ -116,8 +115,8 @@ def quoted(path: Path, options: Sequence[str], tokens: int, section: str) -> Rat
     """Return the speed at which a model repeats a section, and the time of its prompt when it is asked again."""
     with served(path, options) as port:
         generated(port, 4)
-        times = generated(port, tokens, section + section[:40])
-        again = [generated(port, 1, f"{section} Again:", cached=cached) for cached in (False, True)]
+        times = generated(port, tokens, f"{section}\n{BEGINNING}")
+        again = [generated(port, 1, f"{section}\n", cached=cached) for cached in (False, True)]
     return {
         "generation": times["predicted_per_second"],
         "accepted": times.get("draft_n_accepted", 0) / times["draft_n"] if times.get("draft_n") else 0.0,

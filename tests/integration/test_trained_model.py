@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import generated_text
 
+from support.api_client import BEGINNING, SECTION
 from support.api_service import NO_PAGE, Service, running_service, speculation
 from support.harness import CACHE, HANG_S, ROOT, Release, Worker, over, run_module, running_worker
 from support.runs import failure
@@ -154,9 +155,7 @@ def test_a_text_is_as_likely_over_workers_as_here(
         assert f"{there:.4g}" == f"{here:.4g}"
 
 
-# A section of a text in one line, twice, and its beginning: the model is sure to go on with the section.
-SECTION = " ".join(LICENSE.read_text().partition("  5. Conveying Modified")[0].partition("  4. Conveying")[2].split())
-BEGINNING = SECTION.partition(" copies of the Program")[0]
+# With the section twice before it, no other token is nearly as likely as the next one of the section.
 QUOTING = f"{SECTION}\n{SECTION}\n{BEGINNING}"
 ANSWER_TOKENS = 80
 OPTIONS = (*NO_PAGE, "--ctx-size", "2048")
