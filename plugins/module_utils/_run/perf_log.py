@@ -397,9 +397,7 @@ def _add_buffer(buffers: dict[str, dict[str, float]], line: str) -> None:
         sizes[key] = round(sizes.get(key, 0.0) + mib, 2)
 
 
-def _set_layers(
-    devices: list[Device], head: Sequence[str], offload: Offload | None, shares: Sequence[float]
-) -> None:
+def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | None, shares: Sequence[float]) -> None:
     """Count the layers of each device: from debug output, from its part of the KV cache, or from its share."""
     names: dict[str, str] = {}  # upstream's device names, in the order of its devices, to names of their buffers
     per_endpoint: dict[str, int] = {}
