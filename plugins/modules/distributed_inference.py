@@ -152,6 +152,8 @@ perf:
 devices:
   description:
     - The layers and buffers of each device, from the same log. C(endpoint) is V(null) for devices of the master.
+    - C(layers) counts the output too. If the log does not say it, it is computed as llama.cpp divides the layers. It is
+      V(null) in split mode C(tensor), which gives each worker a part of each layer.
   returned: always
   type: list
   elements: dict
@@ -205,7 +207,7 @@ failure:
         - "V(protocol_mismatch): A worker and the master have different llama.cpp releases."
         - "V(out_of_memory): A worker or the master could not allocate its part."
         - "V(model_invalid): The model is missing, damaged, or of an unknown kind."
-        - "V(option_rejected): The module or llama.cpp refused an option, and nothing was generated."
+        - "V(option_rejected): The module or llama.cpp refused an option, or cannot use it with this model."
         - "V(timed_out): The run reached its time limit, or it made no progress."
         - "V(binary_missing): No llama.cpp program can run on the master."
         - "V(unknown): The program failed with a message that the module does not know."
@@ -238,7 +240,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Failure, check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+    Failure,
+    check_model,
+    divided_by,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 
 # Short runs over loopback lose their last lines in 1 of 100 runs on an idle master, and in 1 of 2 to 6 runs on a master
@@ -313,6 +319,7 @@ class Task(WorkerTask):
         timeout = inference.time_limit(options, self.model_bytes)
         statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
         self.peers = [f"{status.address}:{status.port}" for status in statuses]
+        self.shares = divided_by(options, statuses)
         command = inference.build_command(capabilities, options, statuses, self.prompt_file(options.prompt))
         self.result["command"] = command
         if self.module.check_mode:

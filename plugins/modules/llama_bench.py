@@ -284,7 +284,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Failure, check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+    Failure,
+    check_model,
+    divided_by,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 
 
@@ -334,6 +338,7 @@ class Task(WorkerTask):
             model_bytes = check_model(options.model)
         timeout = bench_of.time_limit(options, model_bytes)
         statuses = self.verify(options.workers, bench.protocol) if self.module.params["verify"] else []
+        self.shares = divided_by(options, statuses)
         self.result["command"] = bench_of.build_command(bench, options, statuses)
         if self.module.check_mode:
             self.module.exit_json(**self.result)

@@ -15,11 +15,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary
 
 from random_model import vocabulary
 from support import synthetic_models
-from support.api_service import KEY, Service, running_service
+from support.api_service import KEY, VARIABLES, Service, running_service, speculation
 from support.harness import Release, Worker, free_port, run_module, running_worker
 from support.synthetic_models import KINDS, Numbers, Tensors, write_synthetic
-from support.templates import loaded, worked_out
-from support.tree import COLLECTION, ROOT, run
+from support.tree import COLLECTION, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,17 +26,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-ROLE = ROOT / "roles/llama_server"
-VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
 TYPES = VARIABLES["__llama_server_spec_types"]
 TOKENS = 160
 # A text that repeats itself, with choices in it, like an answer about a text. Random weights would repeat nothing.
 GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
-
-
-def arguments(**given: Any) -> list[str]:
-    """Return the arguments that the role gives llama-server for these variables."""
-    return [str(word) for word in worked_out(VARIABLES["__llama_server_spec_arguments"], {**VARIABLES, **given})]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +65,7 @@ def test_the_answer_is_the_same_with_speculation(
     release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
 ) -> None:
     given = {"llama_server_draft_model": str(model)} if kind == "draft-simple" else {"llama_server_spec_type": kind}
-    options = arguments(**given, llama_server_spec_draft_n_max=6)
+    options = speculation(**given, llama_server_spec_draft_n_max=6)
     endpoints = [worker.endpoint for worker in workers]
     with running_service(release_7, model, endpoints, tmp_path, options=options) as service:
         service.wait_for("Serving")
@@ -110,7 +102,7 @@ def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them
     for number, given in enumerate(({}, {"llama_server_spec_type": "draft-mtp"})):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with running_service(release_7, path, endpoints, folder, options=arguments(**given)) as service:
+        with running_service(release_7, path, endpoints, folder, options=speculation(**given)) as service:
             service.wait_for("Serving")
             said.append(continued(service))
     assert said[0][0] == said[1][0]
@@ -146,7 +138,7 @@ def test_llama_server_takes_the_draft_models_that_the_role_takes(
     one = write_synthetic(tmp_path / "m.gguf", "dense")
     other_vocabulary(monkeypatch, change)
     two = write_synthetic(tmp_path / "d.gguf", "grouped queries")
-    options = arguments(llama_server_draft_model=str(two))
+    options = speculation(llama_server_draft_model=str(two))
     with running_service(release_7, one, [workers[0].endpoint], tmp_path, options=options) as service:
         service.wait_for("Serving")
         said = "".join(service.lines)

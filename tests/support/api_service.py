@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.api_client import PROMPT, Client
 from support.harness import HANG_S, ROOT, Release, free_port, talking
+from support.templates import loaded, worked_out
 
 if TYPE_CHECKING:
     import http.client
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-FILES = ROOT / "roles/llama_server/files"
+ROLE = ROOT / "roles/llama_server"
+FILES = ROLE / "files"
+VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
 ENVIRONMENT = {"PYTHONPATH": str(ROOT / "plugins/module_utils"), "PYTHONUNBUFFERED": "1"}
 KEY = "key-of-this-test-alone"
 # The text of a model with random weights is noise.
@@ -83,6 +86,11 @@ class Service:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def speculation(**given: object) -> list[str]:
+    """Return the arguments that the role gives llama-server for these variables of speculation."""
+    return [str(word) for word in worked_out(VARIABLES["__llama_server_spec_arguments"], {**VARIABLES, **given})]
 
 
 # This leaves out the chat page.

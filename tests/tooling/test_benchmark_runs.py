@@ -166,6 +166,18 @@ def test_how_many_tokens_of_prompts_chats_cost(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("release_7")
+def test_what_speculation_brings(tmp_path: Path) -> None:
+    said, found = smoke("speculation", tmp_path)
+    assert "tokens of a batch" in said
+    assert "ngram-mod, 8" in said
+    for rounds, cases in (("rounds", 13), ("repeating", 7)):
+        (done,) = found[rounds]
+        assert len(done) == cases
+        assert all(rate["generation"] > 0 for case, rate in done.items() if case != "batch")
+
+
+@pytest.mark.long
 @pytest.mark.xdist_group("gateway")
 def test_what_bad_clients_do_to_the_others(tmp_path: Path) -> None:
     said, found = smoke("bad_clients", tmp_path)

@@ -17,6 +17,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple, Sequence, TypedDict
 
+from .._plan.assignment import assign
+
 
 class PerfLogError(ValueError):
     """The text holds no performance figures; the message is one sentence for the user."""
@@ -90,7 +92,7 @@ class Device(TypedDict):
     """The memory that one device holds, in MiB; several buffers of a device are summed.
 
     `name` is upstream's, without the buffer's kind (`CPU_Mapped` is `CPU`); `endpoint` is the worker's, null for a
-    device of the master; `layers` includes the output layer and is null if the log does not determine it;
+    device of the master; `layers` includes the output layer and is null if neither the log nor the shares tell it;
     `kv_buffer_mib` includes recurrent state.
     """
 
@@ -188,8 +190,11 @@ _OLD_ORDER = ("load", "sampling", "prompt eval", "eval", "total")
 _MODEL, _KV, _COMPUTE = "model", "kv", "compute"
 
 
-def parse_log(text: str, require_perf: bool = True) -> PerfLog:
-    """Return the figures of one run; raise PerfLogError if there are none, unless require_perf is false."""
+def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()) -> PerfLog:
+    """Return the figures of one run; raise PerfLogError if there are none, unless require_perf is false.
+
+    `shares` are those by which llama.cpp divided the layers among its devices, in their order, if they are known.
+    """
     lines = [line.rstrip() for line in _ANSI.sub("", text).split("\n")]
     head = lines[: next((i for i, line in enumerate(lines) if _TEXT_STARTS.match(line)), len(lines))]
     perf, perf_end = _parse_perf(lines)
@@ -200,7 +205,7 @@ def parse_log(text: str, require_perf: bool = True) -> PerfLog:
     offload = _parse_offload(head)
     return {
         "perf": perf,
-        "devices": _parse_devices(head, offload) or _parse_table(table),
+        "devices": _parse_devices(head, offload, shares) or _parse_table(table),
         "offload": offload,
         "build": _parse_build(head),
     }
@@ -353,7 +358,7 @@ def _device(name: str, endpoint: str | None) -> Device:
     }
 
 
-def _parse_devices(head: Sequence[str], offload: Offload | None) -> list[Device]:
+def _parse_devices(head: Sequence[str], offload: Offload | None, shares: Sequence[float]) -> list[Device]:
     """Return the devices of the buffer lines, in the order in which the log names them first."""
     buffers: dict[str, dict[str, float]] = {}
     for line in head:
@@ -371,7 +376,7 @@ def _parse_devices(head: Sequence[str], offload: Offload | None) -> list[Device]
         device["kv_buffer_mib"] = sizes.get(_KV)
         device["compute_buffer_mib"] = sizes.get(_COMPUTE)
         devices.append(device)
-    _set_layers(devices, head, offload)
+    _set_layers(devices, head, offload, shares)
     return devices
 
 
@@ -392,8 +397,8 @@ def _add_buffer(buffers: dict[str, dict[str, float]], line: str) -> None:
         sizes[key] = round(sizes.get(key, 0.0) + mib, 2)
 
 
-def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | None) -> None:
-    """Count the layers of each device, from debug output or else from the share of the KV cache."""
+def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | None, shares: Sequence[float]) -> None:
+    """Count the layers of each device: from debug output, from its part of the KV cache, or from its share."""
     names: dict[str, str] = {}  # upstream's device names, in the order of its devices, to names of their buffers
     per_endpoint: dict[str, int] = {}
     assigned: dict[str, str] = {}
@@ -417,8 +422,11 @@ def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | N
             counts[name] = counts.get(name, 0) + 1
         for device in devices:
             device["layers"] = counts.get(device["name"], 0)
-    elif offload and len(kv_sizes) == 1:
-        _set_layers_by_kv(devices, list(names.values()), offload, *kv_sizes[0])
+    elif offload:
+        if len(kv_sizes) == 1:
+            _set_layers_by_kv(devices, list(names.values()), offload, *kv_sizes[0])
+        if all(device["layers"] is None for device in devices):
+            _set_layers_by_shares(devices, list(names.values()), offload, shares)
 
 
 def _set_layers_by_kv(
@@ -448,6 +456,26 @@ def _set_layers_by_kv(
         by_name[name]["layers"] = count
     for device in rest:
         device["layers"] = offload["layers_total"] - offload["layers"] if device["name"] == "CPU" else None
+
+
+def _set_layers_by_shares(
+    devices: list[Device], order: Sequence[str], offload: Offload, shares: Sequence[float]
+) -> None:
+    """Set the layers of each device as llama.cpp divides them, which is the same for every architecture.
+
+    Only the number of offloaded layers counts, whether the output is among them or, in old builds, is not.
+    """
+    if not shares or len(order) != len(shares):
+        return
+    owners = assign(offload["layers"] - 1, offload["layers"], shares)
+    counts = {name: owners.count(index) for index, name in enumerate(order)}
+    by_name = {device["name"]: device for device in devices}
+    if any(count and name not in by_name for name, count in counts.items()):
+        return
+    counts["CPU"] = offload["layers_total"] - offload["layers"]
+    for name, count in counts.items():
+        if name in by_name:
+            by_name[name]["layers"] = count
 
 
 def _parse_table(lines: Sequence[str]) -> list[Device]:

@@ -213,6 +213,19 @@ def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[flo
     return shares
 
 
+def divided_by(asked: Asked, statuses: Sequence[WorkerStatus]) -> list[float]:
+    """Return the shares by which llama.cpp divides the layers among the workers' devices, empty if they are not known.
+
+    Without a tensor_split, it divides them by the free memory that the workers report.
+    """
+    if asked.tensor_split:
+        given = shares(asked.tensor_split, statuses) if statuses else asked.tensor_split
+        # As the command line has them.
+        return [float(f"{share:g}") for share in given]
+    free = [float(device["memory_free_bytes"]) for status in statuses for device in status.devices]
+    return free if all(free) else []
+
+
 # After the run
 
 
@@ -258,6 +271,10 @@ _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # src/llama-model.cpp
 _BAD_MODEL = re.compile(r"error loading model: (.*)")
 _NO_MODEL = re.compile(r"failed to load model")
+# ggml/src/ggml-backend-meta.cpp divides the tensors in split mode "tensor" alone.
+_NOT_DIVIDED = re.compile(
+    r"ggml-backend-meta\.cpp:\d+: \S|LLAMA_SPLIT_MODE_TENSOR not implemented for architecture '(?P<architecture>[^']*)'"
+)
 # src/llama.cpp: in split mode "tensor" the devices act as one, and the names of its buffers contain none of them. This
 # line has the endpoint unless --device was given; --device names all devices or is not given.
 _JOINT_DEVICE = re.compile(r"\bllama_\w+: - device \d+: RPC\d+(?: \((\S+)\))?$", re.MULTILINE)
@@ -415,6 +432,16 @@ def _out_of_memory(ending: Ending, smaller: str) -> Failure | None:
     return Failure("out_of_memory", endpoint, f"{who} has too little memory for its part; {remedy}.")
 
 
+def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run in split mode "tensor" of a model that llama.cpp cannot divide among the workers."""
+    found = _NOT_DIVIDED.search(ending.stderr)
+    if not found:
+        return None
+    kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
+    message = f"llama.cpp cannot divide {kind} among {len(asked.workers)} workers in split mode tensor; use layer."
+    return Failure("option_rejected", None, message)
+
+
 def _lost(gone: Sequence[WorkerStatus]) -> Failure:
     if not gone:
         message = "A worker broke the connection during the run and all answer again; look for a restart in their logs."
@@ -465,6 +492,7 @@ def failed(
         or _not_connected(asked, ending)
         or _other_version(asked, ending, protocol)
         or _out_of_memory(ending, smaller)
+        or _not_divided(asked, ending)
         or _cut_off(asked, ending, protocol)
     )
 

@@ -67,6 +67,8 @@ class WorkerTask:
         self.module = module
         self.result = result
         self.progress = progress or Progress()
+        # By which llama.cpp divides the layers among the workers' devices; empty if they are not known.
+        self.shares: list[float] = []
 
     def fail(self, failure: Failure) -> NoReturn:
         """End the module with a failure and the result so far."""
@@ -124,7 +126,7 @@ class WorkerTask:
             ended = self.run(command, timeout, Listeners(self.progress.text, self.progress.log), watch)
         except RunnerError as error:
             self.fail(Failure("binary_missing", None, str(error)))
-        log = parse_log(ended.stderr, require_perf=False)
+        log = parse_log(ended.stderr, require_perf=False, shares=self.shares)
         used = {device["endpoint"] for device in log["devices"]}
         well = ended.exit_status == 0 and not ended.timed_out and used.issuperset(map(str, workers))
         ending = Ending(

@@ -31,6 +31,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
     ModelError,
     OptionError,
     check_model,
+    divided_by,
     worker_failure,
 )
 from hypothesis import given
@@ -274,6 +275,24 @@ def test_a_share_is_that_of_all_devices_of_a_worker(
     assert after(build_command(NEW, options(tensor_split=split), statuses, None), "-ts") == passed
 
 
+@pytest.mark.parametrize(
+    ("statuses", "split", "shares"),
+    [
+        ([], (), []),
+        ([], (1.0, 2.5), [1.0, 2.5]),
+        ([status(A), status(B)], (1.0, 1 / 3), [1.0, 0.333333]),
+        ([status(A, "ready", "7.0.0", 300, 100), status(B)], (1.0, 2.0), [0.75, 0.25, 2.0]),
+        ([status(A, "ready", "7.0.0", 300, 100), status(B)], (), [300.0, 100.0, 1000.0]),
+        ([status(A, "ready", "7.0.0", 0), status(B)], (), []),
+    ],
+    ids=["unknown", "given", "as-it-is-passed", "by-device", "free-memory", "no-free-memory"],
+)
+def test_layers_are_divided_by_the_split_or_by_free_memory(
+    statuses: list[WorkerStatus], split: tuple[float, ...], shares: list[float]
+) -> None:
+    assert divided_by(options(tensor_split=split), statuses) == shares
+
+
 def test_a_long_prompt_goes_through_a_file_that_is_read_as_it_is() -> None:
     command = build_command(NEW, options(prompt="x" * (MAX_PROMPT_ARGUMENT_BYTES + 1)), [], "/srv/prompt")
     assert after(command, "-bf") == "/srv/prompt"
@@ -513,6 +532,25 @@ def judged(
             None,
             "/srv/m.gguf: tensor 'blk.2.ffn_down.weight' data is not within the file bounds, model is corrupted",
         ),
+        (
+            f"{BUFFERS}ggml-backend-meta.cpp:543: GGML_ASSERT(src_ss[0].axis != GGML_BACKEND_SPLIT_AXIS_0) failed\n",
+            134,
+            None,
+            "option_rejected",
+            None,
+            "cannot divide this model among 2 workers in split mode tensor; use layer.",
+        ),
+        (
+            (
+                "llama_model_load: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented for architecture "
+                "'mamba'\nllama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "option_rejected",
+            None,
+            "cannot divide a model of architecture mamba among 2 workers in split mode tensor; use layer.",
+        ),
         ("", 126, None, "binary_missing", None, "cannot be started"),
         ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
         (
@@ -551,6 +589,8 @@ def judged(
         "killed",
         "lost-after-a-retry",
         "truncated-model",
+        "not-divided",
+        "not-divided-ever",
         "cannot-start",
         "illegal-instruction",
         "message-lost",

@@ -416,6 +416,40 @@ def test_layers_are_null_where_the_log_does_not_determine_them(drop):
     assert {device["layers"] for device in parse_log(text)["devices"]} == {None}
 
 
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        *((name, (1, 1)) for name in DEVICES if "2workers-" in name and "skewed" not in name and "tensor" not in name),
+        (f"{NEW}-2workers-lv4-skewed", (1000, 1)),
+        (f"{NEW}-3workers-lv4", (7, 7, 7)),
+        (f"{NEW}-lv4", (24105, 24105)),
+        (OLD, (1, 1)),
+    ],
+)
+def test_shares_give_the_layers_where_the_cache_does_not_tell_them(name, shares):
+    """Recurrent layers, and those with windows or caches of several kinds, log no line from which layers follow."""
+    text, dropped = re.subn(r".*(?:kv_cache\w*: size|assigned to device).*\n", "", read(name))
+    assert dropped
+    layers = {device[0]: device[2] for device in DEVICES[name]}
+    assert layers == {device["name"]: device["layers"] for device in parse_log(text, shares=shares)["devices"]}
+
+
+@pytest.mark.parametrize("shares", [(), (1,), (1, 1, 1)], ids=len)
+def test_shares_that_are_not_those_of_the_devices_give_no_layers(shares):
+    text = re.sub(r".*kv_cache: size.*\n", "", read(f"{NEW}-2workers-lv4-colors"))
+    assert {device["layers"] for device in parse_log(text, shares=shares)["devices"]} == {None}
+
+
+def test_layers_of_which_a_device_has_no_buffer_are_no_result():
+    text = re.sub(r".*(?:kv_cache: size|24818\]).*\n", "", read(f"{NEW}-2workers-lv4-colors"))
+    assert {device["layers"] for device in parse_log(text, shares=(1, 1))["devices"]} == {None}
+
+
+def test_split_mode_tensor_gives_no_worker_whole_layers():
+    log = parse_log(read(f"{NEW}-2workers-lv4-tensor"), shares=(1, 1))
+    assert {device["layers"] for device in log["devices"]} == {None}
+
+
 def test_a_log_with_the_memory_table_alone_gives_the_devices_of_the_table_at_the_end():
     text = re.sub(r".*buffer size.*\n", "", read(f"{NEW}-lv4"))
     # The same table stands at the beginning, as a projection, with 79 MiB for the second worker.

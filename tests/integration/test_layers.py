@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The layers that a result gives each worker are those that llama.cpp assigns to it, for models of any architecture."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectures import FOLLOWED
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
+
+from support.harness import Release, Worker, log_of, over, run_module, running_worker
+from support.synthetic_models import HEADS, KINDS, WIDTH, Numbers, Tensors, attention, experts, write_synthetic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+
+def minimax(layer: int, n: Numbers) -> Tensors:
+    """Return the tensors of a layer of an architecture that the plan does not know: every third layer is attention."""
+    if layer % 3 == 2:
+        return {**attention(layer, n), **experts(n)}
+    heads = HEADS * n["key"]
+    linear = {"attn_norm_2": (heads,), "attn_qkv": (3 * heads, WIDTH), "attn_gate": (heads, WIDTH)}
+    return {"attn_norm": (WIDTH,), **linear, "attn_output": (WIDTH, heads), **experts(n)}
+
+
+UNKNOWN = (
+    "minimax-01",
+    {"experts": 4},
+    minimax,
+    {"expert_count": 4, "expert_used_count": 2, "residual_scale": 1.0, "full_attention_interval": 3},
+)
+MODELS = ("trained", "unknown", "recurrent", "hybrid, every fourth", "window, other heads, layers that share")
+# The number of workers, their shares (or none, which leaves the division to llama.cpp), and the layers to offload.
+DIVISIONS: tuple[tuple[int, list[float], int], ...] = ((2, [], 999), (3, [3, 2, 1.1], 999), (2, [1, 2], 5))
+
+
+@pytest.fixture(scope="module")
+def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    folder = tmp_path_factory.mktemp("workers")
+    with ExitStack() as stack:
+        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
+
+
+@pytest.fixture(params=MODELS)
+def any_model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    if request.param == "trained":
+        return request.getfixturevalue("trained_model")
+    monkeypatch.setitem(KINDS, "unknown", UNKNOWN)
+    assert UNKNOWN[0] not in FOLLOWED
+    return write_synthetic(tmp_path / "model.gguf", request.param)
+
+
+def assigned(release: Release, model: Path, workers: list[Worker], shares: list[float], offloaded: int) -> list[int]:
+    """Return how many layers llama.cpp's debug output says that it assigns to each worker and, last, to the master."""
+    options = [*over([worker.port for worker in workers]), "-ngl", str(offloaded), "-lv", "5"]
+    split = options.index("-ts")
+    options[split : split + 2] = ["-ts", ",".join(f"{share:g}" for share in shares)] if shares else []
+    log = log_of(release, model, *options)
+    found = Counter(dict(re.findall(r"layer +(\d+) assigned to device (\w+)", log)).values())
+    assert found.keys() <= {"CPU", *(f"RPC{index}" for index in range(len(workers)))}
+    return [*(found[f"RPC{index}"] for index in range(len(workers))), found["CPU"]]
+
+
+def test_layers_are_those_that_llama_cpp_assigns(release_7: Release, any_model: Path, workers: list[Worker]) -> None:
+    for many, shares, offloaded in DIVISIONS:
+        used = workers[:many]
+        given: dict[str, Any] = {"bin_folder": str(release_7.bin), "model": str(any_model), "prompt": "the river"}
+        result = run_module(
+            "distributed_inference",
+            {
+                **given,
+                "workers": [worker.endpoint for worker in used],
+                "tensor_split": shares,
+                "n_gpu_layers": offloaded,
+                "n_predict": 2,
+            },
+        )
+        assert result["failure"] is None, result["msg"]
+        layers = {device["endpoint"]: device["layers"] for device in result["devices"]}
+        wanted = assigned(release_7, any_model, used, shares, offloaded)
+        assert [layers[worker.endpoint] for worker in used] + [layers[None]] == wanted
+        report = render_report(result).splitlines()
+        for worker in used:
+            (row,) = (line for line in report if worker.endpoint in line)
+            assert row.split()[-1] == str(layers[worker.endpoint])
