@@ -59,4 +59,4 @@ class _Looker:
         text = self.flow.text(elapsed, int(found), self.size)
         if due(elapsed, self.shown):
             self.shown = elapsed
-            show(self.host, self.action._task.get_name().strip(), elapsed, f"sending, {text}")  # noqa: SLF001
+            show(self.host, self.action._task.name or "Send a file", elapsed, f"sending, {text}")  # noqa: SLF001

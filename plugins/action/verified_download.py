@@ -62,7 +62,11 @@ class ActionModule(NotedModule):
 
     def _wait(self, job: str, limit: int, task_vars: dict[str, Any]) -> dict[str, Any]:
         """Return the result of the module; show its progress until then."""
-        host, task, parent = task_vars.get("inventory_hostname", "host"), self._task.get_name().strip(), os.getppid()
+        host, task, parent = (
+            task_vars.get("inventory_hostname", "host"),
+            self._task.name or self._task.action,
+            os.getppid(),
+        )
         began = heard = asked = seen = time.monotonic()
         shown, flow, polls, was_noted = 0.0, Flow(), iter(POLL_S), False
         while True:

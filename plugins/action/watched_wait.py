@@ -40,7 +40,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             }
         )
         variables = task_vars or {}
-        host, task = variables.get("inventory_hostname", "host"), self._task.get_name().strip()
+        host, task = variables.get("inventory_hostname", "host"), self._task.name or self._task.action
         began, shown, flow = time.monotonic(), 0.0, Flow()
         while True:
             answer = self._execute_module(args["module"], args["arguments"], task_vars=variables)

@@ -45,12 +45,12 @@ def more(missing: float, done: float, seconds: float) -> str:
 
 
 def amount(size_bytes: float) -> str:
-    """Return a number of bytes as text, such as `37.2 GiB`."""
-    for power, unit in ((30, "GiB"), (20, "MiB")):
-        if size_bytes >= 1 << power:
-            number = size_bytes / (1 << power)
-            return f"{number:.1f} {unit}" if power == 30 else f"{number:.0f} {unit}"
-    return f"{size_bytes / 1024:.0f} KiB"
+    """Return a number of bytes as text, such as `37.2 GiB` or `512 MiB`."""
+    for unit in ("KiB", "MiB", "GiB"):
+        size_bytes /= 1024
+        if size_bytes < 1023.5 or unit == "GiB":
+            break
+    return f"{size_bytes:.1f} {unit}" if size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
 
 
 def due(elapsed: float, shown: float) -> bool:

@@ -49,6 +49,7 @@ class Hub:
     statuses: list[int] = field(default_factory=list)  # of the next answers of the storage
     cut_after: list[int | None] = field(default_factory=list)  # bytes, in the next answers of the storage
     stall_s: float = 0
+    bytes_per_s: float = 0  # of each answer of the storage; 0: as fast as can be
     chunked: bool = False
     seen: list[Seen] = field(default_factory=list)
     endpoint: str = ""
@@ -173,7 +174,10 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.chunked:
             self.wfile.write(b"%x\r\n%s" % (len(body), sent) + (b"\r\n0\r\n\r\n" if cut is None else b""))
         else:
-            self.wfile.write(sent)
+            step = int(hub.bytes_per_s / 10) or len(sent) or 1
+            for start in range(0, len(sent), step):
+                self.wfile.write(sent[start : start + step])
+                time.sleep(0.1 if hub.bytes_per_s else 0)
         self.wfile.flush()
         if hub.stall_s and cut is not None:
             time.sleep(hub.stall_s)
