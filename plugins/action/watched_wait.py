@@ -49,13 +49,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             elapsed = time.monotonic() - began
             with self._templar.set_temporary_context(available_variables={**variables, "answer": answer}):
                 met, sentence = self._read(elapsed, flow)
-            over = elapsed + args["every"] > args["timeout"]
-            if met or over:
+            left = args["timeout"] - elapsed
+            if met or left <= 0:
                 break
             if due(elapsed, shown):
                 shown = elapsed
                 show(host, task, elapsed, sentence)
-            time.sleep(args["every"])
+            time.sleep(min(args["every"], left))
         result.update(answer, changed=False, waited_s=int(elapsed))
         if not met:
             result.update(failed=True, msg=f"Waited {args['timeout']} s. {sentence}")
