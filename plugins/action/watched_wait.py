@@ -47,8 +47,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if answer.get("failed"):
                 return {**result, **answer}
             elapsed = time.monotonic() - began
-            with self._templar.set_temporary_context(available_variables={**variables, "answer": answer}):
-                met, sentence = self._read(elapsed, flow)
+            templar = self._templar.copy_with_new_env(available_variables={**variables, "answer": answer})
+            met, sentence = self._read(templar, elapsed, flow)
             left = args["timeout"] - elapsed
             if met or left <= 0:
                 break
@@ -61,13 +61,13 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             result.update(failed=True, msg=f"Waited {args['timeout']} s. {sentence}")
         return result
 
-    def _read(self, elapsed: float, flow: Flow) -> tuple[bool, str]:
+    def _read(self, templar: Any, elapsed: float, flow: Flow) -> tuple[bool, str]:  # noqa: ANN401
         """Return whether the condition is met, and what is waited for."""
         given = self._task.args
-        if self._templar.evaluate_conditional(given["until"]):
+        if templar.evaluate_conditional(given["until"]):
             return True, ""
-        sentence = " ".join(str(self._templar.template(given["shows"])).split())
-        done = self._templar.template(given["bytes"]) if given.get("bytes") else None
+        sentence = " ".join(str(templar.template(given["shows"])).split())
+        done = templar.template(given["bytes"]) if given.get("bytes") else None
         if done:
             sentence += f" {flow.text(elapsed, int(done[0]), int(done[1]))}"
         return False, sentence
