@@ -15,7 +15,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed import Part, Piece, digest, pieces
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"
 # The size of a batch: so many bytes are sent before they are put into the cache. Until then, they take room twice.
@@ -119,15 +119,17 @@ class _Way:
 
     def __init__(self, host: str, total: int) -> None:
         self.host, self.total, self.sent = host, total, 0
-        self.began = self.shown = time.monotonic()
+        self.began, self.shown, self.flow = time.monotonic(), 0.0, Flow()
+        self.flow.text(0, 0, total)
 
     def come(self, size: int, task: str) -> None:
         """Count sent bytes, and show the progress now and then."""
         self.sent += size
-        now = time.monotonic()
-        if now - self.shown > SHOW_EVERY_S:
-            self.shown = now
-            show(self.host, task, now - self.began, f"{self.sent >> 20} of {self.total >> 20} MiB sent")
+        elapsed = time.monotonic() - self.began
+        text = self.flow.text(elapsed, self.sent, self.total)
+        if due(elapsed, self.shown):
+            self.shown = elapsed
+            show(self.host, task, elapsed, f"sending, {text}")
 
 
 def _batches(names: list[str], offered: dict[str, Piece]) -> list[list[str]]:

@@ -279,11 +279,12 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, Progress, told
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress, told
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     check_model,

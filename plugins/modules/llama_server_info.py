@@ -126,6 +126,7 @@ servers:
       answered: true
       text: " river"
       release: 0.3.36-0c1e57098-3f0a1b2c
+      load: null
       open_paths: []
       message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
 """
@@ -134,8 +135,22 @@ from dataclasses import asdict
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import sent_bytes
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import service as services
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.api import Answer, Api
+
+
+def load_of(service: services.Service, main_pid: int) -> dict[str, int] | None:
+    """Return how much of its model a service has sent to its workers; None if that is not visible."""
+    program = next(iter(services.programs_of(main_pid)), None)
+    sent = None if program is None else sent_bytes(program)
+    if sent is None:
+        return None
+    try:
+        return {"sent_bytes": sent, "model_bytes": sum(part.stat().st_size for part in model_parts(service.model))}
+    except (GgufError, OSError):
+        return None
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
@@ -152,6 +167,7 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
     if key is None and answer.state == "serving":
         answer.problem = f"its keys in {service.keys_file} cannot be read"
     state = services.state_of(properties, answer.state)
+    main_pid = int(properties.get("MainPID") or 0)
     return {
         "unit": service.unit,
         "address": service.address,
@@ -164,7 +180,8 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "models": answer.models,
         "answered": answer.answered,
         "text": answer.text,
-        "release": services.release_of(int(properties.get("MainPID") or 0)),
+        "release": services.release_of(main_pid),
+        "load": load_of(service, main_pid) if state == "loading" else None,
         "open_paths": answer.open_paths,
         "message": services.message_of(service, state, properties, asdict(answer)),
     }

@@ -77,6 +77,8 @@ attributes:
     description: The module does not change a model that matches its record.
     support: full
 notes:
+  - It runs detached from the connection, for as long as the C(timeout) of the task, by default six hours. While it
+    computes digests, it shows about every ten seconds, later less often, how far it is.
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 seealso:
   - module: llama_cpp.cluster.controller_file
@@ -134,6 +136,13 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import (
+    VARIABLE,
+    Count,
+    Note,
+    Tell,
+    noted,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
     FileError,
     claim,
@@ -149,7 +158,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 class Model:
     """One model, and the staging folder in which it is put together."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: AnsibleModule, note: Note) -> None:
         params = module.params
         self.path = Path(params["path"])
         self.parts = model_parts(self.path)
@@ -158,15 +167,17 @@ class Model:
         self.origin: dict[str, Any] = params["origin"]
         self.sha256: dict[str, str] = {name: text.lower() for name, text in params["sha256"].items()}
         self.params = params
+        self.note = note
         self.write = not module.check_mode
 
     def stage(self) -> dict[str, Any]:
         """Return the names of the missing parts, and make the staging folder for them."""
         needed, renewed = [], False
+        tell = Count(self.note, [None]).tell
         for part in self.parts:
-            wanted, noted = claim(part, self.sha256.get(part.name), self.origin, write=self.write)
+            wanted, written = claim(part, self.sha256.get(part.name), self.origin, write=self.write, tell=tell)
             needed += [part.name] if wanted else []
-            renewed = renewed or noted
+            renewed = renewed or written
         result = {"changed": bool(needed) or renewed, "needed": needed}
         if needed and self.write:
             # The files of a killed run take room that this run needs.
@@ -191,8 +202,11 @@ class Model:
         result = {"changed": True, "needed": [part.name for part in staged]}
         if not self.write:
             return result
-        for part in staged:
-            self.verify(self.staging / part.name, self.sha256.get(part.name))
+        sizes: list[int | None] = [(self.staging / part.name).stat().st_size for part in staged]
+        count = Count(self.note, sizes)
+        for part, size in zip(staged, sizes):
+            self.verify(self.staging / part.name, self.sha256.get(part.name), count.tell)
+            count.next(size)
         if len(staged) == len(self.parts):
             read_model(self.staging / self.path.name)
         for name in self.params["others"]:
@@ -222,9 +236,9 @@ class Model:
                 path.unlink()
         return {"changed": bool(gone), "needed": [], "removed": [str(path) for path in gone]}
 
-    def verify(self, path: Path, sha256: str | None) -> None:
+    def verify(self, path: Path, sha256: str | None, tell: Tell) -> None:
         """Raise FileError if a file has another digest."""
-        found = digest_of_file(path) if sha256 else None
+        found = digest_of_file(path, tell=tell) if sha256 else None
         if found != sha256:
             raise FileError(wrong_digest(path.name, found, sha256))
 
@@ -232,6 +246,27 @@ class Model:
         """Remove the staging folder."""
         if self.write:
             shutil.rmtree(str(self.staging), ignore_errors=True)
+
+
+def change(module: AnsibleModule, note: Note) -> dict[str, Any]:
+    """Bring about the wanted state and return the result, or fail with a sentence."""
+    params = module.params
+    try:
+        model = Model(module, note)
+    except GgufError as error:
+        module.fail_json(msg=str(error))
+    try:
+        result = {"staged": model.stage, "present": model.put, "absent": model.remove}[params["state"]]()
+    except (FileError, GgufError) as error:
+        model.drop()
+        module.fail_json(msg=str(error))
+    except KeyError:
+        model.drop()
+        module.fail_json(msg=f"owner is {params['owner']!r}, and there is no such user on this host.")
+    except OSError as error:
+        model.drop()
+        module.fail_json(msg=reason(error, model.path))
+    return {"staging": str(model.staging), **result}
 
 
 def main() -> None:
@@ -254,22 +289,9 @@ def main() -> None:
     wrong = [name for name, text in params["sha256"].items() if not re.fullmatch(r"[0-9a-fA-F]{64}", str(text))]
     if wrong:
         module.fail_json(msg=f"sha256 of {wrong[0]} is not a SHA-256 digest: it needs 64 hexadecimal digits.")
-    try:
-        model = Model(module)
-    except GgufError as error:
-        module.fail_json(msg=str(error))
-    try:
-        result = {"staged": model.stage, "present": model.put, "absent": model.remove}[params["state"]]()
-    except (FileError, GgufError) as error:
-        model.drop()
-        module.fail_json(msg=str(error))
-    except KeyError:
-        model.drop()
-        module.fail_json(msg=f"owner is {params['owner']!r}, and there is no such user on this host.")
-    except OSError as error:
-        model.drop()
-        module.fail_json(msg=reason(error, model.path))
-    module.exit_json(staging=str(model.staging), **result)
+    with noted(os.environ.pop(VARIABLE, None)) as note:
+        result = change(module, note)
+    module.exit_json(**result)
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ attributes:
     description: The module fetches nothing if the file is there and matches its record.
     support: full
 notes:
-  - Run it with C(async) and C(poll), so that no connection is silent for long. C(async) does not work in
-    check mode, so set it to 0 there.
+  - It runs detached from the connection, so that no connection is silent for long. About every ten seconds, later less
+    often, it shows one line with the host, the elapsed time, the percentage, the rate and the time that is left.
   - Proxies are taken from the environment (E(https_proxy), E(no_proxy)).
   - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
 """
@@ -92,8 +92,6 @@ EXAMPLES = r"""
       - url: https://models.example.com/model.gguf
         dest: /srv/models/model.gguf
         sha256: f1ef0da719559b876a1d95011dc1a36c7474e701b3bcbb0ab9d9b5d2e2243577
-  async: "{{ ansible_check_mode | ternary(0, 21600) }}"
-  poll: 10
 """
 
 RETURN = r"""
@@ -105,12 +103,14 @@ fetched:
   sample: [/srv/models/model.gguf]
 """
 
+import os
 import re
 import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan, sentence
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, Count, Note, noted
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits, check_url
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
@@ -145,6 +145,29 @@ def check_model(path: Path) -> None:
         raise FileError(str(error)) from None
 
 
+def bring(module: AnsibleModule, note: Note) -> tuple[bool, list[str]]:
+    """Fetch what is missing; return whether anything changed, and the paths of the files that were missing."""
+    params = module.params
+    files = wanted_files(module)
+    limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
+    token, origin = params["token"] or None, params["origin"]
+    changed, path = False, files[0].path if files else Path()
+    try:
+        needed, sizes = plan(files, origin, limits, token, Count(note, [None]).tell)
+        if module.check_mode:
+            return bool(needed), [str(wanted.path) for wanted in needed]
+        count = Count(note, sizes)
+        for wanted in reversed(files):
+            path = wanted.path
+            check = check_model if path.suffix == ".gguf" else None
+            changed = fetch(wanted, origin, limits, token, check, count.tell) or changed
+            if wanted in needed:
+                count.next(sizes[needed.index(wanted)])
+    except (DownloadError, FileError, OSError) as error:
+        module.fail_json(msg=sentence(error, path))
+    return changed, [str(wanted.path) for wanted in needed]
+
+
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
@@ -169,23 +192,9 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    params = module.params
-    files = wanted_files(module)
-    limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
-    token, origin = params["token"] or None, params["origin"]
-    changed, path = False, files[0].path if files else Path()
-    try:
-        needed = plan(files, origin, limits, token)
-        if module.check_mode:
-            changed = bool(needed)
-        else:
-            for wanted in reversed(files):
-                path = wanted.path
-                check = check_model if path.suffix == ".gguf" else None
-                changed = fetch(wanted, origin, limits, token, check) or changed
-    except (DownloadError, FileError, OSError) as error:
-        module.fail_json(msg=sentence(error, path))
-    module.exit_json(changed=changed, fetched=[str(wanted.path) for wanted in needed])
+    with noted(os.environ.pop(VARIABLE, None)) as note:
+        changed, needed = bring(module, note)
+    module.exit_json(changed=changed, fetched=needed)
 
 
 if __name__ == "__main__":

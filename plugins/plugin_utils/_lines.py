@@ -10,6 +10,8 @@ from ansible import constants, context
 from ansible.utils.display import Display
 
 SHOW_EVERY_S = 10
+RATE_OVER_S = 60  # a rate is that of the last minute
+SHORTEST_S = 4  # a shorter time gives no reliable rate
 
 # Callbacks whose output people read as it comes. Many others write for programs (json, jsonl, minimal, oneline, ...):
 # a line that is not a result would damage their output.
@@ -32,8 +34,54 @@ _display = Display()
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as text in minutes and seconds, such as `2:05`."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+    """Return seconds as text in minutes and seconds, such as `2:05`; from an hour on, `1:02:05`."""
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def more(missing: float, done: float, seconds: float) -> str:
+    """Return how long what is missing takes, if as much as `done` takes so many seconds."""
+    return f"about {clock(missing * seconds / done)} more"
+
+
+def amount(size_bytes: float) -> str:
+    """Return a number of bytes as text, such as `37.2 GiB` or `512 MiB`."""
+    for unit in ("KiB", "MiB", "GiB"):
+        size_bytes /= 1024
+        if size_bytes < 1023.5 or unit == "GiB":
+            break
+    return f"{size_bytes:.1f} {unit}" if size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
+
+
+def due(elapsed: float, shown: float) -> bool:
+    """Return whether a line is due, if the last one was `shown` at that time; both are seconds since the beginning.
+
+    Every ten seconds at first. Later a twentieth of the elapsed time passes, so six hours bring some hundred lines.
+    """
+    # The tolerance of 1 s keeps a look that was late by a moment from delaying the next line.
+    return elapsed - shown >= max(SHOW_EVERY_S, elapsed / 20) - 1
+
+
+class Flow:
+    """The progress of bytes: how many percent are done, how fast, and how long the rest takes."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []
+
+    def text(self, now: float, done: int, total: int) -> str:
+        """Return the progress at `now` seconds; `total` is 0 if it is not known."""
+        if self._seen and done < self._seen[-1][1]:
+            self._seen = []  # it has begun again
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_OVER_S:
+            del self._seen[0]
+        words = [f"{100 * min(done, total) // total} % of {amount(total)}" if total else amount(done)]
+        seconds, new = now - self._seen[0][0], done - self._seen[0][1]
+        if seconds >= SHORTEST_S:
+            words.append(f"{amount(new / seconds)}/s")
+            if new and done < total:
+                words.append(more(total - done, new, seconds))
+        return ", ".join(words)
 
 
 def wanted() -> bool:

@@ -58,7 +58,6 @@ class Site:
             "gguf_model_retries": 0,
             "gguf_model_manage_packages": False,
             "gguf_model_convert_venv": str(self.folder / "venv"),
-            "__gguf_model_poll": 1,
             **self.variables,
             **variables,
         }

@@ -50,8 +50,9 @@ class Hub:
     statuses: list[int] = field(default_factory=list)  # of the next answers of the storage
     cut_after: list[int | None] = field(default_factory=list)  # bytes, in the next answers of the storage
     stall_s: float = 0
+    bytes_per_s: float = 0  # of each answer of the storage; 0: as fast as can be
     chunked: bool = False
-    sent_bytes: int = 0  # by the storage, as far as its client has taken them; a multiple of PIECE
+    sent_bytes: int = 0  # by the storage, as far as its client has taken them; in whole pieces
     seen: list[Seen] = field(default_factory=list)
     endpoint: str = ""
     storage: str = ""
@@ -177,9 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.chunked:
             sent = b"%x\r\n%s" % (len(body), sent) + (b"\r\n0\r\n\r\n" if cut is None else b"")
         try:
-            for start in range(0, len(sent), PIECE):
-                self.wfile.write(sent[start : start + PIECE])
-                hub.sent_bytes += PIECE
+            step = min(PIECE, int(hub.bytes_per_s / 10)) or PIECE
+            for start in range(0, len(sent), step):
+                self.wfile.write(sent[start : start + step])
+                hub.sent_bytes += step
+                time.sleep(step / hub.bytes_per_s if hub.bytes_per_s else 0)
         except ConnectionError:  # the client wants no more
             self.close_connection = True
         if hub.stall_s and cut is not None:

@@ -147,6 +147,8 @@ module.exit_json(changed=False, workers=workers, all_ready=state == "ready")
     "rpc_server_info": _MODULE % {"ports": {"type": "list"}}
     + """
 busy = (stage / "cue-busy").exists()
+with (stage / "asked").open("a") as asked:
+    asked.write("x")
 try:
     # Whoever takes it is the only one to see that client, which has gone when it looks again.
     (stage / "cue-busy-once").unlink()
@@ -311,6 +313,10 @@ class Stage:
     def starts(self) -> int:
         """Return how often workers have been started."""
         return sum(len(path.read_text().splitlines()) for path in self.folder.glob("*/starts"))
+
+    def asked(self) -> int:
+        """Return how often workers have been asked for their clients."""
+        return len((self.folder / "asked").read_text())
 
     def everywhere(self, version: str, group: str | None = None) -> None:
         """Assert that all hosts, or those of a group, have a release, and that nothing is left to do."""

@@ -7,6 +7,8 @@ import hashlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from .progress import VERIFYING, Tell, tell_nobody
+
 _CHUNK = 1 << 20
 
 
@@ -24,10 +26,16 @@ def digest_of(stream: BinaryIO, found: Any = None, size: int | None = None) -> s
         size = None if size is None else size - len(chunk)
 
 
-def digest_of_file(path: Path, found: Any = None) -> str:  # noqa: ANN401
+def digest_of_file(path: Path, found: Any = None, tell: Tell = tell_nobody) -> str:  # noqa: ANN401
     """Return the digest of a whole file."""
+    total, done = path.stat().st_size, 0
+    found = hashlib.sha256() if found is None else found
     with path.open("rb") as stream:
-        return digest_of(stream, found)
+        for chunk in iter(lambda: stream.read(_CHUNK), b""):
+            found.update(chunk)
+            done += len(chunk)
+            tell(VERIFYING, done, total)
+    return str(found.hexdigest())
 
 
 def wrong_digest(what: str, found: str | None, expected: str | None, kind: str = "SHA-256 digest") -> str:

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Callable, Iterator
 from urllib.parse import urlsplit
 
 from .digest import digest_of_file, wrong_digest
+from .progress import DOWNLOADING, VERIFYING, Tell, tell_nobody
 from .record import FileError, claim, open_no_link, put, reason, require_space
 from .web import (
     DownloadError,
@@ -61,9 +62,9 @@ class Wanted:
         return self.digest if len(self.digest) == 64 else None
 
 
-def git_blob(path: Path) -> str:
+def git_blob(path: Path, tell: Tell = tell_nobody) -> str:
     """Return the git blob name of a file's content."""
-    return digest_of_file(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size))  # noqa: S324 (it is git's choice)
+    return digest_of_file(path, hashlib.sha1(b"blob %d\0" % path.stat().st_size), tell)  # noqa: S324 (git's choice)
 
 
 @contextlib.contextmanager
@@ -90,8 +91,9 @@ def _locked(part: Path, limits: Limits) -> Iterator[BinaryIO]:
 class _Download:
     """The download of one file; `stream` is its part."""
 
-    def __init__(self, wanted: Wanted, stream: BinaryIO, limits: Limits, token: str | None) -> None:
+    def __init__(self, wanted: Wanted, stream: BinaryIO, limits: Limits, token: str | None, tell: Tell) -> None:
         self.wanted = wanted
+        self.tell = tell
         self.stream = stream
         self.limits = limits
         self.token = token
@@ -118,6 +120,7 @@ class _Download:
         for chunk in iter(lambda: self.stream.read(CHUNK), b""):
             self.hash.update(chunk)
             self.have += len(chunk)
+            self.tell(VERIFYING, self.have, self.total)
             self.limits.check(shown(self.wanted.url))
         self.resumed = self.have > 0
 
@@ -174,6 +177,7 @@ class _Download:
                 self.hash.update(chunk)
                 self.have += len(chunk)
                 progress()
+                self.tell(DOWNLOADING, self.have, self.total)
                 self.limits.check(shown(self.wanted.url))
         except (http.client.HTTPException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
@@ -184,7 +188,7 @@ class _Download:
 
     def digest(self) -> str:
         """Return the digest of the bytes that have arrived, of the same kind as the wanted digest."""
-        return self.hash.hexdigest() if self.wanted.sha256 else git_blob(self.wanted.part)
+        return self.hash.hexdigest() if self.wanted.sha256 else git_blob(self.wanted.part, self.tell)
 
     def run(self) -> None:
         """Fetch and verify the file; fetch all of it again if a resumed part is wrong. Raise FileError."""
@@ -226,6 +230,7 @@ def fetch(
     limits: Limits,
     token: str | None = None,
     check: Callable[[Path], None] | None = None,
+    tell: Tell = tell_nobody,
 ) -> bool:
     """Fetch one file unless it is there, and return whether anything was changed.
 
@@ -235,11 +240,11 @@ def fetch(
     with _folder(wanted.path.parent), _locked(wanted.part, limits) as stream:
         done = False
         try:
-            needed, renewed = claim(wanted.path, wanted.sha256, origin, write=True)
+            needed, renewed = claim(wanted.path, wanted.sha256, origin, write=True, tell=tell)
             if not needed:
                 done = True
                 return renewed
-            _Download(wanted, stream, limits, token).run()
+            _Download(wanted, stream, limits, token, tell).run()
             if check:
                 check(wanted.part)
             os.fchmod(stream.fileno(), 0o644)
@@ -255,17 +260,22 @@ def fetch(
     return True
 
 
-def plan(files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None) -> list[Wanted]:
-    """Return the files that have to be fetched. Raise FileError if there is no room for all of them together."""
-    needed = [file for file in files if claim(file.path, file.sha256, origin, write=False)[0]]
+def plan(
+    files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None, tell: Tell = tell_nobody
+) -> tuple[list[Wanted], list[int | None]]:
+    """Return the files that have to be fetched, and their sizes, if known.
+
+    Raises FileError if there is no room for all of them together.
+    """
+    needed = [file for file in files if claim(file.path, file.sha256, origin, write=False, tell=tell)[0]]
+    sizes = [file.size_bytes or size_of(file.url, limits, token) for file in needed]
     missing = 0
-    for file in needed:
-        size = file.size_bytes or size_of(file.url, limits, token) or 0
+    for file, size in zip(needed, sizes):
         arrived = file.part.stat().st_size if file.part.exists() else 0
-        missing += max(0, size - arrived)
+        missing += max(0, (size or 0) - arrived)
     if needed:
         require_space(needed[0].path, missing, ", ".join(shown(file.url) for file in needed[:1]))
-    return needed
+    return needed, sizes
 
 
 def sentence(error: Exception, path: Path) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .digest import digest_of_file
+from .progress import Tell, tell_nobody
 
 GIB = 1 << 30
 
@@ -107,7 +108,9 @@ def put(staged: Path, path: Path, sha256: str | None, origin: dict[str, Any], ma
     sync_folder(path.parent)
 
 
-def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool) -> tuple[bool, bool]:
+def claim(
+    path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool, tell: Tell = tell_nobody
+) -> tuple[bool, bool]:
     """Return whether a file has to be brought, and whether the record of an existing file changes.
 
     A file that this collection did not put there is adopted if it has the wanted content. Otherwise this raises
@@ -122,7 +125,7 @@ def claim(path: Path, sha256: str | None, origin: dict[str, Any], *, write: bool
         if fits.origin != origin and write:
             _write_record(path, path, fits.sha256, origin, fits.adopted, fits.made_with)
         return False, fits.origin != origin
-    found = digest_of_file(path) if sha256 and not fits else None
+    found = digest_of_file(path, tell=tell) if sha256 and not fits else None
     if found is not None and found == sha256:
         if write:
             _write_record(path, path, found, origin, ours.adopted if ours else True, None)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: read the progress of a llama.cpp program from its output, and write it to a small file.
+"""Private: read the progress of a llama.cpp program from its output, and note it in a small file.
 
-An action plugin reads the file while the module runs; the environment has the file's path. A run does not need the
-file: an error with it is not reported and never ends a run. Knows neither Ansible nor processes.
+Knows neither Ansible nor processes.
 
 The progress is never too high. llama.cpp prints at most one dot for each percent of the bytes that it has handed out,
 and fewer if one tensor is several percent. Text is counted in the pieces in which it arrives: one for each token, but
@@ -13,25 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import signal
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from .._files.progress import WRITE_EVERY_S, Note, noted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# The environment variable with the path of the file.
-VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"
-
 VERIFYING, LOADING, PREPARING, PROMPT, GENERATING = "verifying", "loading", "preparing", "prompt", "generating"
 MEASURING = "measuring"
 
-# For tokens, which come one by one; all else is written at once.
-_WRITE_EVERY_S = 1.0
 # The lines that are looked for are not longer than this.
 _LONGEST_LINE = 4096
 
@@ -75,14 +68,13 @@ def read_state(text: str) -> State | None:
 
 
 class Progress:
-    """The progress of one call of a module, which it writes to a file."""
+    """The progress of one call of a module, which it notes."""
 
-    def __init__(self, file: int | None = None) -> None:
+    def __init__(self, note: Note | None = None) -> None:
         self.state = State(VERIFYING)
-        self._file = file
+        self._note = note or Note(None)
         self._line = b""
         self._written = 0.0
-        self._length = 0
         self._tell(self.state)
 
     def begin(self, attempt: int, model_bytes: int, tokens_asked: int, peers: Sequence[str]) -> None:
@@ -92,14 +84,14 @@ class Progress:
 
     def text(self, data: bytes) -> None:
         """Update the progress with data from standard output."""
-        if data and self._file is not None and self.state.phase != MEASURING:
+        if data and self._note.is_read and self.state.phase != MEASURING:
             begun = self.state.phase == GENERATING
             state = replace(self.state, phase=GENERATING, tokens=min(self.state.tokens + 1, self.state.tokens_asked))
             self._tell(state, now=not begun)
 
     def log(self, data: bytes) -> None:
         """Update the progress with data from standard error."""
-        if self._file is None or self.state.phase in (PROMPT, GENERATING):
+        if not self._note.is_read or self.state.phase in (PROMPT, GENERATING):
             return
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:
@@ -129,40 +121,17 @@ class Progress:
         self._tell(replace(state, phase=MEASURING, loaded_percent=100.0, tokens=done, tokens_asked=tests * each))
 
     def _tell(self, state: State, now: bool = True) -> None:
-        if self._file is None or (state == self.state and self._length):
+        if not self._note.is_read or (state == self.state and self._written):
             return
         self.state = state
-        if not now and time.monotonic() - self._written < _WRITE_EVERY_S:
+        if not now and time.monotonic() - self._written < WRITE_EVERY_S:
             return
         self._written = time.monotonic()
-        # One write, never shorter than the last one, so that a reader gets either the old text or the new one.
-        data = json.dumps(asdict(state)).encode().ljust(self._length) + b"\n"
-        self._length = len(data) - 1
-        with contextlib.suppress(OSError):
-            os.pwrite(self._file, data, 0)
-
-
-def _end(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
+        self._note.write(json.dumps(asdict(state)))
 
 
 @contextlib.contextmanager
 def told(path: str | None) -> Iterator[Progress]:
     """Yield a Progress that writes to a new file at this path, if any, and delete the file at the end."""
-    try:
-        file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600) if path else None
-    except OSError:
-        file = None
-    if path is None or file is None:
-        yield Progress()
-        return
-    # A connection that ends must not leave the file behind.
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, _end)
-    try:
-        yield Progress(file)
-    finally:
-        with contextlib.suppress(OSError):
-            Path(path).unlink()
-        os.close(file)
+    with noted(path) as note:
+        yield Progress(note)

@@ -23,6 +23,7 @@ class Service:
     address: str
     alias: str
     workers: list[str]
+    model: Path
     keys_file: Path
 
     @property
@@ -53,6 +54,7 @@ def read_services(folder: Path = FOLDER) -> list[Service]:
                     str(settings["address"]),
                     str(settings["alias"]),
                     [str(worker) for worker in settings["workers"]],
+                    Path(settings["model"]),
                     Path(settings["keys_file"]),
                 )
             )
@@ -75,13 +77,18 @@ def read_properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def release_of(main_pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return the id of the release whose llama-server a service runs; None if there is none or it is not visible."""
+def programs_of(main_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+    """Return the programs that a service runs, by process ID; none if none is visible."""
     try:
         children = (proc / f"{main_pid}/task/{main_pid}/children").read_text(encoding="ascii").split()
-        programs = [os.readlink(proc / child / "exe") for child in children]
+        return {int(child): os.readlink(proc / child / "exe") for child in children}
     except OSError:
-        return None
+        return {}
+
+
+def release_of(main_pid: int, proc: Path = Path("/proc")) -> str | None:
+    """Return the id of the release whose llama-server a service runs; None if there is none or it is not visible."""
+    programs = programs_of(main_pid, proc).values()
     found = (re.search(r"/releases/([^/]+)/bin/llama-server$", program) for program in programs)
     return next((match.group(1) for match in found if match), None)
 

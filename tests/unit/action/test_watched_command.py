@@ -49,7 +49,7 @@ def test_without_such_lines_the_last_ones_are_shown() -> None:
     assert trouble("\n".join(f"line {n}" for n in range(50))) == [f"line {n}" for n in range(30, 50)]
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (9.7, "0:09"), (75, "1:15"), (3600, "60:00")])
+@pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (9.7, "0:09"), (75, "1:15"), (3600, "1:00:00")])
 def test_time_is_shown_in_minutes_and_seconds(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
 

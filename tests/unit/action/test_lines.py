@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The form of the lines that show progress, and how often they come."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, amount, due
+
+MIB, GIB = 1 << 20, 1 << 30
+AMOUNTS = {
+    0: "0.0 KiB",
+    512: "0.5 KiB",
+    300 << 10: "300 KiB",
+    int(1.4 * MIB): "1.4 MiB",
+    341_612_192: "326 MiB",
+    1023 * MIB + 700_000: "1.0 GiB",
+    int(37.2 * GIB): "37.2 GiB",
+    2000 * GIB: "2000.0 GiB",
+}
+# The looks at a flow (seconds, bytes) of so many bytes, and its last text.
+FLOWS = {
+    "no rate yet": ([(1, 5 * MIB)], 10 * MIB, "50 % of 10 MiB"),
+    "soon a rate": ([(0, 0), (5, 1 * GIB)], 4 * GIB, "25 % of 4.0 GiB, 205 MiB/s, about 0:15 more"),
+    "hours": ([(0, 0), (10, 10 * MIB)], 10 * GIB, "0 % of 10.0 GiB, 1.0 MiB/s, about 2:50:30 more"),
+    "of unknown size": ([(0, 0), (10, 10 * MIB)], 0, "10 MiB, 1.0 MiB/s"),
+    "it stands still": ([(0, 9 * MIB), (10, 9 * MIB)], 10 * MIB, "90 % of 10 MiB, 0.0 KiB/s"),
+    "all of it": ([(0, 0), (10, 10 * MIB)], 10 * MIB, "100 % of 10 MiB, 1.0 MiB/s"),
+    "it has begun again": ([(0, 0), (10, 10 * MIB), (20, 2 * MIB)], 20 * MIB, "10 % of 20 MiB"),
+    # What was there before says nothing about the rate.
+    "an earlier part": ([(0, 50 * MIB), (10, 60 * MIB)], 100 * MIB, "60 % of 100 MiB, 1.0 MiB/s, about 0:40 more"),
+    "the last minute": (
+        [(0, 0), (60, 60 * MIB), (120, 60 * MIB), (180, 60 * MIB)],
+        100 * MIB,
+        "60 % of 100 MiB, 0.0 KiB/s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("size", "text"), AMOUNTS.items())
+def test_bytes_have_a_unit_that_suits(size: int, text: str) -> None:
+    assert amount(size) == text
+
+
+@pytest.mark.parametrize(("looks", "total", "text"), FLOWS.values(), ids=FLOWS.keys())
+def test_a_flow_has_percent_rate_and_time_left(looks: list[tuple[float, int]], total: int, text: str) -> None:
+    flow = Flow()
+    assert [flow.text(now, done, total) for now, done in looks][-1] == text
+
+
+@pytest.mark.parametrize(("hours", "most"), [(1 / 60, 6), (1, 90), (6, 130)])
+def test_long_tasks_show_fewer_lines_an_hour(hours: float, most: int) -> None:
+    shown = [0.0]
+    for now in range(int(hours * 3600)):
+        if due(now, shown[-1]):
+            shown.append(now)
+    assert shown[1] == 9
+    assert most / 2 < len(shown) - 1 <= most
