@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import ONE_HOST
 
+from host_speed import GB_A_TOKEN
+from support.sizes import SHAPES, tensors
 from support.tree import ROOT
 
 
@@ -47,3 +50,47 @@ def test_no_example_of_an_upgrade_names_the_default_version() -> None:
     default = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
     for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         assert f"upgrade -e llama_cpp_version={default}" not in path.read_text(), path
+
+
+def read_by_a_token(name: str) -> float:
+    """Return the bytes of a model of docs/how-to/size.md that a token reads; of the table of embeddings it is one row."""
+    shape = next(shape for shape in SHAPES if shape.name == name)
+    weights = {tensor.name: tensor.bytes or 0 for tensor in tensors(shape)}
+    return sum(weights.values()) - (0 if shape.tied else weights["token_embd.weight"])
+
+
+def test_the_script_knows_all_dense_models_of_the_size_page() -> None:
+    assert list(GB_A_TOKEN) == [shape.name for shape in SHAPES if not shape.experts]
+
+
+@pytest.mark.parametrize("name", GB_A_TOKEN)
+def test_the_script_knows_what_a_token_reads(name: str) -> None:
+    assert pytest.approx(read_by_a_token(name) / 1e9, abs=0.005) == GB_A_TOKEN[name]
+
+
+def test_the_speed_of_70b_is_the_bandwidth_divided_by_what_a_token_reads() -> None:
+    text = page("explanation/performance.md")
+    section = text.partition("## What to expect of 70B")[2].partition("\n## ")[0]
+    read = read_by_a_token("70B") / 1e9
+    assert f"of which a token reads {read:.1f} GB" in section
+    rows = re.findall(r"^\| [^|]+ \| ([\d.]+) GB/s[^|]*\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    assert len(rows) >= 4
+    for bandwidth, *speeds in rows:
+        for hosts, speed in zip((1, 2, 4), speeds):
+            assert speed in ("does not fit", f"{hosts * float(bandwidth) / read:.1f}")
+    # What Arm measured: tokens/s on 16, 8 and 4 threads of c8g.4xlarge, and of 70B over two such hosts.
+    section = " ".join(section.split())
+    rates = [speed * read_by_a_token("8B") / 1e9 for speed in (40.99, 25.29, 15.18)]
+    assert f"| {rates[0]:.1f} GB/s [c] |" in section
+    assert f"With 8 threads it is {rates[1]:.0f} GB/s, with 4 threads {rates[2]:.0f}." in section
+    assert f"16 of 64 cores read {100 * rates[0] / 465.5:.0f} % of what 64 read" in section
+    of_the_most = 100 * 1.75 * read / rates[0]
+    assert f"| 1.75 | {of_the_most:.0f} % (of split mode `tensor` {of_the_most / 2:.0f} %) |" in section
+    # Of 405B's 213.13 GiB, a token reads all but the table of embeddings: 128256 rows of 16384 weights.
+    assert f"| 1.64 | {100 * 1.64 * (213.13 * 2**30 - 16384 * 128256 * 4.5 / 8) / 465.5e9:.0f} % |" in section
+
+
+def test_the_speed_of_a_raspberry_pi_is_its_bandwidth_divided_by_what_a_token_reads() -> None:
+    text = " ".join(page("start/raspberry-pi.md").split())
+    eight, seventy = (read_by_a_token(name) / 1e9 for name in ("8B", "70B"))
+    assert f"at most {17 / eight:.1f} tokens a second, and 70B at most {17 / seventy:.1f} " in text
