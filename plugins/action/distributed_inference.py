@@ -29,7 +29,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
     State,
     read_state,
 )
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, clock, show, wanted
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, more, show, wanted
 
 LOOK_EVERY_S = 5.0  # two looks for each line, so that the first line already has a rate
 LONGEST_LOOK_S = 5.0
@@ -77,7 +77,7 @@ class Teller:
         words = [self._what(state, done)]
         seconds, new = now - self._since, done - self._done_then
         if seconds >= BASIS_S and new > 0 and goal > done:
-            words.append(f"about {clock((goal - done) * seconds / new)} more")
+            words.append(more(new, goal - self._done_then, seconds))
         if state.attempt > 1:
             words.append(f"attempt {state.attempt} as the end of the output was lost")
         return ", ".join(words)

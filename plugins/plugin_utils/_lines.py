@@ -36,6 +36,11 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 
+def more(done: float, goal: float, seconds: float) -> str:
+    """Return how long the rest takes, such as `about 2:05 more`, if `done` of `goal` took so many seconds."""
+    return f"about {clock((goal - done) * seconds / done)} more"
+
+
 def wanted() -> bool:
     """Return whether somebody reads lines between the results of tasks."""
     # The program `ansible`, which runs a single module, prints only its result.
