@@ -119,7 +119,7 @@ def test_a_trained_model_continues_the_sentence_and_it_is_said_whose_terms_apply
     assert code == 0, output
     inference = json.loads((demo.folder / "report.json").read_text())["inference"]
     assert inference["text"].startswith(" the capital of the country of France.")
-    assert "The capital of France is" in output
+    assert "Prompt: The capital of France is" in output
     assert f"Google's terms apply to it: {demo.folder}/gemma-terms.html" in output
     assert "noise" not in output
 
