@@ -202,6 +202,31 @@ def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dic
     assert done.stdout == ""
 
 
+def test_a_missing_haproxy_is_installed_or_named_before_anything_is_fetched_or_built(tmp_path: Path) -> None:
+    haproxy, apt_get = Path("/usr/sbin/haproxy"), tmp_path / "apt-get"
+    apt_get.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nexit 100\n')
+    apt_get.chmod(0o755)
+    root = os.geteuid() == 0
+    hidden = f"[ ! -e {haproxy} ] || mount --bind /dev/null {haproxy}; exec make serve GROUPS=2"
+    if not root and haproxy.exists():
+        pytest.skip("only root can hide the installed HAProxy from this test")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hidden] if root else ["make", "serve", "GROUPS=2"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LLAMA_CPP_CLUSTER_CACHE": f"{tmp_path}/cache"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "install the package haproxy, or leave out GROUPS" in done.stderr
+    assert done.stdout == ("==> Installing haproxy, which stands before several groups\n" if root else "")
+    if root:
+        assert (tmp_path / "asked").read_text().splitlines()[-1] == "-qqy install --no-install-recommends haproxy"
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])
 def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -> None:
     process = demo.start(inference_n_predict=2000, inference_extra_args=["--ignore-eos"])
