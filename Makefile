@@ -21,11 +21,11 @@ override export SESSIONS := $(value SESSIONS)
 help: ## Show this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile
 
-demo: ## Run a model over two workers on this machine; change it with MODEL=/path/model.gguf WORKERS=3 PROMPT="..."
+demo: ## Run a small trained model over two workers on this machine; change it with MODEL=/path/model.gguf (or random) WORKERS=3 PROMPT="..."
 	@scripts/demo.sh
 
 serve: ## Serve an OpenAI-compatible API on this machine until Ctrl-C; change it with MODEL=/path/model.gguf WORKERS=3 GROUPS=2
-	@SERVE=yes GROUPS_WANTED="$(GROUPS)" scripts/demo.sh
+	@SERVE=yes GROUPS_WANTED="$(GROUPS)" exec scripts/demo.sh
 
 check: ## Run the linters and the unit tests; do this after every change
 	@scripts/bootstrap.sh dev

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
 # Makes .venv with the pinned requirements of one kind ("run" or "dev") and links this checkout in as a collection.
-# A second call with the same requirements does nothing.
+# A second call with the same requirements does nothing. With the kind "python", it only prints which Python it would take.
 set -eu
 
 kind=$1
@@ -36,6 +36,8 @@ find_python() {
     done
     die "Python 3.11 or newer is needed (ansible-core 2.19 asks for it) and none was found on PATH; install python3."
 }
+
+[ "$kind" != python ] || { find_python; exit; }
 
 make_venv() {
     python=$(find_python)

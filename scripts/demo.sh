@@ -2,12 +2,19 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 # `make demo`: checks whether and how it can run here, makes .venv, then runs playbooks/demo.yml with MODEL, WORKERS and
 # PROMPT from the environment. Arguments go to ansible-playbook as they are.
-# `make serve` sets SERVE: the playbook prepares programs and model, and an API serves the model until Ctrl-C. With GROUPS=2 there are two APIs,
-# each over WORKERS workers, behind one HAProxy.
+# `make serve` sets SERVE: the playbook prepares programs and model, while another one builds the chat page, and an API serves the model until
+# Ctrl-C. With GROUPS=2 there are two APIs, each over WORKERS workers, behind one HAProxy.
+# end_all.py runs this script, and ends every process of it when it ends.
 set -eu
 
 cd "$(dirname "$0")/.."
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+if [ -z "${ENDED_WITH_ALL:-}" ]; then
+    python=$(scripts/bootstrap.sh python)
+    ENDED_WITH_ALL=yes exec "$python" scripts/end_all.py scripts/demo.sh "$@"
+fi
+unset ENDED_WITH_ALL
 
 # Report errors that take a second to find before downloading anything.
 case ${WORKERS:-2} in
@@ -16,28 +23,36 @@ case ${WORKERS:-2} in
 esac
 case ${GROUPS_WANTED:-1} in
     1) ;;
-    [2-8]) [ -x /usr/sbin/haproxy ] || die "several groups need HAProxy before them, and /usr/sbin/haproxy is not there: install the package haproxy, or leave out GROUPS." ;;
+    [2-8])
+        if [ ! -x /usr/sbin/haproxy ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+            echo "==> Installing haproxy, which stands before several groups"
+            apt-get -qq update || :
+            DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends haproxy >/dev/null || :
+        fi
+        [ -x /usr/sbin/haproxy ] || die "several groups need HAProxy before them, and /usr/sbin/haproxy is not there: install the package haproxy, or leave out GROUPS."
+        ;;
     *) die "GROUPS is $GROUPS_WANTED; give a number from 1 to 8." ;;
 esac
-if [ -n "${MODEL:-}" ]; then
+if [ -n "${MODEL:-}" ] && [ "$MODEL" != random ]; then
     # A shell may not expand ~ after MODEL=.
     case $MODEL in \~/*) MODEL=$HOME/${MODEL#??} ;; /*) ;; *) MODEL=$PWD/$MODEL ;; esac
-    [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is not a file that you can read; give the path of a GGUF file."
+    [ -f "$MODEL" ] && [ -r "$MODEL" ] || die "MODEL is $MODEL, which is not a file that you can read; give the path of a GGUF file, or random."
     head -c 4 "$MODEL" | grep -q GGUF || die "MODEL is $MODEL, which is not a GGUF file (it does not begin with GGUF); give the path of one."
     export MODEL
 fi
 
 # .venv has cmake and ninja; only the compiler must come from the machine.
+privileges=
 if command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1; then
-    set -- "$@" -e demo_manage_packages=false
+    privileges="-e demo_manage_packages=false"
 elif [ "$(id -u)" = 0 ]; then
     :
 elif ! command -v sudo >/dev/null 2>&1; then
     die "there is no C++ compiler and no sudo to install one with; ask an administrator for g++ (Debian, Ubuntu) or gcc-c++ (Fedora, Rocky)."
 elif sudo -n true 2>/dev/null; then
-    set -- "$@" -e demo_become=true
+    privileges="-e demo_become=true"
 elif [ -t 0 ]; then
-    set -- "$@" -e demo_become=true --ask-become-pass
+    privileges="-e demo_become=true --ask-become-pass"
 else
     die "there is no C++ compiler, and sudo asks for a password but there is no terminal to type it: install g++, or run this from a terminal."
 fi
@@ -64,9 +79,18 @@ export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
 # demo_steps prints steps as they begin. `ANSIBLE_STDOUT_CALLBACK=default make demo` shows every task and its result.
 export ANSIBLE_CALLBACK_PLUGINS="$PWD/playbooks/callback_plugins" ANSIBLE_STDOUT_CALLBACK="${ANSIBLE_STDOUT_CALLBACK:-demo_steps}"
 if [ -z "${SERVE:-}" ]; then
-    exec ansible-playbook -e "$variables" "$@" playbooks/demo.yml
+    # shellcheck disable=SC2086 # several words
+    exec ansible-playbook -e "$variables" "$@" $privileges playbooks/demo.yml
 fi
-ansible-playbook -e "$variables" -e demo_serve=true "$@" playbooks/demo.yml
-cache=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}
-exec python playbooks/files/demo_api.py --bin="$cache/demo/bin" --count="${WORKERS:-2}" --groups="${GROUPS_WANTED:-1}" --state="$cache/demo/api" \
-    --page="$cache/demo/page" --model="${MODEL:-$cache/demo/random-weights.gguf}"
+
+folder=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}/demo
+mkdir -p "$folder/page"
+rm -f "$folder/page.none"
+{
+    ansible-playbook -e "$variables" -e demo_page="$folder/page" "$@" playbooks/files/demo_page.yml </dev/null >"$folder/page.log" 2>&1 ||
+        echo "it could not be built: see $folder/page.log" >"$folder/page.none"
+} &
+# shellcheck disable=SC2086 # several words
+ansible-playbook -e "$variables" -e demo_serve=true "$@" $privileges playbooks/demo.yml
+exec python playbooks/files/demo_api.py --bin="$folder/bin" --count="${WORKERS:-2}" --groups="${GROUPS_WANTED:-1}" --state="$folder/api" \
+    --page="$folder/page" --model="$(readlink "$folder/model")"

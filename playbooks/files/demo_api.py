@@ -32,9 +32,14 @@ START_LIMIT_S, CONFIGURE_LIMIT_S = 60, 300
 STALL_LIMIT_S = 600
 
 
+def reason_for_no_page(args: argparse.Namespace) -> Path:
+    """Return the file that says why there can be no chat page. playbooks/files/demo_page.yml writes it."""
+    return Path(f"{args.page}.none")
+
+
 def has_page(args: argparse.Namespace) -> bool:
-    """Return whether the chat page was built."""
-    return (args.page / "index.html").exists()
+    """Return whether there is a chat page, or will be: it may be built while the API serves already."""
+    return not reason_for_no_page(args).exists()
 
 
 def model_name(args: argparse.Namespace) -> str:
@@ -43,11 +48,10 @@ def model_name(args: argparse.Namespace) -> str:
 
 
 def where_the_page_is(args: argparse.Namespace, api_port: int) -> str:
-    """Return the URL of the chat page, or why there is none, as playbooks/demo.yml has written it."""
-    if has_page(args):
-        return f"http://127.0.0.1:{api_port}/"
-    reason = args.page.with_name(f"{args.page.name}.none")
-    return "none: " + (reason.read_text(encoding="utf-8").strip() if reason.exists() else "it was not built")
+    """Return the URL of the chat page, or why there is none, or "" while it is being built."""
+    if not has_page(args):
+        return "none: " + reason_for_no_page(args).read_text(encoding="utf-8").strip()
+    return f"http://127.0.0.1:{api_port}/" if (args.page / "index.html").exists() else ""
 
 
 @dataclass
@@ -215,9 +219,13 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
     try:
         for gateway in gateways:
             wait_for_gateway(gateway, door, args.state / "gateway/haproxy.log")
-        tell(args, door, key)
+        page = where_the_page_is(args, door)
+        shown = page or "is being built; a line says when it is there"
+        print(f"API http://127.0.0.1:{door}/v1\nKey {key}\nPage {shown}\nCtrl-C ends it.", flush=True)
         while all(gateway.poll() is None for gateway in gateways):
             time.sleep(1)
+            if not page and (page := where_the_page_is(args, door)):
+                print(f"Page {page}", flush=True)
             for group in groups:
                 group.start(args)
         return 1
@@ -225,10 +233,11 @@ def serve(args: argparse.Namespace, groups: list[Group], door: int, key: str) ->
         end(gateways)
 
 
-def tell(args: argparse.Namespace, port: int, key: str) -> None:
-    """Print the addresses of the API and of the chat page, and the key."""
-    page = where_the_page_is(args, port)
-    print(f"API http://127.0.0.1:{port}/v1\nKey {key}\nPage {page}\nCtrl-C ends it.", flush=True)
+def stop(number: int, _frame: object) -> None:
+    """Begin to end the others in order, each API before its workers. A second signal does not disturb that."""
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def main() -> int:
@@ -239,7 +248,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, required=True, choices=range(1, 16), help="how many workers a group has")
     parser.add_argument("--groups", type=int, default=1, choices=range(1, 9), help="how many groups there are")
     parser.add_argument("--gateway", type=Path, default=Path("/usr/sbin/haproxy"), help="HAProxy, for several groups")
-    parser.add_argument("--page", type=Path, required=True, help="folder of the chat page, if there is one")
+    parser.add_argument("--page", type=Path, required=True, help="folder of the chat page")
     parser.add_argument("--state", type=Path, required=True, help="folder for logs, settings and the key")
     args = parser.parse_args()
     args.state.mkdir(parents=True, exist_ok=True)
@@ -255,12 +264,10 @@ def main() -> int:
     keys.touch(mode=0o600)
     key = secrets.token_hex(24)
     keys.write_text(f"{key}\n" if args.groups == 1 else f"{secrets.token_hex(24)}\n", encoding="utf-8")
-    # On SIGTERM, as on Ctrl-C, this process ends the others in order: each API before its workers.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         return serve(args, groups, free_ports(1)[0] if args.groups > 1 else groups[0].api_port, key)
-    except KeyboardInterrupt:
-        return 130
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         print(error, file=sys.stderr)
         return 1

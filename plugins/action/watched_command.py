@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, more, show
 
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
 GRACE_S = 10  # between the polite and the forced end of a command that exceeds its time limit
@@ -27,7 +27,7 @@ TROUBLE = re.compile(
     r"\berror\b|^FAILED|^CMake Error|undefined reference|No space left|Killed|command not found|cannot ",
     re.IGNORECASE,
 )
-NINJA_STEP = re.compile(r"^(\[\d+/\d+\]) .*?([^/\s]+?)(?:\.o)?$")
+NINJA_STEP = re.compile(r"^\[(\d+)/(\d+)\] .*?([^/\s]+?)(?:\.o)?$")
 
 LOOK_S, LOOKS = 5, 12  # without a look for LOOK_S * LOOKS seconds, a command is ended: its controller is gone
 
@@ -63,11 +63,19 @@ done
 """
 
 
-def last_step(output: str) -> str:
-    """Return the last line with text in it, shortened; Ninja's last step (`[120/410] llama-arch.cpp`) if any."""
+def last_step(output: str, seconds: float) -> str:
+    """Return the last line with text in it, shortened, of a command that has run for so many seconds.
+
+    If Ninja runs, it is Ninja's last step, with the time that the remaining steps take at the rate so far:
+    `[120/410] about 5:02 more: llama-arch.cpp`.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["started"]
     steps = [match for match in map(NINJA_STEP.match, lines) if match]
-    return " ".join(steps[-1].groups()) if steps else lines[-1][:80]
+    if not steps:
+        return lines[-1][:80]
+    done, goal, name = steps[-1].groups()
+    left = f" {more(int(goal) - int(done), int(done), seconds)}:" if 0 < int(done) < int(goal) else ""
+    return f"[{done}/{goal}]{left} {name}"
 
 
 def trouble(output: str) -> list[str]:
@@ -148,7 +156,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 return int(words[-1]) if words else NO_RESULT
             if time.monotonic() - shown >= SHOW_EVERY_S:
                 shown = time.monotonic()
-                show(host, self._task.name, shown - started, last_step(output))
+                show(host, self._task.name, shown - started, last_step(output, shown - started))
         return NO_RESULT
 
     def _reason(self, args: dict[str, Any], code: int) -> str:

@@ -12,7 +12,8 @@ short_description: Run a long command and show its progress
 version_added: 0.1.0
 description:
   - Runs a command on the host, detached from the connection. About every ten seconds it shows one line with the
-    host, the elapsed time and the last line of the command's output.
+    host, the elapsed time and the last line of the command's output. If the command is a build with Ninja, the line
+    has the number of steps, and how long the rest takes at the rate so far.
   - If the controller exits, is interrupted or can no longer reach the host, the command is stopped a minute later.
     A later call for the same folder waits for that before it starts its own command.
 author:

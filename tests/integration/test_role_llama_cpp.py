@@ -493,6 +493,23 @@ def test_numbers_and_flags_may_be_text_as_the_command_line_gives_them(site: Site
     assert site.manifest["cmake_options"]["GGML_NATIVE"] is False
 
 
+def test_a_build_that_is_kept_goes_on_with_other_programs(site: Site) -> None:
+    def make(*programs: str, keep: bool) -> None:
+        options = {"LLAMA_BUILD_SERVER": True}
+        site.ok(llama_cpp_targets=["rpc-server", *programs], llama_cpp_keep_build=keep, llama_cpp_cmake_options=options)
+
+    make("llama-completion", keep=True)
+    (log,) = site.prefix.glob("build/*/build.log")
+    assert "lib.cpp" in log.read_text()
+    make("llama-server", keep=True)
+    assert list(site.prefix.glob("build/*/build.log")) == [log]
+    assert "lib.cpp" not in log.read_text()
+    assert "llama-server" in log.read_text()
+    assert len(site.releases()) == 2
+    make("llama-bench", keep=False)
+    assert not log.parent.exists()
+
+
 def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
     run = site.run(llama_cpp_cmake_options={"FAKE_SLEEP": 100}, llama_cpp_build_timeout=2)
     assert run.code != 0

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from support.harness import ROOT
-from support.stand_in_source import Run, digest
+from support.stand_in_source import PAGE_SOURCE, Run, digest
 
 BUILD = ROOT / "roles/llama_cpp/files/page/build_page.py"
 PLAY = [
@@ -30,16 +30,6 @@ PLAY = [
         ],
     }
 ]
-SOURCE = {
-    "package-lock.json": "{}",
-    "svelte.config.js": "export default { bundleStrategy: 'single' };\n",
-    "vite.config.ts": "assetsInlineLimit: 32000, plugins: [SvelteKitPWA(SVELTEKIT_PWA_OPTIONS)]\n",
-    "src/lib/assets/logo.svg": "<svg/>",
-    "src/app.html": (
-        '<html><head>\n<meta charset="utf-8" />\n<link rel="icon" href="favicon.ico" />\n'
-        '<link rel="manifest" href="./manifest.webmanifest" />\n</head><body>hello</body></html>\n'
-    ),
-}
 NODE = """#!/bin/sh
 echo "$NODE_VERSION"
 [ "$NODE_VERSION" ]
@@ -70,7 +60,7 @@ class Controller:
     def pack(self, **changes: str) -> dict[str, Any]:
         """Pack a source; return the variables that name it. A keyword replaces the file whose name begins with it."""
         top = self.folder / "source"
-        for name, text in SOURCE.items():
+        for name, text in PAGE_SOURCE.items():
             path = top / "src/tools/ui" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(changes.get(path.stem.split(".")[0], text))

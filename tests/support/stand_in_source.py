@@ -13,6 +13,17 @@ from typing import Any
 
 FAKE = Path(__file__).parent / "fake_source"
 MASTER = ["llama-bench", "llama-cli", "llama-completion", "llama-quantize", "llama-server"]
+# The files of tools/ui, llama.cpp's chat page, that role llama_cpp changes before it builds the page.
+PAGE_SOURCE = {
+    "package-lock.json": "{}",
+    "svelte.config.js": "export default { bundleStrategy: 'single' };\n",
+    "vite.config.ts": "assetsInlineLimit: 32000, plugins: [SvelteKitPWA(SVELTEKIT_PWA_OPTIONS)]\n",
+    "src/lib/assets/logo.svg": "<svg/>",
+    "src/app.html": (
+        '<html><head>\n<meta charset="utf-8" />\n<link rel="icon" href="favicon.ico" />\n'
+        '<link rel="manifest" href="./manifest.webmanifest" />\n</head><body>hello</body></html>\n'
+    ),
+}
 
 
 @dataclass

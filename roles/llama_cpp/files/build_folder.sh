@@ -7,6 +7,7 @@
 #           $2 seconds, print that run and exit with 75
 #   renew   renew this run's claim, or fail if the folder is not this run's any more
 #   leave   give up the claim, but keep the folder for the next run
+#   keep    leave the folder, and delete those that dead runs have left
 #   remove  delete the folder, and the folders that dead runs have left
 #   sweep   delete the folders that dead runs have left
 # A run is dead if watched_command runs no command of it and it has not renewed its claim for $LAPSES seconds. sweep waits a day.
@@ -52,6 +53,12 @@ remove() {
     rm -rf "$folder" && sweep
 }
 
+keep() {
+    is_mine "$folder" || return 0
+    sweep
+    leave
+}
+
 sweep() {
     # A live run does not renew its claim while it waits for its other builders or for its turn with this one, which may take long.
     LAPSES=86400
@@ -74,6 +81,7 @@ locked() (
         claim) claim ;;
         renew) renew ;;
         leave) leave ;;
+        keep) keep ;;
         remove) remove ;;
         sweep) sweep ;;
     esac

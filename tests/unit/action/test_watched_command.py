@@ -18,12 +18,13 @@ STEPS = {
     "nothing yet": ("", "started"),
     "a step of Ninja": (
         "[9/410] Building C object a.c.o\n[120/410] Building CXX object src/CMakeFiles/llama.dir/llama-arch.cpp.o\n",
-        "[120/410] llama-arch.cpp",
+        "[120/410] about 2:25 more: llama-arch.cpp",
     ),
     "a warning after the step": (
         "[7/9] Building CXX object common/x.cpp.o\nx.cpp:3:1: warning: w\n    3 | int\n      | ^~~\n",
-        "[7/9] x.cpp",
+        "[7/9] about 0:17 more: x.cpp",
     ),
+    "no step is done": ("[0/2] Re-checking globbed directories...\n", "[0/2] directories..."),
     "a linker step": ("[410/410] Linking CXX executable bin/llama-cli\n", "[410/410] llama-cli"),
     "another tool": ("-- Detecting CXX compile features\n\n", "-- Detecting CXX compile features"),
     "a very long line": ("x" * 200, "x" * 80),
@@ -32,7 +33,7 @@ STEPS = {
 
 @pytest.mark.parametrize(("output", "shown"), STEPS.values(), ids=STEPS.keys())
 def test_the_last_step_is_shown_short(output: str, shown: str) -> None:
-    assert last_step(output) == shown
+    assert last_step(output, 60) == shown
 
 
 def test_of_a_failed_build_the_lines_that_say_why_are_shown() -> None:

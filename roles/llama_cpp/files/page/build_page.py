@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 # Model output, and what a person has pasted, must not make the browser ask other hosts for something: neither pictures
@@ -102,6 +103,14 @@ def keep(content: bytes, page: Path, digest: Path) -> None:
         new.replace(path)
 
 
+def give_way() -> None:
+    """Let all other processes go first: programs are needed before their page is."""
+    os.nice(19)
+    # Linux may share the processors among sessions, and then looks at this value.
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19", encoding="ascii")
+
+
 def main() -> int:
     """Build it, unless another run has."""
     parser = argparse.ArgumentParser(description="Build llama.cpp's chat page as one HTML file.")
@@ -109,6 +118,7 @@ def main() -> int:
     parser.add_argument("page", type=Path, help="the HTML file to make; beside it comes its digest")
     args = parser.parse_args()
     digest = args.page.with_name(f"{args.page.name}.sha256")
+    give_way()
     try:
         if not is_whole(args.page, digest):
             keep(build(args.source.resolve()), args.page, digest)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`make demo` and `make serve`, ended while they compile, fetch a model and build the chat page.
+
+The source, the index of pip and npm are stand-ins that take long.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.harness import HANG_S, ROOT
+from support.stand_in_source import FAKE, PAGE_SOURCE, digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG_S = 500
+ENDS_WITHIN_S = 8
+MARK = "PROCESSES_OF_THIS_TEST"
+NODE = "#!/bin/sh\necho v22.13.0\n"
+NPM = f'#!/bin/sh\n[ "$1" = --version ] || exec sleep {LONG_S + 1}\necho 10.8.2\n'
+COMPILER, NPM_ITSELF = f"sleep\0{LONG_S}\0".encode(), f"sleep\0{LONG_S + 1}\0".encode()
+PIP = b"pip\0download"
+
+
+class Run:
+    """A run in a cache of its own. Every process that it starts inherits a variable by which it is found."""
+
+    def __init__(self, folder: Path, port: int, *, serve: bool) -> None:
+        self.mark = f"{MARK}={folder}".encode()
+        for name, text in (("node", NODE), ("npm", NPM)):
+            (folder / "bin" / name).parent.mkdir(exist_ok=True)
+            (folder / "bin" / name).write_text(text)
+            (folder / "bin" / name).chmod(0o755)
+        for name, text in PAGE_SOURCE.items():
+            (folder / "ui" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "ui" / name).write_text(text)
+        with tarfile.open(folder / "source.tar.gz", "w:gz") as tar:
+            tar.add(FAKE, "src")
+            tar.add(folder / "ui", "src/tools/ui")
+        given = {
+            "llama_cpp_source": "archive",
+            "llama_cpp_archive": str(folder / "source.tar.gz"),
+            "llama_cpp_archive_sha256": digest(folder / "source.tar.gz"),
+            "llama_cpp_archive_subdir": "src",
+            "llama_cpp_patches": [],
+            "llama_cpp_cmake_options": {"FAKE_SLEEP": LONG_S, "LLAMA_BUILD_SERVER": True},
+        }
+        self.process = subprocess.Popen(
+            [ROOT / "scripts/demo.sh", "-e", json.dumps(given)],
+            env={
+                **os.environ,
+                MARK: str(folder),
+                "PATH": f"{folder}/bin:{os.environ['PATH']}",
+                "LLAMA_CPP_CLUSTER_CACHE": str(folder / "cache"),
+                "PIP_CONFIG_FILE": os.devnull,
+                "PIP_INDEX_URL": f"http://127.0.0.1:{port}/",
+                "PIP_EXTRA_INDEX_URL": "",
+                "PIP_FIND_LINKS": "",
+                **({"SERVE": "yes"} if serve else {}),
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def processes(self) -> dict[int, bytes]:
+        """Return the commands of the processes of this run, by their ids."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_bytes()
+            except OSError:
+                continue
+        return {process: command for process, command in found.items() if command}
+
+    def wait_for(self, *words: bytes) -> None:
+        deadline = time.monotonic() + HANG_S
+        while not all(any(word in command for command in self.processes().values()) for word in words):
+            assert self.process.poll() is None, self.process.communicate()[0]
+            assert time.monotonic() < deadline, self.processes()
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def index() -> Iterator[int]:
+    """Yield the port of a package index that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield silent.getsockname()[1]
+
+
+@pytest.mark.parametrize("serve", [False, True], ids=["demo", "serve"])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGINT, "all"), (signal.SIGTERM, "script"), (signal.SIGTERM, "ansible-playbook")],
+    ids=["ctrl-c", "the-script", "ansible-playbook"],
+)
+def test_every_process_ends_within_seconds(
+    tmp_path: Path, index: int, serve: bool, number: signal.Signals, whom: str
+) -> None:
+    run = Run(tmp_path, index, serve=serve)
+    try:
+        run.wait_for(COMPILER, PIP, b"ninja", *([b"build_page.py", NPM_ITSELF] if serve else []))
+        began = time.monotonic()
+        if whom == "all":
+            os.killpg(run.process.pid, number)
+        elif whom == "script":
+            run.process.send_signal(number)
+        else:
+            play = b"playbooks/demo.yml"
+            os.kill(
+                min(process for process, command in run.processes().items() if command.endswith(play + b"\0")), number
+            )
+        output = run.process.communicate(timeout=HANG_S)[0]
+        took = time.monotonic() - began
+        assert run.processes() == {}
+        assert took < ENDS_WITHIN_S
+        assert run.process.returncode not in (0, None)
+        assert "Traceback" not in output
+        if whom != "ansible-playbook":
+            assert run.process.returncode == 128 + number
+            assert "Interrupted: all processes of this run have ended." in output
+    finally:
+        for process in run.processes():
+            os.kill(process, signal.SIGKILL)
