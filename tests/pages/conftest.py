@@ -41,7 +41,7 @@ chmod 755 /usr/local/bin/ccache
 for user; do
     useradd --create-home --shell /bin/bash "$user"
     install -d -m 700 -o "$user" "/home/$user/.ssh"
-    install -m 600 -o "$user" /home/ops/.ssh/authorized_keys "/home/$user/.ssh/"
+    install -m 600 -o "$user" ~ops/.ssh/authorized_keys "/home/$user/.ssh/"
     echo "$user ALL=(ALL) NOPASSWD: ALL" >>/etc/sudoers.d/lab
 done
 """
