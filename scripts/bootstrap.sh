@@ -91,9 +91,9 @@ place=$venv/collections/ansible_collections/llama_cpp
 mkdir -p "$place"
 [ "$(readlink "$place/cluster" 2>/dev/null || true)" = "$top" ] || ln -sfn "$top" "$place/cluster"
 
+# Ansible also looks in the folders that Python knows, so it finds the collection from any folder.
 # Tests and other programs import shared code (tests/support) and the program that writes models.
-if [ "$kind" = dev ]; then
-    for packages in "$venv"/lib/python3.*/site-packages; do
-        printf '%s\n' "$top/tests" "$top/playbooks/files" >"$packages/llama_cpp_cluster.pth"
-    done
-fi
+for packages in "$venv"/lib/python3.*/site-packages; do
+    printf '%s\n' "$venv/collections" >"$packages/llama_cpp_cluster_collection.pth"
+    [ "$kind" = run ] || printf '%s\n' "$top/tests" "$top/playbooks/files" >"$packages/llama_cpp_cluster.pth"
+done

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record a command as an SVG in which its lines appear as they did: `scripts/record.py FILE.svg -- make demo`.
+"""Record commands as an SVG in which their lines appear as they did.
 
-Lines of standard output and standard error scroll as in a terminal. Longer waits are shortened to half a second; the
-picture says how long the run took. If a reader asks for reduced motion, the last lines are there at once. A command
-that fails is not recorded.
+`scripts/record.py FILE.svg -- make demo` records one command. `scripts/record.py FILE.svg <COMMANDS` records the lines
+of standard input, which one shell runs: each appears before its output. Lines of standard output and standard error
+scroll as in a terminal. Longer waits are shortened to half a second; the picture says how long the run took. If a
+reader asks for reduced motion, the last lines are there at once. A command that fails is not recorded.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -69,7 +71,7 @@ def scrolling(shown: list[tuple[float, str]]) -> str:
 
 def picture(title: str, lines: list[tuple[float, str]], took_s: float) -> str:
     """Return the SVG of a recording."""
-    shown = [(0.0, f"$ {title}"), *wrapped(lines)]
+    shown = wrapped(lines)
     width = round(COLUMNS * CHARACTER_PX + 2 * MARGIN_PX)
     inner = min(len(shown), ROWS) * LINE_PX
     height = inner + LINE_PX + 3 * MARGIN_PX
@@ -103,12 +105,21 @@ text {{ animation: come 0.01s both }}
 """
 
 
+def shell(commands: list[str]) -> list[str]:
+    """Return a command that runs these lines in one shell, and prints each before it runs, as a terminal shows it."""
+    return ["bash", "-ec", "".join(f"printf '$ %s\\n' {shlex.quote(line)}\n{line}\n" for line in commands)]
+
+
 def main() -> int:
-    """Record the command in the arguments, and write the SVG."""
-    if len(sys.argv) < 4 or sys.argv[2] != "--":
-        sys.exit("usage: python scripts/record.py FILE.svg -- COMMAND...")
-    lines, took_s = run(sys.argv[3:])
-    Path(sys.argv[1]).write_text(picture(" ".join(sys.argv[3:]), lines, took_s), encoding="utf-8")
+    """Record the command in the arguments, or those of standard input, and write the SVG."""
+    if len(sys.argv) == 2:
+        commands = sys.stdin.read().splitlines()
+    elif len(sys.argv) > 3 and sys.argv[2] == "--":
+        commands = [shlex.join(sys.argv[3:])]
+    else:
+        sys.exit("usage: python scripts/record.py FILE.svg -- COMMAND..., or FILE.svg <COMMANDS")
+    lines, took_s = run(shell(commands))
+    Path(sys.argv[1]).write_text(picture("; ".join(commands), lines, took_s), encoding="utf-8")
     return 0
 
 

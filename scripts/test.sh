@@ -134,13 +134,15 @@ if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
 fi
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 tier sanity "ansible-test sanity"
-# Begin after the other tiers that compile, and not if LAB_NUMBER puts both clusters into one lab.
+# Begin after the other tiers that compile, and not if LAB_NUMBER puts all hosts into one lab.
 if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
     begin aarch64 scripts/aarch64.sh
+    begin pages scripts/pages.sh
 fi
 tier integration "Integration: real llama.cpp processes and Ansible runs" scripts/integration.sh
 tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
 tier aarch64 "A cluster of aarch64 hosts" scripts/aarch64.sh
+tier pages "The commands on README and docs/start, with test hosts" scripts/pages.sh
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"

@@ -15,8 +15,8 @@ description:
     (C(...-00001-of-00003.gguf)) it fetches the headers of all parts, which must be beside it.
   - Instead of a URL, it takes the name of a shape, and makes the header of a model of that shape.
   - The files that it leaves have the size of the whole model, but take little room on the disk, because all after
-    the header is a hole (a sparse file). So M(llama_cpp.cluster.gguf_info) and M(llama_cpp.cluster.split_plan_info) read
-    them like the model. No program can load them.
+    the header is a hole (a sparse file). So M(llama_cpp.cluster.gguf_info) and
+    M(llama_cpp.cluster.split_plan_info) read them like the model. No program can load them.
   - It asks the server for ranges, and after an interruption for the rest. If a server has no ranges, it ends the
     connection after the header.
 author:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from support.examples import PAGES, Block, as_plays, blocks, tasks
+from support.examples import MARKED, PAGES, Block, as_plays, blocks, blocks_of, tasks
 from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, Plugin, documentation, run
 
 GROUP_KEYS = {"hosts", "children", "vars"}
@@ -181,6 +181,27 @@ def test_commands_of_a_page_name_what_exists(block: Block) -> None:
         if words[:1] == ["make"]:
             assert [word for word in words[1:] if "=" not in word and word not in MAKE_TARGETS] == []
         assert [word for word in words if word.startswith(OURS) and not (ROOT / word).exists()] == []
+
+
+# What a marker may say, by the language of its block. tests/pages does it; test_documented_examples.py runs an example.
+MARKERS = {
+    "bash": r"run (on this machine( until .+| after Ctrl-C)?|with test hosts)|not run: .+",
+    "yaml": r"write \S+ with test hosts|example",
+    "text": r"output",
+}
+
+
+@pytest.mark.parametrize("page", MARKED, ids=lambda page: page.name)
+def test_every_block_of_a_first_page_has_a_marker(page: Path) -> None:
+    found = blocks_of(page)
+    assert page.read_text(encoding="utf-8").count("```") == 2 * len(found), "a fence that no pattern matches"
+    assert [str(block) for block in found if not re.fullmatch(MARKERS[block.language], block.marker)] == []
+
+
+def test_first_pages_omit_nothing_in_a_sample() -> None:
+    """Dots stand for nothing there but whole lines, as `[...]`."""
+    shown = [line for page in MARKED for block in blocks_of(page) for line in block.text.splitlines()]
+    assert [line for line in shown if re.search(r"…|\.\.\.(?!\])", line)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

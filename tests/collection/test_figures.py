@@ -53,7 +53,7 @@ def test_no_example_of_an_upgrade_names_the_default_version() -> None:
 
 
 def read_by_a_token(name: str) -> float:
-    """Return the bytes of a model of docs/how-to/size.md that a token reads; of the table of embeddings it is one row."""
+    """Return the bytes of a model of docs/how-to/size.md that a token reads: of the embeddings, only one row."""
     shape = next(shape for shape in SHAPES if shape.name == name)
     weights = {tensor.name: tensor.bytes or 0 for tensor in tensors(shape)}
     return sum(weights.values()) - (0 if shape.tied else weights["token_embd.weight"])

@@ -33,6 +33,10 @@ def _documented() -> dict[str, list[dict[str, Any]]]:
 DOCUMENTED = _documented()
 
 
+def test_a_block_that_is_marked_as_an_example_is_among_them() -> None:
+    assert {str(block) for block in blocks("yaml") if block.marker == "example"} - DOCUMENTED.keys() == set()
+
+
 @pytest.mark.llama
 @pytest.mark.parametrize("place", DOCUMENTED)
 def test_example_runs_on_a_cluster(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The code blocks of the documentation, and the plays and tasks in them."""
+"""The code blocks of the documentation, what their markers say, and the plays and tasks in them.
+
+A marker is an HTML comment in the line above a block: `<!-- test: run -->`. docs/development.md says what markers mean.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import Any
 
 from support.tree import ROOT
 
+# Every block of these pages has a marker.
+MARKED = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("roles/*/README.md"))]
 TASK_LISTS = ("block", "rescue", "always", "tasks", "pre_tasks", "post_tasks", "handlers")
 # A command in a sentence or a table. A page marks one that tests cannot run.
@@ -18,7 +23,7 @@ COMMAND = re.compile(
     r"`((?:ansible|ansible-playbook|ansible-galaxy|ansible-doc|git|systemctl|journalctl|df|dnf) [^`]+)`"
     r"(?! \(not run by a test)"
 )
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^(?:<!-- test: ([^\n]+) -->\n)?```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -27,22 +32,25 @@ class Block:
 
     page: Path
     line: int
+    language: str
     text: str
+    marker: str
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
 def blocks(*languages: str) -> list[Block]:
-    found: list[Block] = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        found += [
-            Block(page, text.count("\n", 0, match.start()) + 1, match[2])
-            for match in FENCE.finditer(text)
-            if match[1] in languages
-        ]
-    return found
+    """Return the blocks of all pages in these languages."""
+    return [block for page in PAGES for block in blocks_of(page) if block.language in languages]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, match.start(2)) + 1, match[2], match[3], match[1] or "")
+        for match in FENCE.finditer(text)
+    ]
 
 
 def commands(page: Path) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A stand-in for the Hugging Face hub, on loopback: two servers that answer as the hub and its storage do.
+"""A stand-in for the Hugging Face hub: two servers that answer as the hub and its storage do, on loopback by default.
 
 The answers follow the hub's documented protocol, as its own client uses it. A file's address redirects to storage at
 another host, and carries `X-Linked-Etag` (the SHA-256 of a large file), `X-Linked-Size` and `X-Repo-Commit`. Reasons
@@ -192,18 +192,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def running_hub(files: dict[str, bytes], **behaviour: Any) -> Iterator[Hub]:
-    """Start both servers, under two names of this host; yield the hub, and end them."""
+def running_hub(
+    files: dict[str, bytes], names: tuple[str, str] = ("127.0.0.1", "localhost"), **behaviour: Any
+) -> Iterator[Hub]:
+    """Start both servers at the first of two names of this host; yield the hub, and end them."""
     hub = Hub(files, **behaviour)
     servers = []
     for name in ("front", "store"):
         handler = type(name, (_Handler,), {"hub": hub, "server_name": name})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server = ThreadingHTTPServer((names[0], 0), handler)
         server.daemon_threads = True
         servers.append(server)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    hub.endpoint = f"http://127.0.0.1:{servers[0].server_port}"
-    hub.storage = f"http://localhost:{servers[1].server_port}"
+    hub.endpoint = f"http://{names[0]}:{servers[0].server_port}"
+    hub.storage = f"http://{names[1]}:{servers[1].server_port}"
     try:
         yield hub
     finally:
