@@ -59,8 +59,9 @@ def installed(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     home = tmp_path_factory.mktemp("home")
     result = run(
-        "ansible-galaxy", "collection", "install", archive, "--offline", "-p", folder, cwd=home, collections=folder
-    )
+        "ansible-galaxy", "collection", "install", "--force", archive, "--offline", "-p", folder,
+        cwd=home, collections=folder,
+    )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     assert [path.name for path in (folder / "ansible_collections").iterdir() if path.is_dir()] == ["llama_cpp"]
     return folder

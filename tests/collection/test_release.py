@@ -149,7 +149,7 @@ def test_files_of_the_execution_environment_ship(archive: Path) -> None:
 def test_only_the_right_signature_verifies_what_is_installed(archive: Path, gpg_home: Path, tmp_path: Path) -> None:
     collections = tmp_path / "collections"
     result = run(
-        "ansible-galaxy", "collection", "install", archive, "--offline", "--no-deps", "-p", collections,
+        "ansible-galaxy", "collection", "install", "--force", archive, "--offline", "--no-deps", "-p", collections,
         cwd=tmp_path, collections=collections,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
