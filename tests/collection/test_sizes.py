@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PAGE = (ROOT / "docs/how-to/size.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("rows", [sizes.by_hosts, sizes.by_memory, sizes.shapes], ids=lambda rows: rows.__name__)
 def test_the_playbook_takes_every_shape() -> None:
     assert load_yaml(ROOT / "playbooks/size.yml")[0]["vars"]["__size_shapes"] == [shape.typed for shape in SHAPES]
 
 
+@pytest.mark.parametrize("rows", [sizes.by_hosts, sizes.by_memory, sizes.shapes], ids=lambda rows: rows.__name__)
 def test_the_table_is_the_planner_s(rows: Callable[[], list[str]]) -> None:
     wanted = rows()
     assert "\n".join(wanted) in PAGE, "write these rows into the page:\n" + "\n".join(wanted)
