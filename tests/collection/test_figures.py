@@ -10,7 +10,7 @@ import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import ONE_HOST
 
 from host_speed import GB_A_TOKEN
-from support.sizes import SHAPES, tensors
+from support.sizes import SHAPES, header
 from support.tree import ROOT
 
 
@@ -55,7 +55,7 @@ def test_no_example_of_an_upgrade_names_the_default_version() -> None:
 def read_by_a_token(name: str) -> float:
     """Return the bytes of a model of docs/how-to/size.md that a token reads: of the embeddings, only one row."""
     shape = next(shape for shape in SHAPES if shape.name == name)
-    weights = {tensor.name: tensor.bytes or 0 for tensor in tensors(shape)}
+    weights = {tensor.name: tensor.bytes or 0 for tensor in header(shape).tensors}
     return sum(weights.values()) - (0 if shape.tied else weights["token_embd.weight"])
 
 
