@@ -9,7 +9,7 @@ import pytest
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import ONE_HOST
 
-from host_speed import GB_A_TOKEN
+from host_speed import GB_A_TOKEN, TIMES_CACHE, bytes_a_token, layers_for, report
 from support.sizes import SHAPES, header
 from support.tree import ROOT
 
@@ -53,7 +53,7 @@ def test_no_example_of_an_upgrade_names_the_default_version() -> None:
 
 
 def read_by_a_token(name: str) -> float:
-    """Return the bytes of a model of docs/how-to/size.md that a token reads: of the embeddings, only one row."""
+    """Return the bytes of a model of the size page that a token reads; of the table of embeddings it is one row."""
     shape = next(shape for shape in SHAPES if shape.name == name)
     weights = {tensor.name: tensor.bytes or 0 for tensor in header(shape).tensors}
     return sum(weights.values()) - (0 if shape.tied else weights["token_embd.weight"])
@@ -94,3 +94,24 @@ def test_the_speed_of_a_raspberry_pi_is_its_bandwidth_divided_by_what_a_token_re
     text = " ".join(page("start/raspberry-pi.md").split())
     eight, seventy = (read_by_a_token(name) / 1e9 for name in ("8B", "70B"))
     assert f"at most {17 / eight:.1f} tokens a second, and 70B at most {17 / seventy:.1f} " in text
+
+
+def test_the_sample_of_a_host_s_speed_is_what_the_script_prints() -> None:
+    sample = page("explanation/performance.md").partition("host_speed.py\n```")[2].split("```text\n")[1].split("```")[0]
+    found = re.search(r"Measured: ([\d.]+) \(([\d.]+) to ([\d.]+)\)", sample)
+    assert found
+    cache = 480 * 2**20  # of the machine that the page names
+    measured = {
+        "samples_ts": [float(speed) for speed in found.groups()],
+        "cpu_info": "Intel(R) Xeon(R) Processor",
+        "n_threads": 2,
+        "build_commit": "0c1e57098",
+    }
+    printed = report(measured, bytes_a_token(layers_for(TIMES_CACHE * cache)), cache, [2, 4]).split()
+    assert len(printed) == len(sample.split())
+    for word, shown in zip(printed, sample.split()):
+        # The page's figures come from a median that is rounded to two digits in its text.
+        if re.fullmatch(r"[\d.]+", word):
+            assert float(shown) == pytest.approx(float(word), rel=0.002, abs=0.011)
+        else:
+            assert shown == word
