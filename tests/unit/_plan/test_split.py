@@ -359,8 +359,8 @@ def test_each_kind_is_suggested_where_it_helps() -> None:
     assert {it["kind"] for it in both} == {"pair"}
     message = plan([header()], *CLUSTERS["the master and a worker"], variables_of="size")["message"]
     assert re.search(
-        r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or with llama_server_cache_ram=\d+ and with "
-        r"a model of at most \S+ bits per weight instead of 8\.5\.$",
+        r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or with llama_server_cache_ram=\d+ and "
+        r"with a model of at most \S+ bits per weight instead of 8\.5\.$",
         message,
     )
 
