@@ -226,7 +226,8 @@ class Hints:
     def with_which_it_fits(self, changes: Sequence[str]) -> str:
         """Return the end of a sentence that names changes with which the model fits."""
         without = "" if self.kv_known else ", without the cache, whose size is not known,"
-        return f": it fits{without} {enumerated(changes, 'or')}"
+        pairs = any(" and with " in change for change in changes)
+        return f": it fits{without} {'; or '.join(changes) if pairs else enumerated(changes, 'or')}"
 
     def tried(self) -> str:
         """Return the kinds of changes that were tried, as the end of a sentence."""

@@ -15,11 +15,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
 from support.synthetic_models import write_synthetic
+from support.templates import loaded, worked_out
+from support.tree import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
+ROLE = ROOT / "roles/llama_server"
 
 
 @pytest.fixture
@@ -65,6 +68,22 @@ def test_a_master_that_lacks_memory_may_keep_fewer_prompts(model: list[Header]) 
     less = number(result, "llama_server_cache_ram")
     assert planned(model, over, 4, 1024, less)["fits"]
     assert not planned(model, over, 4, 1024, less + 1)["fits"]
+
+
+def test_the_role_says_the_hints_and_what_the_context_is(model: list[Header]) -> None:
+    result = planned(model, cluster(), 16, 4096)
+    block = next(task["block"] for task in loaded(ROLE / "tasks/divide.yml") if "block" in task)
+    task = next(task for task in block if task["name"] == "Check that the model fits")
+    given = {
+        **loaded(ROLE / "defaults/main.yml"),
+        **loaded(ROLE / "vars/main.yml"),
+        "__inference_plan": result,
+        "__inference_plan_arguments": {"left": []},
+        "llama_server_parallel": 16,
+        "llama_server_ctx_size": 4096,
+    }
+    words = " ".join(str(worked_out(task["ansible.builtin.assert"]["fail_msg"], given)).split())
+    assert words == f"{result['message']} 16 slots of 4096 tokens take a context of 65536."
 
 
 def test_a_draft_model_and_what_is_kept_are_the_masters(model: list[Header]) -> None:

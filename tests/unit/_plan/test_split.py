@@ -357,6 +357,12 @@ def test_each_kind_is_suggested_where_it_helps() -> None:
         {"master_other_bytes", "bits_per_weight"},
     ]
     assert {it["kind"] for it in both} == {"pair"}
+    message = plan([header()], *CLUSTERS["the master and a worker"], variables_of="size")["message"]
+    assert re.search(
+        r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or with llama_server_cache_ram=\d+ and "
+        r"with a model of at most \S+ bits per weight instead of 8\.5\.$",
+        message,
+    )
 
 
 # The sentence for this cluster was "the master lacks 884.5 MiB, whatever is changed", while llama_server_cache_ram=0
