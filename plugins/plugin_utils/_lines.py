@@ -50,7 +50,7 @@ def amount(size_bytes: float) -> str:
         size_bytes /= 1024
         if size_bytes < 1023.5 or unit == "GiB":
             break
-    return f"{size_bytes:.1f} {unit}" if size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
+    return f"{size_bytes:.1f} {unit}" if 0 < size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
 
 
 def due(elapsed: float, shown: float) -> bool:
