@@ -70,7 +70,7 @@ class Teller:
         words = [self._what(state, done)]
         seconds, new = now - self._since, done - self._done_then
         if seconds >= SHORTEST_S and new > 0 and goal > done:
-            words.append(more(goal - done, new, seconds))
+            words.append(more(new, goal - self._done_then, seconds))
         if state.attempt > 1:
             words.append(f"attempt {state.attempt} as the end of the output was lost")
         return ", ".join(words)

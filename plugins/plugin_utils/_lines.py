@@ -39,9 +39,9 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
-def more(missing: float, done: float, seconds: float) -> str:
-    """Return how long what is missing takes, if as much as `done` takes so many seconds."""
-    return f"about {clock(missing * seconds / done)} more"
+def more(done: float, goal: float, seconds: float) -> str:
+    """Return how long the rest takes, such as `about 2:05 more`, if `done` of `goal` took so many seconds."""
+    return f"about {clock((goal - done) * seconds / done)} more"
 
 
 def amount(size_bytes: float) -> str:
@@ -50,7 +50,7 @@ def amount(size_bytes: float) -> str:
         size_bytes /= 1024
         if size_bytes < 1023.5 or unit == "GiB":
             break
-    return f"{size_bytes:.1f} {unit}" if size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
+    return f"{size_bytes:.1f} {unit}" if 0 < size_bytes < 10 or unit == "GiB" else f"{size_bytes:.0f} {unit}"
 
 
 def due(elapsed: float, shown: float) -> bool:
@@ -80,7 +80,7 @@ class Flow:
         if seconds >= SHORTEST_S:
             words.append(f"{amount(new / seconds)}/s")
             if new and done < total:
-                words.append(more(total - done, new, seconds))
+                words.append(more(new, new + total - done, seconds))
         return ", ".join(words)
 
 

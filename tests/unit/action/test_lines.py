@@ -8,7 +8,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Fl
 
 MIB, GIB = 1 << 20, 1 << 30
 AMOUNTS = {
-    0: "0.0 KiB",
+    0: "0 KiB",
     512: "0.5 KiB",
     300 << 10: "300 KiB",
     int(1.4 * MIB): "1.4 MiB",
@@ -23,7 +23,7 @@ FLOWS = {
     "soon a rate": ([(0, 0), (5, 1 * GIB)], 4 * GIB, "25 % of 4.0 GiB, 205 MiB/s, about 0:15 more"),
     "hours": ([(0, 0), (10, 10 * MIB)], 10 * GIB, "0 % of 10.0 GiB, 1.0 MiB/s, about 2:50:30 more"),
     "of unknown size": ([(0, 0), (10, 10 * MIB)], 0, "10 MiB, 1.0 MiB/s"),
-    "it stands still": ([(0, 9 * MIB), (10, 9 * MIB)], 10 * MIB, "90 % of 10 MiB, 0.0 KiB/s"),
+    "it stands still": ([(0, 9 * MIB), (10, 9 * MIB)], 10 * MIB, "90 % of 10 MiB, 0 KiB/s"),
     "all of it": ([(0, 0), (10, 10 * MIB)], 10 * MIB, "100 % of 10 MiB, 1.0 MiB/s"),
     "it has begun again": ([(0, 0), (10, 10 * MIB), (20, 2 * MIB)], 20 * MIB, "10 % of 20 MiB"),
     # What was there before says nothing about the rate.
@@ -31,7 +31,7 @@ FLOWS = {
     "the last minute": (
         [(0, 0), (60, 60 * MIB), (120, 60 * MIB), (180, 60 * MIB)],
         100 * MIB,
-        "60 % of 100 MiB, 0.0 KiB/s",
+        "60 % of 100 MiB, 0 KiB/s",
     ),
 }
 
