@@ -73,6 +73,13 @@ print("{" + ", ".join(f"{name}: !unsafe {json.dumps(value)}" for name, value in 
 PY
 )
 
+cache=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}
+folder=$cache/demo
+mkdir -p "$folder/page"
+# Only one run has this lock until it ends. With it, a claim on the build folder is that of a run that was interrupted.
+exec 8>"$folder/.lock"
+! flock --nonblock 8 || rm -f "$cache"/llama_cpp/*/build/*/.owner
+
 PATH=$PWD/.venv/bin:$PATH
 # Unbuffered, so that steps of a long build appear as they happen, also in a pipe.
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" PYTHONUNBUFFERED=1
@@ -83,8 +90,6 @@ if [ -z "${SERVE:-}" ]; then
     exec ansible-playbook -e "$variables" "$@" $privileges playbooks/demo.yml
 fi
 
-folder=${LLAMA_CPP_CLUSTER_CACHE:-$HOME/.cache/llama_cpp_cluster}/demo
-mkdir -p "$folder/page"
 rm -f "$folder/page.none"
 {
     ansible-playbook -e "$variables" -e demo_page="$folder/page" "$@" playbooks/files/demo_page.yml </dev/null >"$folder/page.log" 2>&1 ||

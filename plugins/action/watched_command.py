@@ -63,19 +63,27 @@ done
 """
 
 
-def last_step(output: str, seconds: float) -> str:
-    """Return the last line with text in it, shortened, of a command that has run for so many seconds.
+class Progress:
+    """What a command is doing, by the end of its output at each look."""
 
-    If Ninja runs, it is Ninja's last step, with the time that the remaining steps take at the rate so far:
-    `[120/410] about 5:02 more: llama-arch.cpp`.
-    """
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["started"]
-    steps = [match for match in map(NINJA_STEP.match, lines) if match]
-    if not steps:
-        return lines[-1][:80]
-    done, goal, name = steps[-1].groups()
-    left = f" {more(int(goal) - int(done), int(done), seconds)}:" if 0 < int(done) < int(goal) else ""
-    return f"[{done}/{goal}]{left} {name}"
+    def __init__(self) -> None:
+        self._step: tuple[str, ...] = ()
+
+    def line(self, output: str, seconds: float) -> str:
+        """Return the last line with text in it, shortened, of a command that has run for so many seconds.
+
+        If Ninja runs, it is Ninja's last step, with the time that the remaining steps take at the rate so far:
+        `[120/410] about 5:02 more: llama-arch.cpp`. The warnings of one file may be longer than the output of a look.
+        """
+        lines = [line.strip() for line in output.splitlines() if line.strip()] or ["started"]
+        steps = [match for match in map(NINJA_STEP.match, lines) if match]
+        if steps:
+            self._step = steps[-1].groups()
+        if not self._step:
+            return lines[-1][:80]
+        done, goal, name = self._step
+        left = f" {more(int(goal) - int(done), int(done), seconds)}:" if 0 < int(done) < int(goal) else ""
+        return f"[{done}/{goal}]{left} {name}"
 
 
 def trouble(output: str) -> list[str]:
@@ -143,6 +151,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         parent = os.getppid()
         started = shown = time.monotonic()
         polls = iter(POLL_S)
+        progress = Progress()
         while time.monotonic() < started + longest_s:
             time.sleep(next(polls, POLL_S[-1]))
             if os.getppid() != parent:
@@ -154,9 +163,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             words = state.split()
             if words != ["alive"]:
                 return int(words[-1]) if words else NO_RESULT
+            seconds = time.monotonic() - started
+            line = progress.line(output, seconds)
             if time.monotonic() - shown >= SHOW_EVERY_S:
                 shown = time.monotonic()
-                show(host, self._task.name, shown - started, last_step(output, shown - started))
+                show(host, self._task.name, seconds, line)
         return NO_RESULT
 
     def _reason(self, args: dict[str, Any], code: int) -> str:

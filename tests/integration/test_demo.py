@@ -115,7 +115,7 @@ def test_a_trained_model_continues_the_sentence_and_it_is_said_whose_terms_apply
 ) -> None:
     for path in (trained_model, terms(trained_model)):
         (demo.folder / path.name).symlink_to(path)
-    code, output = demo.run({"MODEL": ""}, inference_n_predict=12)
+    code, output = demo.run({"MODEL": ""}, inference_n_predict=12, inference_temperature=0)
     assert code == 0, output
     inference = json.loads((demo.folder / "report.json").read_text())["inference"]
     assert inference["text"].startswith(" the capital of the country of France.")

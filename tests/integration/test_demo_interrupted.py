@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 LONG_S = 500
 ENDS_WITHIN_S = 8
+CLAIM_WAIT_S = 90  # how long a run waits for another one, __llama_cpp_claim_wait_s of role llama_cpp
 MARK = "PROCESSES_OF_THIS_TEST"
 NODE = "#!/bin/sh\necho v22.13.0\n"
 NPM = f'#!/bin/sh\n[ "$1" = --version ] || exec sleep {LONG_S + 1}\necho 10.8.2\n'
@@ -39,7 +42,7 @@ class Run:
     def __init__(self, folder: Path, port: int, *, serve: bool) -> None:
         self.mark = f"{MARK}={folder}".encode()
         for name, text in (("node", NODE), ("npm", NPM)):
-            (folder / "bin" / name).parent.mkdir(exist_ok=True)
+            (folder / "bin").mkdir(exist_ok=True)
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
         for name, text in PAGE_SOURCE.items():
@@ -94,6 +97,11 @@ class Run:
             assert time.monotonic() < deadline, self.processes()
             time.sleep(0.2)
 
+    def kill(self) -> None:
+        for process in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
 
 @pytest.fixture
 def index() -> Iterator[int]:
@@ -134,5 +142,18 @@ def test_every_process_ends_within_seconds(
             assert run.process.returncode == 128 + number
             assert "Interrupted: all processes of this run have ended." in output
     finally:
-        for process in run.processes():
-            os.kill(process, signal.SIGKILL)
+        run.kill()
+
+
+def test_the_next_run_goes_on_at_once(tmp_path: Path, index: int) -> None:
+    for _number in range(2):
+        run = Run(tmp_path, index, serve=False)
+        try:
+            run.wait_for(COMPILER)
+            run.process.send_signal(signal.SIGTERM)
+            output = run.process.communicate(timeout=HANG_S)[0]
+        finally:
+            run.kill()
+    waited = re.search(r"(\d+):(\d\d) Build the programs", output)
+    assert waited, output
+    assert 60 * int(waited[1]) + int(waited[2]) < CLAIM_WAIT_S

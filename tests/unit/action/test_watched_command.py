@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import START, last_step, trouble
+from ansible_collections.llama_cpp.cluster.plugins.action.watched_command import START, Progress, trouble
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import clock
 
 if TYPE_CHECKING:
@@ -33,7 +33,13 @@ STEPS = {
 
 @pytest.mark.parametrize(("output", "shown"), STEPS.values(), ids=STEPS.keys())
 def test_the_last_step_is_shown_short(output: str, shown: str) -> None:
-    assert last_step(output, 60) == shown
+    assert Progress().line(output, 60) == shown
+
+
+def test_warnings_longer_than_a_look_do_not_hide_the_step() -> None:
+    progress = Progress()
+    progress.line("[1/4] Building CXX object x.cpp.o\n", 10)
+    assert progress.line("    3 | int\n      | ^~~\n", 30) == "[1/4] about 1:30 more: x.cpp"
 
 
 def test_of_a_failed_build_the_lines_that_say_why_are_shown() -> None:
