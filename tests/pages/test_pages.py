@@ -65,7 +65,8 @@ def follow(page: Path, terminal: Terminal, hub: str = "") -> None:
         if kind == "write":
             write_inventory(terminal.folder / what.replace("~", terminal.environment["HOME"]), text, hub)
         elif kind == "output":
-            assert missing_lines(text, printed) == [], f"{block}: not printed by the block above:\n{printed}"
+            shown = printed.replace(terminal.environment["HOME"], "~")
+            assert missing_lines(text, shown) == [], f"{block}: not printed by the block above:\n{shown}"
         elif kind == "run" and " until " in what:
             printed = terminal.type_and_leave(text, what.partition(" until ")[2])
             api = re.search(r"^API \S+:(\d+)/v1\nKey (\S+)$", printed, re.MULTILINE)
