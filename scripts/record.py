@@ -3,8 +3,9 @@
 
 `scripts/record.py FILE.svg -- make demo` records one command. `scripts/record.py FILE.svg <COMMANDS` records the lines
 of standard input, which one shell runs: each appears before its output. Lines of standard output and standard error
-scroll as in a terminal. Longer waits are shortened to half a second; the picture says how long the run took. If a
-reader asks for reduced motion, the last lines are there at once. A command that fails is not recorded.
+scroll as in a terminal. Waits are shortened to half a second, and more if the picture would move for over a minute; it
+says how long the run took. If a reader asks for reduced motion, the last lines are there at once. A command that fails
+is not recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS, ROWS = 120, 36
-LONGEST_WAIT_S = 0.5
+LONGEST_WAIT_S, LONGEST_S = 0.5, 60
 LINE_PX, CHARACTER_PX, MARGIN_PX = 18, 7.85, 16
 CONTROL = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f]")
 
@@ -51,11 +52,13 @@ def neutral(line: str) -> str:
 
 def wrapped(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
     """Return the lines, wrapped to the width and with shortened waits."""
+    begun = [0.0, *(at for at, _line in lines)]
+    waits = [min(at - before, LONGEST_WAIT_S) for before, at in zip(begun, begun[1:])]
+    share = min(1, LONGEST_S / max(sum(waits), 1))
     shown = []
-    now = before = 0.0
-    for at, line in lines:
-        now += min(at - before, LONGEST_WAIT_S)
-        before = at
+    now = 0.0
+    for wait, (_at, line) in zip(waits, lines):
+        now += wait * share
         shown += [(now, part) for part in textwrap.wrap(line, COLUMNS, drop_whitespace=False) or [""]]
     return shown
 
@@ -75,7 +78,7 @@ def picture(title: str, lines: list[tuple[float, str]], took_s: float) -> str:
     width = round(COLUMNS * CHARACTER_PX + 2 * MARGIN_PX)
     inner = min(len(shown), ROWS) * LINE_PX
     height = inner + LINE_PX + 3 * MARGIN_PX
-    note = f"A run of {took_s:.0f} s. Waits of more than {LONGEST_WAIT_S} s are shortened."
+    note = f"A run of {took_s:.0f} s. Waits are shortened."
     rows = "".join(
         f'<text y="{LINE_PX * (number + 1) - 4}" style="animation-delay:{at:.2f}s">{escape(line)}</text>\n'
         for number, (at, line) in enumerate(shown)

@@ -39,7 +39,7 @@ LOG_IN = r"""
 cat >/usr/local/bin/ccache
 chmod 755 /usr/local/bin/ccache
 for user; do
-    useradd --create-home --shell /bin/bash "$user"
+    id "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$user"
     install -d -m 700 -o "$user" "/home/$user/.ssh"
     install -m 600 -o "$user" ~ops/.ssh/authorized_keys "/home/$user/.ssh/"
     echo "$user ALL=(ALL) NOPASSWD: ALL" >>/etc/sudoers.d/lab

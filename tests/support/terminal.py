@@ -20,6 +20,16 @@ END_LIMIT_S = 60
 # Settings of the machinery around a test, which a user does not have.
 NOT_A_USER_S = re.compile(r"ANSIBLE_|CI$|FAILED_TESTS|LAB_|LLAMA_|MAKE|MFLAGS|MOLECULE_|PYTEST|PYTHON|VIRTUAL_ENV|XDG_")
 
+# What may differ from a sample: numbers (a dash is none), what a page writes in capitals, omitted words and lines.
+NUMBER = r"[\d.:]+|-"
+VALUES = {
+    r"(?:\d+[.:])*\d+": f"(?:{NUMBER})",
+    r"(?<= )-(?= |$)": f"(?:{NUMBER})",
+    r"\bPORT\b": r"\d+",
+    r"\bKEY\b": r"\S+",
+    r"\[\.\.\.\]": ".*",
+}
+
 
 def environment_of_a_user(home: Path, programs: Path) -> dict[str, str]:
     """Return the environment of a user with this home, who finds these programs before those of the machine."""
@@ -28,22 +38,24 @@ def environment_of_a_user(home: Path, programs: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PATH": ":".join([str(programs), *folders]), "NO_COLOR": "1"}
 
 
+def bare(line: str) -> str:
+    """Return a line without what Ansible puts around it in a list, and with single blanks."""
+    return " ".join(line.strip().removeprefix("- ").strip("',\"").split())
+
+
 def pattern(line: str) -> str:
-    """Return a pattern for a line of sample output: numbers and the words in capitals for a value may differ."""
-    text = re.escape(" ".join(line.split()))
-    for sample, real in (
-        (r"(?:\d+[.:])*\d+", r"[\\d.:]+"),
-        (r"\bPORT\b", r"\\d+"),
-        (r"\bKEY\b", r"\\S+"),
-        (r"\\\[\\\.\\\.\\\.\\\]", ".*"),
-    ):
-        text = re.sub(sample, real, text)
-    return text
+    """Return a pattern for a line of sample output, in which values may differ."""
+    values = re.compile("|".join(f"({sample})" for sample in VALUES))
+    found, end, text = "", 0, bare(line)
+    for value in values.finditer(text):
+        found += re.escape(text[end : value.start()]) + list(VALUES.values())[(value.lastindex or 1) - 1]
+        end = value.end()
+    return found + re.escape(text[end:])
 
 
 def missing_lines(sample: str, printed: str) -> list[str]:
     """Return the lines of the sample that were not printed; what the model wrote, below "Text", may differ."""
-    lines = [" ".join(line.split()) for line in printed.splitlines()]
+    lines = [bare(line) for line in printed.splitlines()]
     missing = []
     before = ""
     for line in sample.splitlines():

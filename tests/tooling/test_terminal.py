@@ -46,6 +46,7 @@ def test_another_terminal_goes_on_until_ctrl_c(terminal: Terminal) -> None:
 def test_a_sample_must_have_been_printed_but_for_numbers() -> None:
     printed = "API http://127.0.0.1:4711/v1\n  [5/142]  ggml.c\nText\n a city\nended"
     assert missing_lines("API http://127.0.0.1:PORT/v1\n[7/99] ggml.c\nText\n a town\n[...]\nended", printed) == []
+    assert missing_lines("a  7.5  -", "msg:\n  - '  a  -  3'\n") == []
     assert missing_lines("[7/99] other.c\nended well", printed) == ["[7/99] other.c", "ended well"]
 
 
