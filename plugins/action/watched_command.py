@@ -82,7 +82,7 @@ class Progress:
         if not self._step:
             return lines[-1][:80]
         done, goal, name = self._step
-        left = f" {more(int(goal) - int(done), int(done), seconds)}:" if 0 < int(done) < int(goal) else ""
+        left = f" {more(int(done), int(goal), seconds)}:" if 0 < int(done) < int(goal) else ""
         return f"[{done}/{goal}]{left} {name}"
 
 

@@ -212,7 +212,7 @@ TEXT = State(GENERATING, tokens_asked=64)
 # The states seen at which second, and the line for the last one.
 LINES = {
     "before the load": ([(5, State(VERIFYING))], "verifying the workers"),
-    "the program starts": ([(5, State(LOADING))], "loading the model, 0 % of 0.0 KiB"),
+    "the program starts": ([(5, State(LOADING))], "loading the model, 0 % of 0 KiB"),
     "a first look gives no rate": ([(5, replace(LOAD, loaded_percent=10.0))], "loading the model, 10 % of 37.0 GiB"),
     "nothing loaded gives no rate": ([(5, LOAD), (15, LOAD)], "loading the model, 0 % of 37.0 GiB"),
     "a rate": (
