@@ -12,7 +12,7 @@ version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Writes notes for the playbook P(llama_cpp.cluster.upgrade#playbook). A later run reads them, with
+  - Writes notes for the playbook C(llama_cpp.cluster.upgrade). A later run reads them, with
     M(llama_cpp.cluster.release_journal_info), if the controller was killed during an upgrade. Each note is complete or
     missing. C(upgrade.json) in O(prefix) exists while hosts of the cluster may differ. C(upgraded.json) says what can
     be rolled back.
