@@ -175,7 +175,7 @@ def _mib(value: float | None) -> int | None:
 def _held(devices: Sequence[Mapping[str, Any]], weights: float | None) -> list[object]:
     """Return model, KV and compute MiB of some devices, their share of the offloaded weights, and their layers."""
     mib = [_sum([_number(_get(d, key, "a device"), key) for d in devices]) for key in _DEVICE_KEYS]
-    share = f"{100.0 * mib[0] / weights:.0f} %" if weights and mib[0] is not None else None
+    share = f"{100.0 * mib[0] / weights:.0f}%" if weights and mib[0] is not None else None
     # Not every log says how many layers a device has, so the key may be missing too.
     layers = _sum([_number(device.get("layers"), "layers") for device in devices])
     return [*(None if value is None else float(value) for value in mib), share, layers]

@@ -42,8 +42,8 @@ def run(log="completion-0c1e57098-rpc7.0.0-lv4", **changes):
 REPORT = """\
 Workers (memory in MiB; 9 of 9 layers offloaded)
   endpoint         state  protocol   free  total  model    KV  compute  share  layers
-  127.0.0.1:50061  ready  7.0.0     24576  24576   15.0  10.0     23.3   37 %       5
-  127.0.0.1:50062  ready  7.0.0     24576  24576   25.6   6.0     75.5   63 %       4
+  127.0.0.1:50061  ready  7.0.0     24576  24576   15.0  10.0     23.3    37%       5
+  127.0.0.1:50062  ready  7.0.0     24576  24576   25.6   6.0     75.5    63%       4
   master: CPU      -      -             -      -   16.6     -     13.1      -       0
 
 Text
@@ -71,7 +71,7 @@ def test_an_older_build_has_its_number_of_samples_and_their_speed():
 
 def test_without_workers_the_endpoints_of_the_run_are_shown():
     lines = render_report(run()).splitlines()
-    assert lines[2].split() == ["127.0.0.1:50061", "-", "-", "-", "-", "15.0", "10.0", "23.3", "37", "%", "5"]
+    assert lines[2].split() == ["127.0.0.1:50061", "-", "-", "-", "-", "15.0", "10.0", "23.3", "37%", "5"]
 
 
 def test_a_worker_that_did_nothing_has_dashes():
@@ -84,7 +84,7 @@ def test_devices_of_one_worker_are_one_row():
     for device in result["devices"]:
         device["endpoint"] = device["endpoint"] and "127.0.0.1:50061"
     lines = render_report(result, [worker("127.0.0.1:50061", memory=(GIB, 2 * GIB))]).splitlines()
-    assert lines[2].split()[3:] == ["3072", "3072", "40.5", "16.0", "98.8", "100", "%", "9"]
+    assert lines[2].split()[3:] == ["3072", "3072", "40.5", "16.0", "98.8", "100%", "9"]
 
 
 def test_what_workers_have_repacked_is_said_if_one_of_them_says_it():
@@ -103,7 +103,7 @@ def test_what_workers_have_repacked_is_said_if_one_of_them_says_it():
 def test_a_gpu_of_the_master_has_its_share():
     result = run()
     result["devices"][0]["name"] = "CUDA0"
-    assert [line.split()[-3] for line in render_report(result, WORKERS).splitlines()[2:5]] == ["26", "45", "29"]
+    assert [line.split()[-2] for line in render_report(result, WORKERS).splitlines()[2:5]] == ["26%", "45%", "29%"]
 
 
 def test_a_failure_comes_first_in_one_line():
