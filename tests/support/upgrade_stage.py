@@ -252,6 +252,8 @@ class Stage:
         common = {
             "stage": str(self.folder), "ansible_become": False, "ansible_python_interpreter": sys.executable,
             "gguf_model_path": "model.gguf", "llama_cpp_version": OLD, "llama_cpp_keep_releases": 2,
+            # The actors have no argument specs, which say what is known.
+            "llama_cpp_allow_unknown_variables": ["llama_cpp_keep_releases"],
         }  # fmt: skip
         inventory = {
             "all": {"vars": common},
