@@ -55,12 +55,19 @@ def pattern(line: str) -> str:
 
 def missing_lines(sample: str, printed: str) -> list[str]:
     """Return the lines of the sample that were not printed; what the model wrote, below "Text", may differ."""
-    # Ansible folds long lines of its YAML output at a blank.
-    unfolded = " ".join(bare(line) for line in printed.splitlines())
+    lines: list[str] = []
+    folded = False
+    for line in printed.splitlines():
+        # Ansible folds a long item of its YAML output at a blank; only the last part ends with the quotation mark.
+        if folded:
+            lines[-1] += f" {bare(line)}"
+        else:
+            lines.append(bare(line))
+        folded = (folded or line.lstrip().startswith("- '")) and not line.endswith("'")
     missing = []
     before = ""
     for line in sample.splitlines():
-        if before.strip() != "Text" and not re.search(rf"(?:^| ){pattern(line)}(?: |$)", unfolded):
+        if before.strip() != "Text" and not any(re.fullmatch(pattern(line), printed_line) for printed_line in lines):
             missing.append(line)
         before = line
     return missing

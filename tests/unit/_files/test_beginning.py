@@ -212,7 +212,7 @@ def test_what_cannot_be_read_is_a_sentence(
     began = time.monotonic()
     with pytest.raises((DownloadError, GgufError), match=words) as caught:
         get(tmp_path, hub.url(NAME), **options)
-    assert time.monotonic() - began < 20  # a hang; the limits above are of a second
+    assert time.monotonic() - began < 5
     assert "\n" not in str(caught.value)
     assert TOKEN not in str(caught.value)
     assert SIGNATURE not in str(caught.value)
