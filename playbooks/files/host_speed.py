@@ -193,7 +193,7 @@ def report(measured: dict[str, Any], size: int, cache: int, hosts: list[int]) ->
     columns = [f"`tensor` on {number}" for number in hosts]
     lines = [
         f"{measured.get('cpu_info') or 'unknown CPU'}, {build}",
-        f"Measured: {speed}, of which each reads {size / 1e9:.2f} GB ({of_cache}): {rate / 1e9:.1f} GB/s.",
+        f"Measured: {speed}, of which each reads {size / 1e9:.2f} GB ({of_cache}): {rate / 1e9:.2f} GB/s.",
         "Computed: tokens/s of dense models in Q4_0, at most; networks, contexts and sums of `tensor` take more time.",
         "",
         f"| model | GB a token | `layer`, any number of such hosts | {' | '.join(columns)} |",

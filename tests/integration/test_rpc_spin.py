@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +19,6 @@ from support.rpc_session import Arena, Session, Type
 from support.watched_worker import Watched, settings, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from support.harness import Release
@@ -50,19 +48,12 @@ def awake(worker: Watched) -> list[float]:
     return found
 
 
-CORE = str(min(os.sched_getaffinity(0)))
-ON_ONE_CORE = ("taskset", "-c", CORE)
-
-
-@contextmanager
-def somebody_computes() -> Iterator[None]:
-    """Keep the worker's core busy without end."""
-    process = subprocess.Popen([*ON_ONE_CORE, "sh", "-c", "while :; do :; done"], stdin=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait(10)
+# Both are in one session: the kernel first divides a core between sessions (sched(7), autogroup), and a worker that has a
+# session for itself has more of it than it uses, also while others wait.
+BESIDE_WHO_COMPUTES = (
+    *("taskset", "-c", str(min(os.sched_getaffinity(0)))),
+    *("sh", "-c", 'setpriv --pdeathsig KILL sh -c "while :; do :; done" & exec "$@"', "sh"),
+)
 
 
 def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, tmp_path: Path) -> None:
@@ -79,7 +70,7 @@ def test_a_worker_is_awake_after_a_request_and_sleeps_then(release_7: Release, t
 
 @pytest.mark.skipif(not shutil.which("taskset"), reason="needs taskset, to say where a worker computes")
 def test_it_leaves_its_core_to_who_computes_there(release_7: Release, tmp_path: Path) -> None:
-    with watched(release_7, tmp_path, under=ON_ONE_CORE) as worker, somebody_computes():
+    with watched(release_7, tmp_path, under=BESIDE_WHO_COMPUTES) as worker:
         found = awake(worker)
     # The kernel first gives a process that has slept a time slice of some milliseconds.
     assert statistics.median(found) < AWAKE_S / 2, found
