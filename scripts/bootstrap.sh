@@ -74,7 +74,7 @@ PY
 for part in run dev; do
     stamp=$venv/.requirements-$part-$(stamp_of "$part")
     if [ ! -e "$stamp" ]; then
-        say "Installing requirements/$part.txt into .venv (pinned, with digests; about a minute)"
+        say "Installing requirements/$part.txt into .venv (pinned, with digests; half a minute to a minute)"
         "$venv/bin/python" -m pip install --quiet --no-compile --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
             die "the requirements could not be installed: see the lines above; this needs a Python package index, and 1 GB of disk."
         # Compile on all processors, and without the collections, of which few are used. pip would compile everything on one

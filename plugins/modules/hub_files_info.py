@@ -154,8 +154,18 @@ class Hub:
             whose = (
                 "the token is not accepted, or lacks access to it" if self.token else "it is private and needs a token"
             )
-            return DownloadError(f"{self.repo} is refused: it does not exist at {self.endpoint}, or {whose}.")
-        return DownloadError(f"{self.repo} at {self.revision} or its file {name} does not exist at {self.endpoint}.")
+            return DownloadError(
+                f"{self.repo} is refused: it does not exist at {self.endpoint}, or {whose}; "
+                "correct the name or the token."
+            )
+        if code == "RepoNotFound":
+            return DownloadError(
+                f"{self.endpoint} has no repository {self.repo}, or none that is public: "
+                "correct its owner and name, or give a token."
+            )
+        return DownloadError(
+            f"{self.repo} at {self.revision} or its file {name} does not exist at {self.endpoint}: correct the names."
+        )
 
     def names(self, patterns: list[str], excludes: list[str]) -> list[str]:
         """Return the names of the files outside of folders that fit the patterns."""

@@ -211,7 +211,8 @@ def test_a_missing_haproxy_is_installed_or_named_before_anything_is_fetched_or_b
     if not root and haproxy.exists():
         pytest.skip("only root can hide the installed HAProxy from this test")
     # As if nobody had typed `make test`: make says more if another make started it.
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    by_make = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    environment = {name: value for name, value in os.environ.items() if name not in by_make}
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", hidden] if root else ["make", "serve", "GROUPS=2"],
         cwd=ROOT,

@@ -76,6 +76,7 @@ def follow(page: Path, terminal: Terminal, hub: str = "") -> None:
             if what.endswith("after Ctrl-C"):
                 terminal.ctrl_c()
             printed = terminal.type(text)
+            assert "[WARNING]" not in printed, printed
 
 
 def reset(terminal: Terminal, inventory: str) -> None:

@@ -238,8 +238,11 @@ def test_workers_that_another_api_holds_are_refused_to_a_second_one(bearer: str,
 
 def test_a_site_that_knows_of_no_api_leaves_it_alone(bearer: str) -> None:
     started = property_of("InvocationID")
-    done = playbook("site", llama_server_enabled=False)
-    assert f"Inference was not run, as {API_UNIT} of this master holds the workers." in words(done)
+    for mode in ([], ["--check"]):
+        done = playbook("site", *mode, llama_server_enabled=False)
+        assert f"Inference was not run, as {API_UNIT} of this master holds the workers." in words(done)
+        assert "holds it" not in words(done)
+        assert "ERROR" not in done.stdout + done.stderr
     # A change that needs a restart of the workers.
     changed = {"llama_server_enabled": False, "rpc_server_memory_max": "3G"}
     done = playbook("site", "--tags", "rpc_server", check=False, **changed)

@@ -358,6 +358,7 @@ def _row(
     problems = []
     if look.get("out"):
         problems.append(f"{host} could not be asked. {look['out']}")
+        views = _without_remedies(views, stopped=True, filtered=True)
     elif "servers" in look:
         service, stopped = _service(host, port, server, manifest)
         firewall, unlike = _firewall(host, look.get("firewall"))
@@ -392,7 +393,7 @@ def _row(
 def _without_remedies(
     views: Mapping[str, Mapping[str, Any]], *, stopped: bool, filtered: bool
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the views without a master's advice if the worker's own host already explains the cause."""
+    """Return the views without a master's advice if its host already explains the cause, or is out."""
     explained = {"refused": stopped, "unreachable": filtered}
     return {
         name: {**view, "message": f"{view['message'].partition(': ')[0]}."} if explained.get(view["state"]) else view
