@@ -173,12 +173,20 @@ def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: 
     assert footprint() == before
 
 
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"ansible_host": NOBODY}, "It cannot be reached over SSH"),
+        ({"ansible_user": "stranger"}, "It refuses the login over SSH (stranger@"),
+    ],
+    ids=["address", "login"],
+)
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
-    hosts: Inventory, before: dict[str, str]
+    hosts: Inventory, before: dict[str, str], variables: dict[str, str], why: str
 ) -> None:
-    run = play("site", *hosts(worker2={"ansible_host": NOBODY}), "--tags", "rpc_server,inference", check=False)
+    run = play("site", *hosts(worker2=variables), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert "worker2 failed. It cannot be reached over SSH" in said(run.stdout)
+    assert f"worker2 failed. {why}" in said(run.stdout)
     assert "Inference was not started, because of worker2:" in said(run.stdout)
     numbers = recap(run.stdout)
     assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 0, "worker2": 1}
@@ -197,6 +205,18 @@ def test_check_and_diff_in_batches_find_nothing_to_change_in_few_looks(
     assert changed(run.stdout) == {}
     assert footprint() == before
     assert round_trips(tmp_path, LAB / "ssh_config") == MOST_ROUND_TRIPS
+
+
+def test_the_hub_is_asked_before_anything_is_built(hosts: Inventory, before: dict[str, str]) -> None:
+    wrong = {"hf_repo": "a/b", "hf_file": "c.gguf", "hf_endpoint": "http://127.0.0.1:9", "retries": 0}
+    model = {"path": "/srv/models/c.gguf", "controller_path": "", **wrong}
+    options = hosts(master={f"gguf_model_{name}": value for name, value in model.items()})
+    run = play("site", *options, "--tags", "llama_cpp,gguf_model", check=False)
+    assert run.returncode != 0
+    begun = said(run.stdout).partition("PLAY [Install the same llama.cpp on every host]")[0]
+    assert "could not be fetched: 127.0.0.1 refuses connections" in begun
+    assert changed(run.stdout) == {}
+    assert footprint() == before
 
 
 def test_tags_and_limit_leave_the_rest_alone() -> None:

@@ -167,9 +167,9 @@ def test_a_file_of_a_hub_is_fetched_with_a_token_that_is_never_shown(site: Site,
     with hub_of(model, token=TOKEN, gated=True) as hub:
         site.variables.update(hub_variables(hub))
         site.refused("someone/model-GGUF is gated, and no token was given")
-        wrong = f"{hub.endpoint} has no repository someone/mode-GGUF, or none that is public: correct its owner"
+        unknown = f"{hub.endpoint} has no repository someone/mode-GGUF, or none that is public: correct its owner"
         hub.gated, hub.token = False, None
-        site.refused(wrong, gguf_model_hf_repo="someone/mode-GGUF")
+        site.refused(unknown, gguf_model_hf_repo="someone/mode-GGUF")
         hub.gated, hub.token = True, TOKEN
         wrong = site.refused("is gated, and the token lacks access to it", gguf_model_hf_token=f"{TOKEN}x")
         assert TOKEN not in wrong.text

@@ -48,8 +48,8 @@ def awake(worker: Watched) -> list[float]:
     return found
 
 
-# Both are in one session: the kernel first divides a core among sessions (sched(7), autogroup), and a worker with a
-# session of its own may use less than its part while others wait.
+# Both are in one session, because the kernel may first divide a core among sessions (sched(7), autogroup). In a session
+# of its own, a worker could keep the core until it has had the session's share.
 BESIDE_WHO_COMPUTES = (
     *("taskset", "-c", str(min(os.sched_getaffinity(0)))),
     *("sh", "-c", 'setpriv --pdeathsig KILL sh -c "while :; do :; done" & exec "$@"', "sh"),

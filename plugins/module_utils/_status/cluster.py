@@ -393,7 +393,7 @@ def _row(
 def _without_remedies(
     views: Mapping[str, Mapping[str, Any]], *, stopped: bool, filtered: bool
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the views without a master's advice if its host already explains the cause, or is out."""
+    """Return the views without a master's advice where the worker's host explains the cause, or could not be asked."""
     explained = {"refused": stopped, "unreachable": filtered}
     return {
         name: {**view, "message": f"{view['message'].partition(': ')[0]}."} if explained.get(view["state"]) else view

@@ -248,7 +248,7 @@ def test_a_worker_is_well(views: list[Any], changes: dict[str, Any], states: tup
 
 
 UNWELL = {
-    "host-down": ([REFUSED], {"out": "It cannot be reached."}, ["w1 could not be asked. It", "As m sees it: 10.0.0.1"]),
+    "host-down": ([REFUSED], {"out": "It cannot be reached."}, ["w1 could not be asked. It", "refuses connections."]),
     "service-stopped": (
         [REFUSED],
         {"servers": [{"port": 50052, "listeners": [], "clients": []}]},
