@@ -253,6 +253,13 @@ metrics:
       type: list
       elements: str
       sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
+caches:
+  description: The names of the tensor caches in C(/var/cache/llama_cpp), also of those that no worker uses any more. A
+    name is C(rpc), or a port if the host has several workers.
+  returned: with O(units)
+  type: list
+  elements: str
+  sample: [rpc]
 timed_units:
   description: The services that maintain workers, and their timers; those of the host first, then by port. For their
     files they have the keys of RV(units).
@@ -341,6 +348,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
     Unit,
     read_account,
     read_cache,
+    read_caches,
     read_metrics,
     read_release,
     read_repack,
@@ -380,6 +388,7 @@ def main() -> None:
         said = _said_by_systemd(module, [*units, *timed])
         found["units"] = [{**asdict(unit), "enabled": _is_enabled(said[unit.name])} for unit in units]
         found["metrics"] = read_metrics()
+        found["caches"] = read_caches()
         found["timed_units"] = [{**asdict(unit), "active": _is_active(unit, said[unit.name])} for unit in timed]
     if params["prefix"]:
         found["release"] = read_release(params["prefix"])

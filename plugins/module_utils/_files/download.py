@@ -163,7 +163,13 @@ class _Download:
             self.total = found.total or self.total
         else:
             self.restart()
-            self.total = found.total
+            self.total = found.total or self.wanted.size_bytes
+        expected = self.wanted.size_bytes
+        if expected is not None and self.total != expected:
+            raise FileError(
+                f"{shown(self.wanted.url)} has {self.total} bytes on the server, and {expected} were expected: it is "
+                "another version of the file, or the server cannot be trusted."
+            )
         self.validator = found.validator
         if self.total is not None:
             require_space(self.wanted.path, self.total - self.have, shown(self.wanted.url))
@@ -173,6 +179,11 @@ class _Download:
         try:
             # read1 returns the bytes that have arrived and does not wait for a whole chunk, so the limits are checked.
             for chunk in iter(lambda: response.read1(CHUNK), b""):
+                if self.total is not None and self.have + len(chunk) > self.total:
+                    raise FileError(
+                        f"{shown(self.wanted.url)}: the server sends more than the file's {self.total} bytes, so it "
+                        "cannot be trusted; what has arrived was removed."
+                    )
                 self.stream.write(chunk)
                 self.hash.update(chunk)
                 self.have += len(chunk)
@@ -181,7 +192,15 @@ class _Download:
                 self.limits.check(shown(self.wanted.url))
         except (http.client.HTTPException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-                raise
+                if self.total is not None:
+                    raise
+                # Nobody knows whether it would ever end, so what has arrived must not stay and fill the disk.
+                os.ftruncate(self.stream.fileno(), 0)
+                raise FileError(
+                    f"{shown(self.wanted.url)} does not fit ({error.strerror}), and its server does not say how large "
+                    f"it is; what had arrived was removed. Make more room for {self.wanted.path.parent}, or use a "
+                    "server that says it."
+                ) from None
             raise explained(error, urlsplit(response.url).hostname or "", self.limits.stall_s) from None
         finally:
             self.stream.flush()

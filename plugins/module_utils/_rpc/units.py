@@ -24,11 +24,14 @@ INVOCATIONS = Path("run/systemd/units")
 METRICS_UNITS = ("llama-rpc-metrics.timer", "llama-rpc-metrics.service")
 # StateDirectory of the unit that cleans the cache; the worker cannot write there.
 CACHE_STATE_FOLDER = Path("/var/lib/llama_rpc_cache")
+# The folder of one worker is "rpc"; with several workers on the host, each has a folder named by its port.
+CACHES_FOLDER = Path("/var/cache/llama_cpp")
 MOST_STATUS_BYTES = 4096
 _REPACK = {"enabled": bool, "kernels": bool, "weights": int, "mib": float, "of_weights": int, "of_mib": float}
 _CACHE_USE = {"hits": int, "hit_bytes": int, "misses": int, "damaged": int}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
 _TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
+_CACHE_FOLDER = re.compile(r"rpc|[1-9]\d{0,4}")
 _CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
 # Upstream names an entry by 16 hexadecimal digits, a hash of its content (ggml/src/ggml-rpc/ggml-rpc.cpp).
 _ENTRY = re.compile(r"[0-9a-f]{16}")
@@ -180,6 +183,14 @@ def read_cache(port: int, units: Path = UNIT_FOLDER, state: Path = CACHE_STATE_F
         "corrupted": said.get("corrupted"),
         "evicted": said.get("evicted"),
     }
+
+
+def read_caches(folder: Path = CACHES_FOLDER) -> list[str]:
+    """Return the names of the tensor caches in this folder, also of those that no worker uses any more."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if _CACHE_FOLDER.fullmatch(path.name))
+    except OSError:
+        return []
 
 
 def _read_tidied(port: int, state: Path) -> dict[str, Any]:

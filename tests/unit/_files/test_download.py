@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import socket
 import threading
 import time
@@ -255,6 +256,43 @@ def test_what_passes_is_waited_for(hub: Hub, tmp_path: Path) -> None:
 def test_a_body_of_unknown_length(hub: Hub, tmp_path: Path) -> None:
     hub.chunked = True
     assert fetch(wanted(hub, tmp_path), {}, limits()) is True
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+def test_more_than_the_expected_bytes_are_not_written(hub: Hub, tmp_path: Path, *, chunked: bool) -> None:
+    hub.chunked = chunked
+    words = r"sends more than the file's 1000 bytes" if chunked else r"has 3145728 bytes on the server, and 1000 were"
+    with pytest.raises(FileError, match=words):
+        fetch(wanted(hub, tmp_path / "new", size_bytes=1000), {}, limits())
+    assert left(tmp_path) == []
+
+
+def test_fewer_than_the_expected_bytes_are_another_file(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=f"has {len(CONTENT)} bytes on the server, and {len(CONTENT) + 1} were"):
+        fetch(wanted(hub, tmp_path / "new", size_bytes=len(CONTENT) + 1), {}, limits())
+    assert left(tmp_path) == []
+
+
+@contextmanager
+def full_after(size: int) -> Iterator[None]:
+    """Let the kernel refuse to make a file longer than this, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_keeps_a_part_only_if_its_end_is_known(hub: Hub, tmp_path: Path) -> None:
+    with full_after(2 << 20), pytest.raises(OSError, match="too large"):
+        fetch(wanted(hub, tmp_path), {}, limits())
+    assert (tmp_path / f"{NAME}.part").stat().st_size > 0
+    hub.chunked = True
+    other = wanted(hub, tmp_path / "new")
+    with full_after(2 << 20), pytest.raises(FileError, match="its server does not say how large it is"):
+        fetch(other, {}, limits())
+    assert not other.path.parent.exists()
 
 
 def test_a_server_that_falls_silent_is_given_up(hub: Hub, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
     read_account,
     read_cache,
     read_cache_use,
+    read_caches,
     read_metrics,
     read_release,
     read_repack,
@@ -257,3 +258,10 @@ def test_a_worker_without_a_cache(tmp_path: Path, lacking: str) -> None:
     found = read_cache(50052, tmp_path, tmp_path / "state")
     assert found == ({"folder": str(folder), "entries": 0, "bytes": 0, "free_bytes": None, **UNTIDIED}
                      if lacking == "folder" else None)  # fmt: skip
+
+
+def test_caches_of_workers_that_are_gone_are_seen_and_nothing_else(tmp_path: Path) -> None:
+    assert read_caches(tmp_path / "none") == []
+    for name in ("rpc", "50053", "50052", "lost+found", "0", "backup"):
+        (tmp_path / name).mkdir()
+    assert read_caches(tmp_path) == ["50052", "50053", "rpc"]
