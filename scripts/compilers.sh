@@ -1,9 +1,10 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Other scripts source this file, and set $cache to the cache folder. Several builds compile the same files, so ccache keeps
-# the results in the cache. Some tests compile for the other architecture. If possible, this installs ccache and the cross
-# compiler. Without ccache builds only take longer. Without a cross compiler the tests that need one are skipped.
-export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache/build" CCACHE_NOHASHDIR=1
+# Other scripts source this file, and set $cache to the cache folder. Several builds compile the same files, also those on
+# test hosts, so ccache keeps the results in the cache. Some tests compile for the other architecture. If possible, this
+# installs ccache and the cross compiler. Without ccache builds only take longer. Without a cross compiler the tests that
+# need one are skipped.
+export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache" CCACHE_NOHASHDIR=1
 missing=
 command -v ccache >/dev/null || missing=ccache
 [ "$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"

@@ -16,9 +16,9 @@ python=.venv/bin/python
 
 [ "$action" = up ] || exec "$python" tests/lab/lab.py "$action" "$@"
 
-# Keep what the hosts compile for later hosts. Builds are for the CPU on which they run, so each CPU has its own folder.
-cpu=$(grep -m 2 -E '^(model name|flags|Features)' /proc/cpuinfo | sha256sum | cut -c 1-12)
-"$python" tests/lab/lab.py up "$@" --share "$cache/lab/ccache-$cpu"
+# Keep what the hosts compile for later hosts, together with what this machine compiles (compilers.sh): it is the same if
+# the compiler is.
+"$python" tests/lab/lab.py up "$@" --share "$cache/ccache"
 # The model's largest tensors are over 10 MiB, so that workers cache them.
 model=$cache/lab/random-weights.gguf
 [ -e "$model" ] || "$python" playbooks/files/random_model.py --layers 4 --width 2048 "$model"

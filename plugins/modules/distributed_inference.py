@@ -210,6 +210,7 @@ failure:
         - "V(option_rejected): The module or llama.cpp refused an option, or cannot use it with this model."
         - "V(timed_out): The run reached its time limit, or it made no progress."
         - "V(binary_missing): No llama.cpp program can run on the master."
+        - "V(engine_assertion): llama.cpp ended itself, because a condition of its code does not hold."
         - "V(unknown): The program failed with a message that the module does not know."
       type: str
     endpoint:

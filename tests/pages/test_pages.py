@@ -17,13 +17,14 @@ from support.terminal import Terminal, missing_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A page's addresses, and the test hosts that have them. worker2 has the oldest C library, so it builds for the workers,
-# as in `make test-cluster`, and both share compiled files.
+# A page's addresses, and the test hosts that have them. The page's master is the host with Debian 12, because other
+# tiers then compile the same files with the same compilers: of a worker on Debian 13, and of an API here.
+MASTER, FIRST, SECOND = "worker2", "worker1", "master"
 HOSTS = {
-    "README.md": {"203.0.113.10": "master", "203.0.113.11": "worker1", "203.0.113.12": "worker2"},
-    "raspberry-pi.md": {"192.168.1.20": "master", "192.168.1.21": "worker1", "192.168.1.22": "worker2"},
+    "README.md": {"203.0.113.10": MASTER, "203.0.113.11": FIRST, "203.0.113.12": SECOND},
+    "raspberry-pi.md": {"192.168.1.20": MASTER, "192.168.1.21": FIRST, "192.168.1.22": SECOND},
     "two-cloud-instances.md": {
-        "203.0.113.10": "master", "10.0.0.10": "master", "203.0.113.11": "worker2", "10.0.0.11": "worker2",
+        "203.0.113.10": MASTER, "10.0.0.10": MASTER, "203.0.113.11": FIRST, "10.0.0.11": FIRST,
     },
 }  # fmt: skip
 PAGES = {page.name: page for page in MARKED}
@@ -94,9 +95,9 @@ def test_readme_and_then_the_page_of_raspberry_pis(
     assert (installed / "MANIFEST.json").exists()
     reset(terminal, "~/my-cluster")
     # The page's reader puts the model onto the master.
-    ssh("master", "mkdir", "-p", "/srv/models")
+    ssh(MASTER, "mkdir", "-p", "/srv/models")
     with trained_model.open("rb") as content:
-        command = [*ssh_command("master"), "sudo", "tee", "/srv/models/model.gguf"]
+        command = [*ssh_command(MASTER), "sudo", "tee", "/srv/models/model.gguf"]
         subprocess.run(command, stdin=content, stdout=subprocess.DEVNULL, check=True, timeout=120)
     follow(PAGES["raspberry-pi.md"], terminal)
     reset(terminal, "hosts.yml")

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Union
 
-from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES
+from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES, is_of_fork
 
 if TYPE_CHECKING:
     from io import RawIOBase
@@ -290,6 +290,11 @@ class _Tensors:
             raise GgufError(
                 f"its tensor {_shown(name)} is of type {kind}, which llama.cpp no longer reads: take the model in "
                 "another quantisation, or quantise it again"
+            )
+        if is_of_fork(kind):
+            raise GgufError(
+                f"its tensor {_shown(name)} is of type {kind} of ik_llama.cpp, a fork, and llama.cpp does not read it: "
+                "take the model in another quantisation"
             )
         if kind > LAST_PLAUSIBLE_TYPE:
             raise GgufError(f"its tensor {_shown(name)} is of type {kind}, which does not exist: the header is damaged")

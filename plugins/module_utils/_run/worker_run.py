@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
+from .._gguf.ggml_types import is_of_fork
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
 
@@ -271,6 +272,21 @@ _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # src/llama-model.cpp
 _BAD_MODEL = re.compile(r"error loading model: (.*)")
 _NO_MODEL = re.compile(r"failed to load model")
+# ggml/src/gguf.cpp: the first line has the reason, the others its effects
+_BAD_HEADER = re.compile(r"\bgguf_\w{1,60}: (?!failed to read (?:tensor info|key-value pairs|header)$)(.*)", re.M)
+# What a damaged or incomplete copy can cause, and what a llama.cpp that knows more kinds of files can mend.
+_DAMAGE = re.compile(
+    r"failed to (?:read|seek|open|load GGUF split)|invalid magic|bad GGUF version|extremely large|exceeds|overflow"
+    r"|not within the file|corrupted|duplicate|must be in \[|has offset|invalid data|length_error|bad_alloc|is empty"
+    r"|invalid (?:number|GGUF type|split)"
+)
+_NOT_KNOWN = re.compile(
+    r"unknown (?:model architecture|pre-tokenizer|tokenizer)|invalid ggml type|only supports up to version"
+    r"|number of tensors|missing tensor|key not found|wrong (?:shape|type|array)|tensor '[^']*' not found"
+)
+_TYPE = re.compile(r"invalid ggml type (\d{1,10})\b")
+# ggml/src/ggml.c (ggml_abort): file, line, and the condition or the text
+_ASSERTION = re.compile(r"^(?:.{0,40} )?([\w./-]{1,300}\.(?:c|h|cpp|hpp):\d{1,7}: \S.{0,500})$", re.MULTILINE)
 # ggml/src/ggml-backend-meta.cpp divides the tensors in split mode "tensor" alone.
 _NOT_DIVIDED = re.compile(
     r"ggml-backend-meta\.cpp:\d+: \S|LLAMA_SPLIT_MODE_TENSOR not implemented for architecture '(?P<architecture>[^']*)'"
@@ -438,8 +454,28 @@ def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
     if not found:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
-    message = f"llama.cpp cannot divide {kind} among {len(asked.workers)} workers in split mode tensor; use layer."
+    where = "" if found["architecture"] else f" ({_assertion(ending)})"
+    mode = f"in split mode tensor{where}"
+    message = f"llama.cpp cannot divide {kind} among {len(asked.workers)} workers {mode}; use layer."
     return Failure("option_rejected", None, message)
+
+
+def _assertion(ending: Ending) -> str:
+    """Return the last line with which the engine ended itself, such as `ggml.c:20: GGML_ASSERT(x) failed`, or none."""
+    found = _ASSERTION.findall(ending.stderr)
+    return found[-1].rstrip(" .").rpartition("/")[2] if found else ""
+
+
+def _ended_itself(ending: Ending) -> Failure | None:
+    """Return the failure of a program that ended itself because a condition of the engine does not hold."""
+    assertion = _assertion(ending) if ending.exit_status == _ABORTED else ""
+    if not assertion:
+        return None
+    message = (
+        f"llama.cpp ended itself at {assertion}: a limit or a mistake of this llama.cpp with this model and these "
+        "options; leave out options that are not needed, or use another release."
+    )
+    return Failure("engine_assertion", None, message)
 
 
 def _lost(gone: Sequence[WorkerStatus]) -> Failure:
@@ -494,6 +530,7 @@ def failed(
         or _out_of_memory(ending, smaller)
         or _not_divided(asked, ending)
         or _cut_off(asked, ending, protocol)
+        or _ended_itself(ending)
     )
 
 
@@ -519,14 +556,27 @@ def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model."""
     reasons = _BAD_MODEL.findall(ending.stderr)
-    remedy = "fetch it again, or use another"
-    if reasons:
-        message = f"llama.cpp cannot load {asked.model}: {reasons[-1].rstrip('.')}; {remedy}."
-    elif _NO_MODEL.search(ending.stderr):
-        message = f"llama.cpp cannot load {asked.model}; {remedy}."
-    else:
+    if not reasons and not _NO_MODEL.search(ending.stderr):
         return None
-    return Failure("model_invalid", None, message)
+    header = _BAD_HEADER.search(ending.stderr)
+    reason = header[1] if header else reasons[-1] if reasons else ""
+    why = f": {reason.rstrip('. ')}" if reason else ""
+    return Failure("model_invalid", None, f"llama.cpp cannot load {asked.model}{why}; {_remedy(reason, ending)}.")
+
+
+def _remedy(reason: str, ending: Ending) -> str:
+    """Return what can help if llama.cpp cannot load a model for this reason."""
+    kind = _TYPE.search(reason)
+    if kind and is_of_fork(int(kind[1])):
+        return f"type {kind[1]} is of ik_llama.cpp, a fork: use a file with types of llama.cpp"
+    if _NOT_KNOWN.search(reason):
+        build = ending.log["build"]
+        name = build and (build["version"] or build["commit"])
+        installed = f"this llama.cpp ({name})" if name else "this llama.cpp"
+        return f"{installed} does not know such a file: use a newer llama.cpp, or another file of the model"
+    if _DAMAGE.search(reason):
+        return "the copy may be damaged: compare its digest with the source, and fetch it again"
+    return "use another file of the model, or another llama.cpp"
 
 
 def unknown(ending: Ending) -> Failure:

@@ -538,7 +538,10 @@ def judged(
             None,
             "option_rejected",
             None,
-            "cannot divide this model among 2 workers in split mode tensor; use layer.",
+            (
+                "cannot divide this model among 2 workers in split mode tensor (ggml-backend-meta.cpp:543: "
+                "GGML_ASSERT(src_ss[0].axis != GGML_BACKEND_SPLIT_AXIS_0) failed); use layer."
+            ),
         ),
         (
             (
@@ -550,6 +553,58 @@ def judged(
             "option_rejected",
             None,
             "cannot divide a model of architecture mamba among 2 workers in split mode tensor; use layer.",
+        ),
+        (
+            (
+                "gguf_init_from_reader: tensor 'blk.0.attn_q.weight' has invalid ggml type 138. should be in [0, 43)\n"
+                "gguf_init_from_reader: failed to read tensor info\n"
+                "llama_model_load: error loading model: llama_model_loader: failed to load model from /srv/m.gguf\n"
+                "llama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "ggml type 138. should be in [0, 43); type 138 is of ik_llama.cpp, a fork: use a file with types",
+        ),
+        (
+            (
+                "build: 7 (0c1e57098) with gcc\n"
+                "llama_model_load: error loading model: error loading model architecture: unknown model architecture: "
+                "'kimi-k9'\nllama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "architecture: 'kimi-k9'; this llama.cpp (0c1e57098) does not know such a file: use a newer llama.cpp, or",
+        ),
+        (
+            (
+                "llama_model_load: error loading model: done_getting_tensors: wrong number of tensors; expected 1247, "
+                "got 808\nllama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "expected 1247, got 808; this llama.cpp does not know such a file: use a newer llama.cpp, or another file",
+        ),
+        (
+            "gguf_init_from_file_impl: failed to read magic\nmain: error: failed to load model '/srv/m.gguf'\n",
+            1,
+            None,
+            "model_invalid",
+            None,
+            "failed to read magic; the copy may be damaged: compare its digest with the source, and fetch it again.",
+        ),
+        (
+            f"{BUFFERS}/home/x/ggml/src/ggml-backend.cpp:898: pre-allocated tensor in a buffer that cannot run it\n",
+            134,
+            None,
+            "engine_assertion",
+            None,
+            "ended itself at ggml-backend.cpp:898: pre-allocated tensor in a buffer that cannot run it: a limit",
         ),
         ("", 126, None, "binary_missing", None, "cannot be started"),
         ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
@@ -591,6 +646,11 @@ def judged(
         "truncated-model",
         "not-divided",
         "not-divided-ever",
+        "type-of-a-fork",
+        "newer-architecture",
+        "surplus-tensors",
+        "damaged-header",
+        "assertion",
         "cannot-start",
         "illegal-instruction",
         "message-lost",
