@@ -15,6 +15,9 @@ description:
   - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
     C(common_perf_print), and the line C([ Prompt ... | Generation ... ]) of the chat client; with and without time,
     level and colour codes.
+  - Of the log of a C(llama-server), it reads the timings that the server writes at the end of each request
+    (C(print_timing)), in both of upstream's forms, into RV(_value.requests). RV(_value.perf) is then V(null).
+  - Numbers may have a decimal comma, as in the languages of some systems.
   - Standard output and standard error may be mixed. The filter ignores generated text that looks like a log line if the
     log itself shows that it is text. If you use the figures as proof, pass only standard error.
   - A value that the log does not contain is V(null). So is a figure that llama.cpp printed as C(inf) or C(nan).
@@ -121,6 +124,49 @@ _value:
         graphs_reused:
           description: How often a compute graph was used again.
           type: int
+    requests:
+      description: The requests that a C(llama-server) has answered, in the order in which they ended; otherwise empty.
+      type: list
+      elements: dict
+      version_added: 0.3.0
+      contains:
+        slot:
+          description: The number of the slot that computed the request.
+          type: int
+        task:
+          description: The server's number of the request.
+          type: int
+        prompt_eval:
+          description: Reading the part of the prompt that was not in the slot's cache.
+          type: dict
+          contains:
+            time_ms: *milliseconds
+            tokens:
+              description: Tokens of that part.
+              type: int
+            ms_per_token: *ms_per_token
+            tokens_per_second: *tokens_per_second
+        eval:
+          description: Generating.
+          type: dict
+          contains:
+            time_ms: *milliseconds
+            runs:
+              description: Tokens generated.
+              type: int
+            ms_per_token: *ms_per_token
+            tokens_per_second: *tokens_per_second
+        total:
+          description: Both together.
+          type: dict
+          contains:
+            time_ms: *milliseconds
+            tokens:
+              description: Tokens read and generated.
+              type: int
+        graphs_reused:
+          description: How often the server has used a compute graph again, since it started.
+          type: int
     devices:
       description:
         - What each device holds. The filter adds up several buffers of one device. For the compute buffer, the last
@@ -181,15 +227,20 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLog, PerfLogError, parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import (
+    PerfLogError,
+    parse_log,
+    parse_requests,
+)
 
 
-def llama_perf(text: object) -> PerfLog:
+def llama_perf(text: object) -> dict[str, Any]:
     """Return the figures of a log."""
     if not isinstance(text, str):
         raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is not text.")
     try:
-        return parse_log(text)
+        requests = parse_requests(text)
+        return {**parse_log(text, require_perf=not requests), "requests": requests}
     except PerfLogError as error:
         raise AnsibleFilterError(str(error)) from None
 

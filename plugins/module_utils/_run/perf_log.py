@@ -8,7 +8,8 @@ knows this can still fool a reader of the mixed streams of a run that was killed
 error alone.
 
 Formats are those of the format strings in upstream's `src/llama-context.cpp`, `src/llama-model.cpp`,
-`src/llama-kv-cache.cpp`, `common/sampling.cpp`, `common/fit.cpp`, `common/log.cpp` and `tools/cli/cli-context.cpp`.
+`src/llama-kv-cache.cpp`, `common/sampling.cpp`, `common/fit.cpp`, `common/log.cpp`, `tools/cli/cli-context.cpp` and
+`tools/server/server-context.cpp`.
 Every repetition in a pattern has a bound, so that the time taken is linear in the length of the text.
 """
 
@@ -122,6 +123,17 @@ class Build(TypedDict):
     version: str | None
 
 
+class ServerRequest(TypedDict):
+    """The figures that `llama-server` logs at the end of one request; `slot` and `task` are its numbers for it."""
+
+    slot: int
+    task: int
+    prompt_eval: PromptEvalTimes
+    eval: EvalTimes
+    total: TotalTimes
+    graphs_reused: int | None
+
+
 class PerfLog(TypedDict):
     """All that a log holds. Without buffer lines and memory table, `devices` is empty."""
 
@@ -133,7 +145,7 @@ class PerfLog(TypedDict):
 
 _NO_PERF = (
     "The text holds no llama.cpp performance figures: give the whole log of a run that ended by itself, "
-    "at verbosity 3 or more, without --no-perf, --log-disable and --log-jsonl."
+    "at verbosity 3 or more, without --no-perf, --log-disable and --log-jsonl, or that of a llama-server."
 )
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
@@ -157,6 +169,11 @@ _UNACCOUNTED = re.compile(
     rf"(?P<time_ms>{_NUMBER}) ms / {{1,20}}(?P<percent>{_NUMBER}) % {{1,20}}\(total - [a-z -]{{1,60}}\) / \(total\)"
 )
 _GRAPHS = re.compile(r"\d{1,18}")
+# A number with a decimal comma, as printf writes it in some languages.
+_COMMA = re.compile(r" time = {1,20}\d{1,30},\d\d ms")
+# Builds until 2026 write this once for each request, and the figures into the lines after it.
+_SLOT = re.compile(_PREFIX + r"slot {1,12}print_timings?: id {1,4}(\d{1,9}) \| task (-?\d{1,9}) \| ?(.{0,300})$")
+_SLOT_LABEL = re.compile(r" {0,20}(prompt eval|eval|total) time = {1,20}| {0,20}(graphs reused) = {1,20}")
 _CLI_SPEEDS = re.compile(rf"\[ Prompt: (?P<prompt>{_NUMBER}) t/s \| Generation: (?P<generation>{_NUMBER}) t/s \]")
 
 _BUFFER = re.compile(
@@ -195,7 +212,7 @@ def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()
 
     `shares` are those by which llama.cpp divided the layers among its devices, in their order, if they are known.
     """
-    lines = [line.rstrip() for line in _ANSI.sub("", text).split("\n")]
+    lines = _lines(text)
     head = lines[: next((i for i, line in enumerate(lines) if _TEXT_STARTS.match(line)), len(lines))]
     perf, perf_end = _parse_perf(lines)
     if perf is None and require_perf:
@@ -209,6 +226,59 @@ def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()
         "offload": offload,
         "build": _parse_build(head),
     }
+
+
+def parse_requests(text: str) -> list[ServerRequest]:
+    """Return the figures of each request in the log of a `llama-server`, in the order in which they ended."""
+    reports: dict[tuple[int, int], dict[str, dict[str, float | None]]] = {}
+    request: tuple[int, int] | None = None
+    for line in _lines(text):
+        slot = _SLOT.match(line) if "slot" in line else None
+        if slot:
+            request = int(slot[1]), int(slot[2])
+        label = _SLOT_LABEL.match(slot[3] if slot else line) if request else None
+        figures = _slot_figures(label) if label else None
+        if request and label and figures:
+            reports.setdefault(request, {})[label[1] or label[2]] = figures
+        elif not slot or slot[3]:
+            request = None  # something else, so the report is over
+    found: list[ServerRequest] = []
+    for (number, task), report in reports.items():
+        perf = _perf(report)
+        found.append(
+            {
+                "slot": number,
+                "task": task,
+                "prompt_eval": perf["prompt_eval"],
+                "eval": perf["eval"],
+                "total": perf["total"],
+                "graphs_reused": perf["graphs_reused"],
+            }
+        )
+    return found
+
+
+def _slot_figures(label: re.Match[str]) -> dict[str, float | None] | None:
+    """Return the figures after a label in a line of llama-server; None if the rest of the line has another form."""
+    rest = label.string[label.end() :]
+    if label[2]:
+        return {"count": int(rest)} if _GRAPHS.fullmatch(rest) else None
+    times = _TIMES.fullmatch(rest)
+    if times is None:
+        return None
+    names = ("time_ms", "ms_per_token", "tokens_per_second")
+    figures: dict[str, float | None] = {name: _number(times[name]) for name in names}
+    if times["count"]:
+        figures["runs" if label[1] == "eval" else "tokens"] = int(times["count"])
+    return figures
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a log without colours, and with points in its numbers if it has decimal commas."""
+    plain = _ANSI.sub("", text)
+    if _COMMA.search(plain):
+        plain = re.sub(r"(?<=\d),(?=\d)", ".", plain)
+    return [line.rstrip() for line in plain.split("\n")]
 
 
 def _number(text: str | None) -> float | None:

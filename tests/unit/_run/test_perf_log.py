@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule, llama_perf
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import PerfLogError, parse_log
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import (
+    PerfLogError,
+    parse_log,
+    parse_requests,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -685,7 +689,7 @@ def test_a_megabyte_of_anything_is_read_well_within_a_limit(piece):
 
 
 def test_the_filter_gives_what_the_parser_gives():
-    assert FilterModule().filters()["llama_perf"](read(OLD)) == parse_log(read(OLD))
+    assert FilterModule().filters()["llama_perf"](read(OLD)) == {**parse_log(read(OLD)), "requests": []}
 
 
 @pytest.mark.parametrize("value", [None, 7, b"bytes", ["a"], {"a": 1}], ids=lambda value: type(value).__name__)
@@ -704,3 +708,65 @@ def test_the_filter_says_that_there_are_no_figures():
 def test_no_recording_holds_a_path_of_the_machine_it_was_made_on():
     texts = itertools.chain.from_iterable(path.read_text(errors="replace").splitlines() for path in LOGS.iterdir())
     assert [line for line in texts if re.search(r"/(root|home|work|tmp|Users)/", line)] == []
+
+
+# As the default build has printed it; the lines between are left out.
+SERVER = """\
+0.01.304.820 I srv  log_server_r: done request: POST /completion 127.0.0.1 200
+0.01.304.829 I slot print_timing: id  1 | task 0 | prompt eval time =     218.34 ms /     8 tokens \
+(   27.29 ms per token,    36.64 tokens per second)
+0.01.304.840 I slot print_timing: id  1 | task 0 |        eval time =     185.64 ms /     5 tokens \
+(   46.41 ms per token,    21.55 tokens per second)
+0.01.304.841 I slot print_timing: id  1 | task 0 |       total time =     403.98 ms /    13 tokens
+0.01.304.842 I slot print_timing: id  1 | task 0 |    graphs reused =          4
+0.01.304.900 I slot      release: id  1 | task 0 | stop processing: n_tokens = 12, truncated = 0
+0.01.763.712 I slot print_timing: id  1 | task 6 | prompt eval time =      50.27 ms /     1 tokens \
+(   50.27 ms per token,    19.89 tokens per second)
+0.01.763.733 I slot print_timing: id  1 | task 6 |        eval time =     362.98 ms /     8 tokens \
+(   51.85 ms per token,    19.28 tokens per second)
+0.01.763.733 I slot print_timing: id  1 | task 6 |       total time =     413.25 ms /     9 tokens
+"""
+# By the format strings of older builds (tools/server/server.cpp of 0.3.16).
+OLD_SERVER = """\
+slot print_timing: id  3 | task 0 | \n\
+prompt eval time =     500.00 ms /    10 tokens (   50.00 ms per token,    20.00 tokens per second)
+       eval time =    2000.00 ms /    40 tokens (   50.00 ms per token,    20.00 tokens per second)
+      total time =    2500.00 ms /    50 tokens
+srv  update_slots: all slots are idle
+       eval time =    9999.00 ms /    99 tokens (   50.00 ms per token,    20.00 tokens per second)
+"""
+
+
+def requests_of(text: str) -> list[tuple[object, ...]]:
+    return [
+        (
+            one["slot"],
+            one["task"],
+            tuple(one["prompt_eval"].values()),
+            tuple(one["eval"].values()),
+            tuple(one["total"].values()),
+            one["graphs_reused"],
+        )
+        for one in parse_requests(text)
+    ]
+
+
+def test_each_request_of_a_server_has_its_figures() -> None:
+    first = (1, 0, (218.34, 8, 27.29, 36.64), (185.64, 5, 46.41, 21.55), (403.98, 13), 4)
+    second = (1, 6, (50.27, 1, 50.27, 19.89), (362.98, 8, 51.85, 19.28), (413.25, 9), None)
+    assert requests_of(SERVER) == [first, second]
+    found = llama_perf(SERVER)
+    assert (found["perf"], len(found["requests"])) == (None, 2)
+
+
+def test_the_form_of_older_servers_ends_at_another_line() -> None:
+    assert requests_of(OLD_SERVER) == [(3, 0, (500.0, 10, 50.0, 20.0), (2000.0, 40, 50.0, 20.0), (2500.0, 50), None)]
+
+
+def test_a_run_has_no_requests_and_decimal_commas_are_read() -> None:
+    text = read(f"{OLD}")
+    points = llama_perf(text)
+    assert points["requests"] == []
+    commas = re.sub(r"(?<=\d)\.(?=\d\d ms|\d\d tokens)", ",", text)
+    assert commas != text
+    assert llama_perf(commas)["perf"] == points["perf"]
