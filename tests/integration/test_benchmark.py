@@ -125,6 +125,7 @@ def pictures(page: Page, path: Path, name: str) -> None:
         assert picture.stat().st_size > 20_000, "there is next to nothing on it"
 
 
+@pytest.mark.long
 def test_the_page_in_a_browser(page: Page, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name, sample in SAMPLES.items():
         path = tmp_path / f"{name}.html"

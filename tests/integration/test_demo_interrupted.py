@@ -110,14 +110,19 @@ def index() -> Iterator[int]:
         yield silent.getsockname()[1]
 
 
-@pytest.mark.parametrize("serve", [False, True], ids=["demo", "serve"])
 @pytest.mark.parametrize(
-    ("number", "whom"),
-    [(signal.SIGINT, "all"), (signal.SIGTERM, "script"), (signal.SIGTERM, "ansible-playbook")],
-    ids=["ctrl-c", "the-script", "ansible-playbook"],
+    ("number", "whom", "serve"),
+    [
+        pytest.param(signal.SIGINT, "all", True, id="ctrl-c-serve"),
+        pytest.param(signal.SIGTERM, "script", False, id="the-script-demo"),
+        pytest.param(signal.SIGINT, "all", False, id="ctrl-c-demo", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "script", True, id="the-script-serve", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "ansible-playbook", False, id="ansible-playbook-demo", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "ansible-playbook", True, id="ansible-playbook-serve", marks=pytest.mark.long),
+    ],
 )
 def test_every_process_ends_within_seconds(
-    tmp_path: Path, index: int, serve: bool, number: signal.Signals, whom: str
+    tmp_path: Path, index: int, number: signal.Signals, whom: str, serve: bool
 ) -> None:
     run = Run(tmp_path, index, serve=serve)
     try:

@@ -359,14 +359,15 @@ def test_a_reload_ends_no_request_and_changes_keys_and_the_order_of_models(folde
                 else:
                     failures.extend([status] if status != 200 else [])
 
+        # This takes longer than the stream, and changes nothing until the reload.
+        gateway.write(
+            llama_gateway_api_keys=[{"name": "next", "key": SECOND_KEY}],
+            llama_gateway_groups=gateway.variables["llama_gateway_groups"][::-1],
+        )
         with stream(gateway, "noise", 80) as answer:
             asking = threading.Thread(target=keep_asking)
             asking.start()
             try:
-                gateway.write(
-                    llama_gateway_api_keys=[{"name": "next", "key": SECOND_KEY}],
-                    llama_gateway_groups=gateway.variables["llama_gateway_groups"][::-1],
-                )
                 # The number of this request's model changes before the whole request has arrived.
                 body = json.dumps(chat("x", model="code")).encode()
                 late = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S)

@@ -118,7 +118,13 @@ def test_a_host_that_groups_share_has_a_worker_for_each(
         assert re.search(rf"On both the plan leaves [0-9.]+ GiB to group {other}, which shares that host", said)
 
 
-@pytest.mark.parametrize(("options", "groups"), [([], GROUPS), (["--limit", "code"], ["code"])], ids=["all", "one"])
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        pytest.param([], GROUPS, id="all"),
+        pytest.param(["--limit", "code"], ["code"], id="one", marks=pytest.mark.long),
+    ],
+)
 def test_verify_tells_groups_apart(
     tmp_path: Path, inventory: dict[str, Any], options: list[str], groups: list[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_cluster_that_cannot_be_asked_is_said(
     assert cluster.writes == []
 
 
+@pytest.mark.long
 def test_why_a_group_does_not_serve_is_said(cluster: Cluster, tmp_path: Path) -> None:
     cluster.serves = False
     cluster.log = "It does not fit, llama-0-1.llama.default:50052 lacks 2.0 GiB.\n"

@@ -110,7 +110,10 @@ def in_order(manifests: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {f"{it['kind']} {it['metadata']['name']}": it for it in sorted(manifests, key=str)}
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+# "all" has most of the branches, and the next test compares the chart's templates with the role.
+@pytest.mark.parametrize(
+    "choice", [pytest.param(name, marks=() if name == "all" else pytest.mark.long) for name in CHOICES]
+)
 def test_the_chart_has_the_manifests_of_the_role(tmp_path: Path, choice: str) -> None:
     variables = CHOICES[choice]
     ours = in_order(rendered(tmp_path, {**variables, "kubernetes_name": "big", "kubernetes_namespace": "prod"}))

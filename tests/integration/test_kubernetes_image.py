@@ -150,6 +150,7 @@ NOBODY = (
 ACCOUNTS = {"root": ((), ("unshare", "--user", "--map-root-user")), "nobody": (NOBODY, ())}
 
 
+@pytest.mark.long
 def test_it_is_the_same_with_root_and_without(tmp_path: Path) -> None:
     programs = artifact(tmp_path, "all", "llama-server", "rpc-server")
     mmdebstrap, as_root = debian_program("mmdebstrap", "usr/bin/mmdebstrap"), os.geteuid() == 0
