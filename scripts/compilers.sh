@@ -4,7 +4,7 @@
 # test hosts, so ccache keeps the results in the cache. Some tests compile for the other architecture. If possible, this
 # installs ccache and the cross compiler. Without ccache builds only take longer. Without a cross compiler the tests that
 # need one are skipped.
-export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache" CCACHE_NOHASHDIR=1
+export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=locale
 missing=
 command -v ccache >/dev/null || missing=ccache
 [ "$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
