@@ -13,6 +13,8 @@ version_added: 0.1.0
 description:
   - Fetches an archive of source code and keeps it at O(path). A digest or a git commit pins the archive.
   - It verifies an existing file each time, and fetches a damaged file again.
+  - A URL may hold a user name and a password. They, and the query of a URL, are in no message, and not in the arguments
+    of git, which other users of the controller could read.
   - It renames a fetched file into place after it has verified the digest. Simultaneous calls for the same O(path)
     wait for each other, so that the file is fetched once.
 author:
@@ -100,16 +102,44 @@ import shutil
 from http.client import HTTPException
 from pathlib import Path
 from typing import NoReturn
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import shown
+
+# Gives git the name and password in the environment. The first, empty helper takes those of the user's settings away.
+HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$LLAMA_CPP_GIT_NAME" "$LLAMA_CPP_GIT_PASSWORD"; }; f'
 
 
 def last_line(text: str) -> str:
     """Return the last line with text in it; tools put the reason there."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it said nothing"
+
+
+def without_login(url: str) -> tuple[str, dict[str, str]]:
+    """Return a git URL without name and password, and the environment that gives them to git, but to no other user."""
+    parts = urlsplit(url)
+    login, _at, place = parts.netloc.rpartition("@")
+    if not login or parts.scheme not in ("http", "https"):
+        return url, {}
+    name, _colon, password = login.partition(":")
+    settings = [("credential.helper", ""), ("credential.helper", HELPER)]
+    environment = {"GIT_CONFIG_COUNT": str(len(settings))}
+    for number, (key, value) in enumerate(settings):
+        environment.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
+    environment.update({"LLAMA_CPP_GIT_NAME": unquote(name), "LLAMA_CPP_GIT_PASSWORD": unquote(password)})
+    return urlunsplit((parts.scheme, place, *parts[2:])), environment
+
+
+def secrets_of(url: str) -> set[str]:
+    """Return the parts of a URL that nobody may read: login, password, and the query, which may be a signature."""
+    parts = urlsplit(url)
+    login = parts.netloc.rpartition("@")[0] if parts.scheme in ("http", "https", "ftp") else ""
+    password = login.partition(":")[2]
+    return {part for part in (login, password, unquote(password), parts.query) if part}
 
 
 class Source:
@@ -179,8 +209,8 @@ class Source:
 
     def fetch_url(self, folder: Path) -> Path:
         """Return a file downloaded from the URL."""
-        url = self.module.params["url"]
-        answer, info = fetch_url(self.module, url, timeout=60)
+        answer, info = fetch_url(self.module, self.module.params["url"], timeout=60)
+        url = shown(self.module.params["url"])
         if answer is None or not 0 <= (info.get("status") or 0) < 400:  # a local file has no status
             self.fail(f"{url} could not be fetched: {last_line(str(info.get('msg', '')))}.")
         fetched = folder / "archive"
@@ -193,11 +223,11 @@ class Source:
 
     def fetch_git(self, folder: Path) -> Path:
         """Return an archive of one fetched commit; git verifies the commit's name by its content."""
-        url, commit = self.module.params["git_url"], self.module.params["git_commit"]
+        (url, login), commit = without_login(self.module.params["git_url"]), self.module.params["git_commit"]
         repository, fetched = str(folder / "git"), folder / "archive"
-        what = f"commit {commit} of {url}"
+        what = f"commit {commit} of {shown(url) if '://' in url else url}"
         # Never ask for a password, never look at a repository around the cache.
-        options = {"environ_update": {"GIT_TERMINAL_PROMPT": "0", "GIT_DIR": repository, "LC_ALL": "C"}}
+        options = {"environ_update": {"GIT_TERMINAL_PROMPT": "0", "GIT_DIR": repository, "LC_ALL": "C", **login}}
         self.run(["git", "init", "--quiet", "--bare", repository], what, **options)
         self.run(["git", "fetch", "--quiet", "--no-tags", "--depth=1", "--", url, commit], what, **options)
         found = self.run(["git", "rev-parse", "--verify", "FETCH_HEAD^{commit}"], what, **options).strip()
@@ -217,9 +247,9 @@ class Source:
         if params["requirement"]:
             what, fetched = params["requirement"], self.fetch_requirement(folder)
         elif params["url"]:
-            what, fetched = params["url"], self.fetch_url(folder)
+            what, fetched = shown(params["url"]), self.fetch_url(folder)
         else:
-            what, fetched = params["git_url"], self.fetch_git(folder)
+            what, fetched = "", self.fetch_git(folder)
         found = digest_of_file(fetched)
         if params["git_url"]:
             note = folder / "note"
@@ -252,6 +282,8 @@ def main() -> None:
     )
     if module.params["sha256"]:
         module.params["sha256"] = module.params["sha256"].lower()
+    for url in (module.params["url"], module.params["git_url"]):
+        module.no_log_values.update(secrets_of(url or ""))
     source = Source(module)
     found = source.cached()
     changed = found is None
