@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, more, show
 
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
@@ -88,7 +89,7 @@ class Progress:
 
 def trouble(output: str) -> list[str]:
     """Return the lines that tell why a command failed: those that look like errors, else the last ones."""
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    lines = [line.rstrip() for line in safe_text(output).splitlines() if line.strip()]
     telling = {number for number, line in enumerate(lines) if TROUBLE.search(line)}
     # CMake says what is wrong in the lines that follow.
     telling |= {number + n for number in telling if lines[number].startswith("CMake Error") for n in (1, 2, 3)}

@@ -8,6 +8,7 @@ import sys
 
 from ansible import constants, context
 from ansible.utils.display import Display
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 SHOW_EVERY_S = 10
 RATE_OVER_S = 60  # a rate is that of the last minute
@@ -107,6 +108,9 @@ come_at_once()
 
 
 def show(host: str, task: str, seconds: float, what: str) -> None:
-    """Show the progress of a task on a host after so many seconds, if somebody reads it."""
+    """Show the progress of a task on a host after so many seconds, if somebody reads it.
+
+    What comes from a host may hold characters that control a terminal, so these are replaced.
+    """
     if wanted():
-        _display.display(f"[{host}] {task}: {clock(seconds)} {what}")
+        _display.display(f"[{host}] {task}: {clock(seconds)} {safe_text(what)}")

@@ -29,7 +29,8 @@ class Numbers:
         return key in self.header.metadata or key in self.header.lengths
 
     def note(self, sentence: str) -> None:
-        # The file gives the architecture's name and the value, so they can have any length.
+        # The file gives the architecture's name and the value, so they can have any length and any characters.
+        sentence = printable(sentence)
         sentence = sentence if len(sentence) <= 400 else f"{sentence[:400]}{CUT}."
         if sentence not in self.notes:
             self.notes.append(sentence)
@@ -89,4 +90,9 @@ def total(values: Iterable[int | None]) -> int | None:
 
 
 def text_of(value: Value | None) -> str | None:
-    return value if isinstance(value, str) else None
+    return printable(value) if isinstance(value, str) else None
+
+
+def printable(text: str) -> str:
+    """Return a text of a file with the characters replaced that control a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)

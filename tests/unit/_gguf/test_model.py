@@ -441,9 +441,15 @@ ARCHITECTURES = [
     "clip",
     "nanbeige",
     "x",
+    "\x1b[2J",
 ]
 VALUES = st.one_of(
-    st.integers(-2, 600), st.integers(0, 1 << 64), st.floats(), st.booleans(), st.text(max_size=5), st.just("x" * 1000)
+    st.integers(-2, 600),
+    st.integers(0, 1 << 64),
+    st.floats(),
+    st.booleans(),
+    st.text(max_size=5),
+    st.sampled_from(["x" * 1000, "\x1b]0;owned\x07"]),
 )
 
 
@@ -456,7 +462,8 @@ VALUES = st.one_of(
 def test_no_value_makes_it_fail(architecture: str, plain: dict[str, Any], arrays: dict[str, list[Any]]) -> None:
     found = model(architecture, **{**plain, **{name: tuple(values) for name, values in arrays.items()}})
     json.dumps(asdict(found))
-    assert all(note.endswith(".") and len(note) < 500 and "\n" not in note for note in found.notes)
+    assert all(note.endswith(".") and len(note) < 500 for note in found.notes)
+    assert all(text.isprintable() for text in (*found.notes, found.architecture or "", found.name or ""))
     # If the cache is unknown, a note has the reason.
     assert found.cache.known or found.notes
 

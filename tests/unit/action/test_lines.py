@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, amount, due
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils import _lines
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, amount, due, show
 
+OF_A_HOST = "\x1b]52;c;bXkga2V5\x07[7/9] \x1b[8mx.cpp"
 MIB, GIB = 1 << 20, 1 << 30
 AMOUNTS = {
     0: "0 KiB",
@@ -55,3 +57,11 @@ def test_long_tasks_show_fewer_lines_an_hour(hours: float, most: int) -> None:
             shown.append(now)
     assert shown[1] == 9
     assert most / 2 < len(shown) - 1 <= most
+
+
+def test_what_a_host_says_does_not_control_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(_lines, "wanted", lambda: True)
+    monkeypatch.setattr(_lines._display, "display", shown.append)
+    show("worker1", "Build the programs", 75, OF_A_HOST)
+    assert shown == ["[worker1] Build the programs: 1:15 \ufffd]52;c;bXkga2V5\ufffd[7/9] \ufffd[8mx.cpp"]

@@ -52,6 +52,12 @@ def test_of_a_failed_configuration_the_reason_is_shown() -> None:
     assert trouble(log)[:2] == ["CMake Error at CMakeLists.txt:3 (message):", "  no OpenSSL"]
 
 
+def test_no_line_controls_the_terminal() -> None:
+    assert trouble("x.cpp:1: error: \x1b]0;owned\x07\x1b[2J no\n") == [
+        "x.cpp:1: error: \ufffd]0;owned\ufffd\ufffd[2J no"
+    ]
+
+
 def test_without_such_lines_the_last_ones_are_shown() -> None:
     assert trouble("\n".join(f"line {n}" for n in range(50))) == [f"line {n}" for n in range(30, 50)]
 
