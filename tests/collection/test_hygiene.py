@@ -131,3 +131,29 @@ def test_changelog_covers_the_version() -> None:
     if releases:
         newest = max(releases, key=lambda release: [int(part) for part in release.split(".")])
         assert version == newest or fragments
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _texts(key)
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _texts(one)
+
+
+def test_no_template_means_a_line_break_and_gets_two_characters() -> None:
+    # In a block of YAML or in single quotation marks, Ansible takes such an escape in a template's text for a backslash and an n.
+    escape = re.compile(r"\{\{(?:(?!\}\}).)*?'[^'\n]*\\n[^'\n]*'", re.DOTALL)
+    assert escape.search("{{ text | split('\\n') }}")
+    found = [
+        f"{path.relative_to(ROOT)}: {text.strip()[:80]}"
+        for folder in (ROOT / "roles", ROOT / "playbooks")
+        for path in sorted(folder.rglob("*.yml"))
+        for text in _texts(load_yaml(path))
+        if escape.search(text)
+    ]
+    assert found == []

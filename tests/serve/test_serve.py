@@ -279,6 +279,10 @@ BAD = {
         "/srv/models/none.gguf is not a complete GGUF model: there is no such file",
     ),
     "no-mtp": ({"llama_server_spec_type": "draft-mtp"}, "has no layers that predict further tokens"),
+    "name": (
+        {"llama_server_endpoints": ["worker1.example:50052"]},
+        "has the name worker1.example, and the service of master may reach only addresses",
+    ),
     "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),
     "numbers": ({"llama_server_parallel": 0}, "llama_server_parallel is 0: give a number from 1 to 256"),
     "address": ({"llama_server_bind_address": "10.9.9.9"}, "10.9.9.9 is not an address of master"),
