@@ -146,7 +146,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def test_no_template_means_a_line_break_and_gets_two_characters() -> None:
-    # In a block of YAML or in single quotation marks, Ansible takes such an escape in a template's text for a backslash and an n.
+    # In a block of YAML, Ansible takes such an escape in a template's text for a backslash and an n.
     escape = re.compile(r"\{\{(?:(?!\}\}).)*?'[^'\n]*\\n[^'\n]*'", re.DOTALL)
     assert escape.search("{{ text | split('\\n') }}")
     found = [
