@@ -28,11 +28,17 @@ mkdir -p "$cache" 2>/dev/null && [ -w "$cache" ] ||
     die "the cache folder $cache cannot be made or written to; set LLAMA_CPP_CLUSTER_CACHE to one that can."
 
 find_python() {
+    folders=$(printf '%s' "$PATH" | tr : '\n')
     for name in python3 python3.14 python3.13 python3.12 python3.11; do
-        if "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            command -v "$name"
-            return
-        fi
+        # The first one in PATH may be a shim of pyenv that has no interpreter.
+        while IFS= read -r folder; do
+            if "$folder/$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' </dev/null 2>/dev/null; then
+                printf '%s\n' "$folder/$name"
+                return
+            fi
+        done <<EOF
+$folders
+EOF
     done
     die "Python 3.11 or newer is needed (ansible-core 2.19 asks for it) and none was found on PATH; install python3."
 }

@@ -98,11 +98,23 @@ def write_get_pip() -> None:
     path.write_text(GET_PIP)
 
 
-def search_path() -> str:
-    """Return PATH with .venv's tools first, then pyenv's interpreters: a shim of pyenv may have no interpreter."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    parts = [Path(sys.executable).parent, *sorted(pyenv.glob("versions/*/bin"))]
-    return os.pathsep.join([*map(str, parts), os.environ.get("PATH", os.defpath)])
+def runs(program: Path) -> bool:
+    """Return whether an interpreter runs: a shim of pyenv may have none."""
+    done = subprocess.run([program, "-c", ""], capture_output=True, timeout=60, check=False)
+    return done.returncode == 0
+
+
+def search_path(given: str) -> str:
+    """Return PATH with .venv's tools first, then pyenv's interpreters; without folders of interpreters that do not run."""
+    folders = [Path(folder) for folder in given.split(os.pathsep) if folder]
+    pyenvs = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")]
+    pyenvs += [folder.parent for folder in folders if folder.name == "shims"]
+    parts = [
+        Path(sys.executable).parent,
+        *(found for pyenv in pyenvs for found in sorted(pyenv.glob("versions/*/bin"))),
+    ]
+    parts += [folder for folder in folders if all(map(runs, folder.glob("python3.[0-9]*[0-9]")))]
+    return os.pathsep.join(map(str, dict.fromkeys(parts)))
 
 
 def run_sanity(arguments: Sequence[str]) -> int:
@@ -112,7 +124,7 @@ def run_sanity(arguments: Sequence[str]) -> int:
     with subprocess.Popen(
         [sys.executable, Path(sys.executable).parent / "ansible-test", "sanity", "--color", "no", *arguments],
         cwd=PLACE,
-        env={**os.environ, "HOME": str(HOME), "PATH": search_path()},
+        env={**os.environ, "HOME": str(HOME), "PATH": search_path(os.environ.get("PATH", os.defpath))},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

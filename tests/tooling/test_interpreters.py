@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""A shim of pyenv without an interpreter is passed over, whatever HOME and PYENV_ROOT say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.tree import ROOT
+
+SHIM = '#!/bin/sh\necho "pyenv: ${0##*/}: command not found" >&2\nexit 127\n'
+SEARCH = "import sys; sys.path.insert(0, 'scripts'); import sanity; print(sanity.search_path(sys.argv[1]))"
+
+
+@pytest.fixture
+def pyenv(tmp_path: Path) -> Path:
+    """Return the folder of a pyenv with one interpreter, and with shims that find none."""
+    for name in ("python3", "python3.8", "python3.11"):
+        shim = tmp_path / "pyenv/shims" / name
+        shim.parent.mkdir(parents=True, exist_ok=True)
+        shim.write_text(SHIM)
+        shim.chmod(0o755)
+    real = tmp_path / "pyenv/versions/3.11.99/bin"
+    real.mkdir(parents=True)
+    (real / "python3.11").symlink_to(sys.executable)
+    return tmp_path / "pyenv"
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**{name: value for name, value in os.environ.items() if name != "PYENV_ROOT"}, "HOME": str(home)}
+
+
+def test_sanity_gets_the_interpreters_that_run(pyenv: Path, tmp_path: Path) -> None:
+    given = f"{pyenv}/shims:/usr/bin:/bin"
+    found = subprocess.run(
+        [sys.executable, "-c", SEARCH, given],
+        cwd=ROOT, env=environment(tmp_path), check=True, stdout=subprocess.PIPE, text=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    assert found.split(":")[1:] == [f"{pyenv}/versions/3.11.99/bin", "/usr/bin", "/bin"]
+
+
+def test_venv_is_made_with_the_first_interpreter_that_runs(pyenv: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    later.mkdir()
+    (later / "python3").symlink_to(sys.executable)
+    found = subprocess.run(
+        [ROOT / "scripts/bootstrap.sh", "python"],
+        env={**environment(tmp_path), "PATH": f"{pyenv}/shims:{later}:/usr/bin:/bin"},
+        check=True, stdout=subprocess.PIPE, text=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    assert found == f"{later}/python3"
