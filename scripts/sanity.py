@@ -105,7 +105,7 @@ def runs(program: Path) -> bool:
 
 
 def search_path(given: str) -> str:
-    """Return PATH with .venv's tools first, then pyenv's interpreters; without folders of interpreters that do not run."""
+    """Return PATH with .venv's tools and pyenv's interpreters first, and no folder whose interpreters do not run."""
     folders = [Path(folder) for folder in given.split(os.pathsep) if folder]
     pyenvs = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")]
     pyenvs += [folder.parent for folder in folders if folder.name == "shims"]
