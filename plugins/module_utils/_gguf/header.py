@@ -377,7 +377,26 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     return header
 
 
+# Some people cut a file for the hub's limit into pieces of these names, which llama.cpp cannot read.
+_PIECE = re.compile(r"(?P<whole>.+\.gguf)(?:\.part(?P<number>\d{1,3})of(?P<count>\d{1,3})|-split-(?P<letter>[a-z]))\Z")
+
+
+def _check_piece(path: Path) -> None:
+    """Raise GgufError if the name is that of a piece of a file, to be joined with the others."""
+    piece = _PIECE.match(path.name)
+    if piece is None:
+        return
+    whole, count = piece["whole"], int(piece["count"] or 0)
+    what = f"piece {piece['number']} of {count}" if count else f"piece {piece['letter']}"
+    names = [f"{whole}.part{number}of{count}" for number in range(1, count + 1)] or [f"{whole}-split-*"]
+    raise GgufError(
+        f"it is {what} of a file that was cut, and llama.cpp reads only the whole: join the pieces with "
+        f"`cat {' '.join(names if count < 9 else [*names[:2], '...', names[-1]])} >{whole}`, and name that file"
+    )
+
+
 def _examine(path: Path, texts_of: str) -> Header:
+    _check_piece(path)
     if path.is_dir():
         raise GgufError("it is a folder: name the GGUF file in it")
     if not path.is_file():

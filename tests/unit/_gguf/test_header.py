@@ -262,6 +262,24 @@ def test_a_split_model_needs_all_its_parts_and_the_first_name(tmp_path: Path) ->
         read_model(renamed)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "m.Q4.gguf.part1of2",
+            r"is piece 1 of 2 .*`cat m.Q4.gguf.part1of2 m.Q4.gguf.part2of2 >m.Q4.gguf`, and name that",
+        ),
+        ("m.gguf.part2of12", r"is piece 2 of 12 .*`cat m.gguf.part1of12 m.gguf.part2of12 \.\.\. m.gguf.part12of12 >m"),
+        ("m.gguf-split-b", r"is piece b of .*`cat m.gguf-split-\* >m.gguf`"),
+    ],
+    ids=["of-two", "of-many", "letter"],
+)
+def test_a_piece_of_a_file_that_was_cut_is_named_with_the_way_to_join_it(tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(GgufError, match=words):
+        read_header(tmp_path / name)
+
+
 def test_of_many_missing_parts_some_are_named(tmp_path: Path) -> None:
     first = write(tmp_path / "m-00001-of-00900.gguf", split=(0, 900))
     with pytest.raises(GgufError, match=r"of 900 parts, and m-00002-.* and 894 more are missing") as caught:
