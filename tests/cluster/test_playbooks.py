@@ -176,10 +176,14 @@ def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: 
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        ({"ansible_host": NOBODY}, "It cannot be reached over SSH"),
-        ({"ansible_user": "stranger"}, "It refuses the login over SSH (stranger@"),
+        pytest.param({"ansible_host": NOBODY}, "It cannot be reached over SSH", id="address"),
+        pytest.param(
+            {"ansible_user": "stranger"},
+            "It refuses the login over SSH (stranger@",
+            id="login",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["address", "login"],
 )
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
     hosts: Inventory, before: dict[str, str], variables: dict[str, str], why: str
@@ -207,6 +211,7 @@ def test_check_and_diff_in_batches_find_nothing_to_change_in_few_looks(
     assert round_trips(tmp_path, LAB / "ssh_config") == MOST_ROUND_TRIPS
 
 
+@pytest.mark.long
 def test_the_hub_is_asked_before_anything_is_built(hosts: Inventory, before: dict[str, str]) -> None:
     wrong = {"hf_repo": "a/b", "hf_file": "c.gguf", "hf_endpoint": "http://127.0.0.1:9", "retries": 0}
     model = {"path": "/srv/models/c.gguf", "controller_path": "", **wrong}
@@ -229,6 +234,7 @@ def test_tags_and_limit_leave_the_rest_alone() -> None:
     assert {"llama_cpp : Read the host's facts", "rpc_server : Wait until the worker answers"} & entered == set()
 
 
+@pytest.mark.long
 def test_without_a_model_the_cluster_is_verified_and_the_variable_is_named() -> None:
     run = play("site", "-e", "gguf_model_path=", "--tags", "inference")
     assert "TASK [llama_cpp.cluster.inference : Check that every worker is ready]" in run.stdout
