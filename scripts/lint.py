@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Run ansible-lint on the roles and YAML files that have changed since they passed; with CI set, on everything.
 
-Linting everything takes a minute. What one file needs from another, such as a new option of a module, is found by CI.
+Linting everything takes over a minute. CI finds what one file needs from another, such as a new option of a module.
 """
 
 from __future__ import annotations

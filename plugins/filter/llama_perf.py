@@ -17,7 +17,7 @@ description:
     level and colour codes.
   - Of the log of a C(llama-server), it reads the timings that the server writes at the end of each request
     (C(print_timing)), in both of upstream's forms, into RV(_value.requests). RV(_value.perf) is then V(null).
-  - Numbers may have a decimal comma, as in the languages of some systems.
+  - Numbers may have a decimal comma, as in a log that was written in another language.
   - Standard output and standard error may be mixed. The filter ignores generated text that looks like a log line if the
     log itself shows that it is text. If you use the figures as proof, pass only standard error.
   - A value that the log does not contain is V(null). So is a figure that llama.cpp printed as C(inf) or C(nan).
@@ -81,13 +81,13 @@ _value:
             tokens_per_second:
               description: Tokens per second; builds before b7115.
               type: float
-        prompt_eval:
-          description: Reading the prompt.
+        prompt_eval: &prompt_eval
+          description: Reading the prompt; in a server, the part of it that is not in the slot's cache.
           type: dict
           contains:
             time_ms: *milliseconds
             tokens:
-              description: Tokens of the prompt.
+              description: Tokens of the prompt, or of that part.
               type: int
             ms_per_token: &ms_per_token
               description: Milliseconds per token.
@@ -95,7 +95,7 @@ _value:
             tokens_per_second: &tokens_per_second
               description: Tokens per second.
               type: float
-        eval:
+        eval: &eval
           description: Generating.
           type: dict
           contains:
@@ -136,26 +136,8 @@ _value:
         task:
           description: The server's number of the request.
           type: int
-        prompt_eval:
-          description: Reading the part of the prompt that was not in the slot's cache.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            tokens:
-              description: Tokens of that part.
-              type: int
-            ms_per_token: *ms_per_token
-            tokens_per_second: *tokens_per_second
-        eval:
-          description: Generating.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            runs:
-              description: Tokens generated.
-              type: int
-            ms_per_token: *ms_per_token
-            tokens_per_second: *tokens_per_second
+        prompt_eval: *prompt_eval
+        eval: *eval
         total:
           description: Both together.
           type: dict

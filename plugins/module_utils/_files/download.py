@@ -192,7 +192,7 @@ class _Download:
                 self.limits.check(shown(self.wanted.url))
         except (http.client.HTTPException, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-                if self.total is not None:
+                if self.total is not None or error.errno == errno.EIO:
                     raise
                 # Nobody knows whether it would ever end, so what has arrived must not stay and fill the disk.
                 os.ftruncate(self.stream.fileno(), 0)

@@ -62,12 +62,12 @@ REMOVED_TYPES = (4, 5, 31, 32, 33, 36, 37, 38)
 LAST_PLAUSIBLE_TYPE = 255
 
 # The types of ik_llama.cpp, a fork: quantisations of its own, and the same with interleaved rows.
-_OF_FORK = ((133, 199), (200, 299), (335, 399))
+_OF_FORK = (range(135, 300), range(335, 400))
 
 
 def is_of_fork(kind: int) -> bool:
     """Return whether a type's number is one of ik_llama.cpp, which llama.cpp does not read."""
-    return any(first <= kind <= last for first, last in _OF_FORK)
+    return any(kind in numbers for numbers in _OF_FORK)
 
 
 # The values of --cache-type-k and --cache-type-v: common/arg.cpp (kv_cache_types).
