@@ -119,9 +119,11 @@ def test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused(
 ) -> None:
     for many in 2, 3:
         result = inferred(release_7, trained_model, workers[:many], *TENSOR)
-        said = f"llama.cpp cannot divide this model among {many} workers in split mode tensor; use layer."
         assert failure(result) == ("option_rejected", None)
-        assert result["msg"] == said
+        assert result["msg"] == (
+            f"llama.cpp cannot divide this model among {many} workers in split mode tensor (ggml-backend-meta.cpp:543: "
+            "GGML_ASSERT(src_ss[0].axis != GGML_BACKEND_SPLIT_AXIS_0) failed); use layer."
+        )
     assert all(worker.alive for worker in workers)
 
 
