@@ -12,7 +12,7 @@ from typing import Any
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._look import beside, looking
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._look import beside, looking, send
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
@@ -34,7 +34,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             size = source.stat().st_size
             host = (task_vars or {}).get("inventory_hostname", "host")
             with looking(_Looker(beside(self), host, args["dest"], size).look):
-                self._connection.put_file(str(source), args["dest"])
+                send(self, str(source), args["dest"])
         except (OSError, AnsibleError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
             return {**result, "failed": True, "msg": f"{source} could not be sent to {args['dest']}: {lines[-1]}"}

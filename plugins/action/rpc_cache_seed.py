@@ -16,6 +16,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed import Part, Piece, digest, pieces
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._look import send
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"
 # The size of a batch: so many bytes are sent before they are put into the cache. Until then, they take room twice.
@@ -97,7 +98,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                         "setting local_tmp says where."
                     ) from error
                 try:
-                    self._connection.put_file(str(part), f"{staging}/{name}")
+                    send(self, str(part), f"{staging}/{name}")
                 except AnsibleError as error:
                     said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
                     raise AnsibleActionFail(f"{piece.name} could not be sent to {staging}: {said[-1]}") from error

@@ -52,6 +52,7 @@ _value:
 from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 _SILENT = "non-zero return code"
 _END = ".:;"
@@ -64,7 +65,8 @@ def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | 
         raise AnsibleFilterError("failure_reason needs the result of a task, such as ansible_failed_result")
     items = [item for item in result.get("results") or [] if item.get("failed")]
     failed = items[0] if items else result
-    message, errors = (str(failed.get(key) or "").strip() for key in ("msg", "stderr"))
+    # A host has written the message, and Ansible prints what fails as it is.
+    message, errors = (safe_text(str(failed.get(key) or "")).strip() for key in ("msg", "stderr"))
     if output and errors and (not message or message.startswith(_SILENT)):
         message = errors
     lines = message.splitlines() or [f'the task "{task}" failed' if task else "See above"]

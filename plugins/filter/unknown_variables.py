@@ -57,13 +57,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
+from ansible import constants
 from ansible.errors import AnsibleFilterError
+from ansible.utils.display import Display
 
 _TOP = Path(__file__).resolve().parents[2]
 _ALLOWED = "llama_cpp_allow_unknown_variables"
 # The other prefixes are general words, with which the variables of other software may begin, too.
 _OWN = ("gguf_", "llama_", "rpc_")
 _HOSTS_NAMED = 3
+_INJECTED = (
+    "inject_facts_as_vars is on, so a host that somebody has taken over can change the variables of the inventory, and "
+    "with them other hosts and this one: write inject_facts_as_vars = false under [defaults] in ansible.cfg."
+)
 
 
 @lru_cache(maxsize=None)
@@ -113,6 +119,8 @@ def unknown_variables(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list
             "unknown_variables needs a list of hosts and their variables, such as "
             "ansible_play_hosts_all | llama_cpp.cluster.unknown_variables(hostvars)"
         )
+    if constants.INJECT_FACTS_AS_VARS:
+        Display().warning(_INJECTED)  # once for a run
     found: dict[str, list[str]] = {}
     for host in hosts:
         variables = hostvars[host]

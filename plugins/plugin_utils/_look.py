@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import secrets
 import shlex
 import threading
@@ -31,6 +32,19 @@ def beside(action: Action) -> Action:
     other._connection = copy.copy(action._connection)  # noqa: SLF001
     other._connection.become = copy.copy(action._connection.become)  # noqa: SLF001
     return other
+
+
+def send(action: ActionBase, source: str, dest: str) -> None:
+    """Send a file to the host's path `dest`; raises AnsibleError.
+
+    sftp, on the controller, reads the path in a line of commands, and quotes otherwise than Ansible does. The path may
+    come from a host.
+    """
+    if not re.match(r"/[^\x00-\x1f\x7f'\"\\]*\Z", dest):
+        raise AnsibleError(
+            f"the path {dest[:200]!r} is not absolute, or has quotes, backslashes or control characters."
+        )
+    action._connection.put_file(source, dest)  # noqa: SLF001
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def models(cluster: None) -> None:  # noqa: ARG001
     """Put the tests' models on the hosts that compute with them."""
     for model in (hosts.FLOATS, hosts.EIGHT_BITS):
         content = (hosts.CACHE / "lab" / model.path.rpartition("/")[2]).read_bytes()
-        for host in (hosts.MASTER, *hosts.ARM_WORKERS[1:]):
+        for host in hosts.ARM:
             there = hosts.ssh(host, "stat", "--format=%s", model.path, check=False).stdout.decode().strip()
             if there != str(len(content)):
                 hosts.send(host, content, model.path)

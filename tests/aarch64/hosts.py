@@ -30,15 +30,14 @@ TWO_CLASSES = INVENTORY.is_dir()
 NATIVE = platform.machine() == "aarch64"
 
 MASTER = "arm-master"
-ARM_WORKERS = ("arm-worker1", "arm-worker2") if TWO_CLASSES else ("arm-worker1",)
-ARM = (MASTER, *ARM_WORKERS)
+# The master is a worker too.
+ARM = ("arm-master", "arm-worker") if TWO_CLASSES else ("arm-master",)
 # These two are containers of the controller's architecture.
 OTHER = "worker1"
 STRANGER = "outsider"
-WORKERS = (*ARM_WORKERS, OTHER)
+WORKERS = (*ARM, OTHER)
 ADDRESS = {
-    name: f"10.87.{NUMBER}.{last}"
-    for name, last in ((MASTER, 30), ("arm-worker1", 31), ("arm-worker2", 32), (OTHER, 11), (STRANGER, 20))
+    name: f"10.87.{NUMBER}.{last}" for name, last in ((MASTER, 30), ("arm-worker", 31), (OTHER, 11), (STRANGER, 20))
 }
 PORT = 50052
 UNIT = f"llama-rpc-server@{PORT}.service"

@@ -24,7 +24,6 @@ import pytest
 from aarch64 import hosts
 from aarch64.hosts import (
     ARM,
-    ARM_WORKERS,
     EIGHT_BITS,
     EIGHT_BITS_AGAIN,
     FLOATS,
@@ -40,21 +39,19 @@ from support.quantised_models import Type, write_quantised
 PROMPT = "Once upon a time"
 TOKENS = 12
 ELF_AARCH64 = 183
-# CPU features by host. arm-worker2 has its features in addition to those of arm-worker1.
-FEATURES = {"arm-worker1": {"asimddp", "asimdhp"}, "arm-worker2": {"i8mm", "sve", "sve2", "bf16"}}
+# CPU features by host. arm-worker has its features in addition to those of arm-master.
+FEATURES = {"arm-master": {"asimddp", "asimdhp"}, "arm-worker": {"i8mm", "sve", "sve2", "bf16"}}
 # llama.cpp's names of the features that a program was compiled for (ggml/src/ggml-cpu/ggml-cpu.c, ggml_cpu_has_...).
-USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker2": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
+USED = {MASTER: {"NEON", "DOTPROD", "FP16_VA"}, "arm-worker": {"NEON", "DOTPROD", "FP16_VA", "MATMUL_INT8", "SVE"}}
 # Features that only programs of the second class may be compiled for.
 ONLY_SECOND = {"MATMUL_INT8", "SVE"}
 # Types for which both classes have kernels, and the interleaved layouts of their weights.
 # tests/performance/test_aarch64.py covers other lengths of vectors and other treatment of weights.
 QUANTISED = (Type.Q4_0, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q8_0, Type.IQ4_NL, Type.MXFP4)
 INTERLEAVED = {
-    "arm-worker1": {"q4_0_4x4", "q4_K_8x4", "q5_K_8x4", "q6_K_8x4", "q8_0_4x4", "iq4_nl_4x4", "mxfp4_4x4"},
-    "arm-worker2": {"q4_0_4x8", "q4_K_8x8", "q5_K_8x8", "q6_K_8x8", "q8_0_4x8", "iq4_nl_4x4", "mxfp4_4x4"},
+    "arm-master": {"q4_0_4x4", "q4_K_8x4", "q5_K_8x4", "q6_K_8x4", "q8_0_4x4", "iq4_nl_4x4", "mxfp4_4x4"},
+    "arm-worker": {"q4_0_4x8", "q4_K_8x8", "q5_K_8x8", "q6_K_8x8", "q8_0_4x8", "iq4_nl_4x4", "mxfp4_4x4"},
 }
-# For each worker, the host that computes the same by itself: a host of the worker's class, or the worker's own.
-ALIKE = {"arm-worker1": MASTER, "arm-worker2": "arm-worker2"}
 # The hosts of USED that are in this scenario.
 THERE = [host for host in USED if host in ARM]
 # An x86-64 processor differs from itself if its attention adds in another order. The limit is that difference times
@@ -71,11 +68,9 @@ by_emulation_only = pytest.mark.skipif(
 # The reference is a worker of this machine's architecture.
 KIND = platform.machine()
 # The workers that compute, in the order in which the master gets them.
-MIXED = pytest.param((OTHER, "arm-worker1"), id=f"mixed-{KIND}-aarch64")
-ALONE = [
-    pytest.param((worker,), id=name) for worker, name in zip(ARM_WORKERS, ("neoverse-n1", "i8mm-sve2"), strict=False)
-]
-BOTH = [pytest.param(ARM_WORKERS, id="both")] if hosts.TWO_CLASSES else []
+MIXED = pytest.param((OTHER, "arm-master"), id=f"mixed-{KIND}-aarch64")
+ALONE = [pytest.param((worker,), id=name) for worker, name in zip(ARM, ("neoverse-n1", "i8mm-sve2"), strict=False)]
+BOTH = [pytest.param(ARM, id="both")] if hosts.TWO_CLASSES else []
 Show = Callable[[str], None]
 Seen = dict[str, dict[str, Any]]
 
@@ -94,18 +89,17 @@ def test_a_host_is_an_aarch64_system(host: str, seen: Seen, show: Show) -> None:
     show(f"{host}: Features: {' '.join(found['features'])}")
     assert found["machine"] == "aarch64"
     assert found["init"].endswith("/systemd")
-    assert FEATURES["arm-worker1"] <= set(found["features"])
+    assert FEATURES["arm-master"] <= set(found["features"])
     if not hosts.NATIVE:
         assert found["virtualization"] == "qemu"
-        assert (FEATURES["arm-worker2"] <= set(found["features"])) is (host == "arm-worker2")
+        assert (FEATURES["arm-worker"] <= set(found["features"])) is (host == "arm-worker")
 
 
 @pytest.mark.parametrize("host", ARM)
 def test_its_programs_are_of_its_architecture(host: str, seen: Seen) -> None:
     assert set(seen[host]["programs"].values()) == {ELF_AARCH64}
-    if host != MASTER:
-        assert seen[host]["running_elf"] == ELF_AARCH64
-        assert re.fullmatch(r".*/(ggml-)?rpc-server", seen[host]["running"])
+    assert seen[host]["running_elf"] == ELF_AARCH64
+    assert re.fullmatch(r".*/(ggml-)?rpc-server", seen[host]["running"])
 
 
 @by_emulation_only
@@ -113,13 +107,13 @@ def test_a_release_is_made_for_its_class_and_elsewhere(seen: Seen, show: Show) -
     classes = {host: found["manifest"]["cpu_class"] for host, found in seen.items()}
     for host, cpu_class in classes.items():
         show(f"{host}: release {seen[host]['manifest']['id']}: {cpu_class['name']}")
-    first = classes["arm-worker1"]
-    assert first["name"] == classes[MASTER]["name"] != classes[OTHER]["name"]
-    assert FEATURES["arm-worker2"].isdisjoint(first["features"])
+    first = classes[MASTER]
+    assert first["name"] != classes[OTHER]["name"]
+    assert FEATURES["arm-worker"].isdisjoint(first["features"])
     if hosts.TWO_CLASSES:
-        second = classes["arm-worker2"]
+        second = classes["arm-worker"]
         assert second["name"] != first["name"]
-        assert FEATURES["arm-worker2"] <= set(second["features"])
+        assert FEATURES["arm-worker"] <= set(second["features"])
     assert classes[OTHER]["machine"] == "x86_64"
     # Without a compiler on any host, the programs were compiled elsewhere.
     assert [found["compilers"] for found in seen.values()] == [[]] * len(seen)
@@ -226,7 +220,7 @@ def test_a_fault_is_not_taken_for_rounding(
     spoilt = hosts.Model("/srv/spoilt.gguf", model.options)
     hosts.send(MASTER, path.read_bytes(), spoilt.path)
     first, limit = (exact, SUMS) if model is FLOATS else usual
-    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ARM_WORKERS), limit)
+    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ARM), limit)
     show(f"made wrong ({change.__name__} of one layer), seen as such:\n  " + str(found).replace("\n", "\n  "))
     assert not found.is_rounding
 
@@ -255,7 +249,7 @@ def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
 
 
 @by_emulation_only
-@pytest.mark.parametrize("worker", ARM_WORKERS)
+@pytest.mark.parametrize("worker", ARM)
 def test_a_worker_says_how_it_interleaves_weights(worker: str, show: Show) -> None:
     log = hosts.said(worker, "journalctl", "--boot", f"--unit={hosts.UNIT}", "--output=cat")
     line = next(line.strip() for line in reversed(log.splitlines()) if line.strip().startswith("repack "))
@@ -271,14 +265,13 @@ def test_repacked_weights_compute_what_local_inference_does(
     """Check that each class computes what its own host does by itself, and reports the weights that it has repacked."""
     model = hosts.Model("/srv/quantised.gguf")
     path, _tokens = write_quantised(tmp_path / "model", QUANTISED, layers=len(QUANTISED), experts=experts)
-    alike_of = {worker: ALIKE[worker] for worker in ARM_WORKERS}
-    for host in sorted(set(alike_of.values())):
+    for host in ARM:
         hosts.send(host, path.read_bytes(), model.path)
-    for worker, alike in alike_of.items():
-        here = hosts.logits(alike, model, PROMPT + reference)
+    for worker in ARM:
+        here = hosts.logits(worker, model, PROMPT + reference)
         found = compare(here, hosts.logits(MASTER, model, PROMPT + reference, (worker,)), SUMS)
         show(
-            f"quantised weights, {'experts' if experts else 'dense'}, {alike} by itself | {worker}:\n  "
+            f"quantised weights, {'experts' if experts else 'dense'}, {worker} by itself | as a worker:\n  "
             + str(found).replace("\n", "\n  ")
         )
         assert found.is_rounding
@@ -315,11 +308,11 @@ if hosts.TWO_CLASSES:
 
 @pytest.fixture(scope="module")
 def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the role's message about each artifact, and the state of arm-worker1 before and after."""
+    """Return the role's message about each artifact, and the state of arm-master before and after."""
     folder = tmp_path_factory.mktemp("artifacts")
     ours = {
         host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz"
-        for host in {OTHER, ARM_WORKERS[-1]} - {"arm-worker1"}
+        for host in {OTHER, ARM[-1]} - {"arm-master"}
     }
     # Artifacts without their manifests, which name their target. They are small, as the connection to an emulated host
     # is slow.
@@ -328,10 +321,10 @@ def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
         with tarfile.open(path) as whole, tarfile.open(bare[host], "w:gz") as rest:
             program = next(member for member in whole if member.name.endswith("bin/rpc-server"))
             rest.addfile(program, whole.extractfile(program))
-    commit = seen["arm-worker1"]["manifest"]["source"]["commit"]
+    commit = seen["arm-master"]["manifest"]["source"]["commit"]
     artifacts = {"architecture": bare[OTHER]}
     if hosts.TWO_CLASSES:
-        artifacts.update({"class": ours["arm-worker2"], "instruction": bare["arm-worker2"]})
+        artifacts.update({"class": ours["arm-worker"], "instruction": bare["arm-worker"]})
     cases = [
         {"name": name, "artifact": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit}
         for name, path in artifacts.items()
@@ -341,10 +334,10 @@ def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, d
         "-c",
         "readlink /opt/llama_cpp/current; cd /opt/llama_cpp; find . | sort | sha256sum; ls -A releases",
     )
-    before = hosts.said("arm-worker1", *state)
+    before = hosts.said("arm-master", *state)
     done = hosts.play(Path(__file__).with_name("refusals.yml"), cases=cases, said_path=str(folder / "said.json"))
     assert done.returncode == 0, done.stdout + done.stderr
-    after = hosts.said("arm-worker1", *state)
+    after = hosts.said("arm-master", *state)
     return {**json.loads((folder / "said.json").read_text()), "before": before, "after": after}
 
 
@@ -372,7 +365,7 @@ def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, An
 
 @pytest.mark.long
 def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, show: Show) -> None:
-    host = "arm-worker1"
+    host = ARM[-1]
     began = time.monotonic()
     hosts.ssh(host, "systemctl", "--no-block", "reboot", check=False)
     hosts.hang_up(host)
@@ -388,5 +381,5 @@ def test_a_worker_survives_the_reboot_of_its_host(seen: Seen, reference: str, sh
     hosts.eventually(is_back, BACK_LIMIT_S, f"{host} has started again")
     hosts.eventually(lambda: hosts.answers(MASTER, host), BACK_LIMIT_S, f"{host} serves again")
     show(f"{host}: served again {time.monotonic() - began:.0f} s after its reboot was asked for")
-    assert hosts.text(MASTER, FLOATS, PROMPT, ARM_WORKERS, TOKENS)[0] == reference
+    assert hosts.text(MASTER, FLOATS, PROMPT, ARM, TOKENS)[0] == reference
     assert "connected" not in hosts.reached(STRANGER, host)

@@ -56,8 +56,8 @@ def folder() -> Path:
         shutil.rmtree(work / "unpacked")
         work.rename(place)
     if not hosts.NATIVE:
-        (place / "cpuinfo").write_text(hosts.said("arm-worker1", "cat", "/proc/cpuinfo") + "\n")
-    assert hosts.said("arm-worker1", "uname", "-m") == "aarch64"
+        (place / "cpuinfo").write_text(hosts.said("arm-master", "cat", "/proc/cpuinfo") + "\n")
+    assert hosts.said("arm-master", "uname", "-m") == "aarch64"
     return place
 
 

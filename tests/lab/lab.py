@@ -81,8 +81,7 @@ HOSTS = (
     Host("worker8", "trixie", 18, on_request=True),
     Host("worker9", "trixie", 19, on_request=True),
     Host("arm-master", "trixie", 30, "arm64", NEOVERSE_N1, on_request=True),
-    Host("arm-worker1", "trixie", 31, "arm64", NEOVERSE_N1, on_request=True),
-    Host("arm-worker2", "trixie", 32, "arm64", NEWER_ARM, on_request=True),
+    Host("arm-worker", "trixie", 31, "arm64", NEWER_ARM, on_request=True),
 )
 
 

@@ -53,7 +53,7 @@ def readable() -> Iterator[Path]:
             "up worker1 nas",
             "7",
             "no such host: nas; there are master, worker1, worker2, outsider, "
-            "worker3, worker4, worker5, worker6, worker7, worker8, worker9, arm-master, arm-worker1, arm-worker2.",
+            "worker3, worker4, worker5, worker6, worker7, worker8, worker9, arm-master, arm-worker.",
             id="unknown-host",
         ),
         pytest.param("down worker1", "7", "down is for the whole lab; leave out worker1.", id="part-of-a-lab"),

@@ -159,7 +159,7 @@ def test_a_preshared_key_comes_and_goes_without_a_restart_and_a_wrong_one_is_nam
     for host in (*ends.HOSTS, GATEWAY):
         rows = ssh(host, "wg", "show", "llama-tunnel", "preshared-keys").stdout.splitlines()
         assert {row.split()[1] for row in rows} == {PRESHARED}, host
-        assert ssh(host, "stat", "--format=%a", "/etc/wireguard/llama-tunnel.conf").stdout.strip() == "600"
+        assert ssh(host, "stat", "--format=%a", "/etc/wireguard/llama-tunnel.peers").stdout.strip() == "600"
     assert invocations() == before
     assert CLIENT.answers()
     assert set(re.findall(r"changed=(\d+)", playbook("site", **given).stdout)) == {"0"}
@@ -168,8 +168,8 @@ def test_a_preshared_key_comes_and_goes_without_a_restart_and_a_wrong_one_is_nam
     ssh(GATEWAY, "systemctl", "restart", UNIT)
     eventually(CLIENT.answers, 60, "the link has the key")
     other = base64.b64encode(os.urandom(32)).decode()
-    config = "/etc/wireguard/llama-tunnel.conf"
-    ssh(GATEWAY, "sed", "-i", f"s|^PresharedKey = .*|PresharedKey = {other}|", config)
+    file = "/etc/wireguard/llama-tunnel.peers"
+    ssh(GATEWAY, "sed", "-i", f"s|^PresharedKey = .*|PresharedKey = {other}|", file)
     ssh(GATEWAY, "systemctl", "restart", UNIT)
     (problem,) = problems(tmp_path, **given)
     assert "The tunnel to worker4" in problem

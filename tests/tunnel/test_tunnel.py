@@ -158,7 +158,7 @@ def test_a_rotation_that_was_killed_is_mended_by_the_next_run() -> None:
     new = "umask 077; wg genkey >/etc/wireguard/llama-tunnel.key; wg pubkey </etc/wireguard/llama-tunnel.key"
     old = ssh("worker1", "wg", "show", "llama-tunnel", "public-key").stdout.strip()
     key = ssh("worker1", "sh", "-c", new).stdout.strip()
-    ssh("master", "sed", "-i", f"s|^PublicKey = {old}$|PublicKey = {key}|", "/etc/wireguard/llama-tunnel.conf")
+    ssh("master", "sed", "-i", f"s|^PublicKey = {old}$|PublicKey = {key}|", "/etc/wireguard/llama-tunnel.peers")
     done = playbook("site", "--limit", "worker1", check=False)
     assert "worker1 changes its key, as a run was killed, and master would not learn of it" in words(done)
     assert all_ready()
@@ -166,6 +166,30 @@ def test_a_rotation_that_was_killed_is_mended_by_the_next_run() -> None:
     playbook("site", "--tags", "rpc_tunnel")
     assert key in peers("master")
     assert all_ready()
+
+
+def test_what_a_worker_reports_as_its_key_runs_nothing_on_its_master() -> None:
+    """Simulate a worker that somebody is root on: its `wg pubkey` prints a hook for wg-quick after the key."""
+    mark = "/run/hook"
+    hook = f'printf "[Interface]\\nPostUp = touch {mark}\\n"'
+    lies = f'[ "$1" = pubkey ] || exec /usr/bin/wg "$@"\n/usr/bin/wg pubkey\n{hook}\n'
+    ssh(
+        "worker2", "sh", "-c", 'printf "#!/bin/sh\n%s" "$1" >/usr/local/bin/wg; chmod 755 /usr/local/bin/wg', "sh", lies
+    )
+    try:
+        assert (
+            "PostUp" in ssh("worker2", "sh", "-c", "/usr/local/bin/wg pubkey </etc/wireguard/llama-tunnel.key").stdout
+        )
+        for given in {}, {"rpc_tunnel_rotate": True}:
+            done = playbook("site", "--tags", "rpc_tunnel", check=False, **given)
+            assert "llama-tunnel.key of worker2 is not a WireGuard key" in words(done)
+            ssh("master", "systemctl", "restart", UNIT)
+            assert "PostUp" not in ssh("master", "sh", "-c", "cat /etc/wireguard/llama-tunnel.peers").stdout
+            assert ssh("master", "test", "-e", mark, check=False).returncode == 1
+    finally:
+        ssh("worker2", "rm", "/usr/local/bin/wg")
+        playbook("site", "--tags", "rpc_tunnel")
+    eventually(all_ready, 60, "the workers serve nobody")
 
 
 @pytest.mark.parametrize(
@@ -215,7 +239,7 @@ def test_a_worker_that_nobody_can_call_calls_its_master(tmp_path: Path) -> None:
     try:
         with let_in(51820):
             playbook("site", "-i", str(behind), "--tags", "rpc_tunnel")
-            assert f"Endpoint = {nobody}:" in ssh("master", "cat", "/etc/wireguard/llama-tunnel.conf").stdout
+            assert f"Endpoint = {nobody}:" in ssh("master", "cat", "/etc/wireguard/llama-tunnel.peers").stdout
             eventually(all_ready, 60, "the worker has called")
         assert ADDRESS["worker1"] in ssh("master", "wg", "show", "llama-tunnel", "endpoints").stdout
     finally:

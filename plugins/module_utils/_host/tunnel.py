@@ -23,11 +23,13 @@ INTERFACE = "llama-tunnel"
 FOLDER = Path("/etc/wireguard")
 # The network is large, so that two of the few hosts of a group hardly ever get the same address.
 NETWORK = "10.213.0.0/16"
+PORT = 51820
 # RFC 1918 and RFC 6598. Python's `is_private` includes networks that no interface can have, such as loopback.
 _PRIVATE = [ipaddress.IPv4Network(name) for name in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")]
 _SMALLEST, _PING, _PONG = 30, 8, 0
 # How `wg` shows a link without a preshared key, and how a configuration writes it.
 _NO_KEYS = ("(none)", "A" * 43 + "=")
+_PUBLIC_KEY = re.compile(r"[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=\Z")
 _OUTER = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?\Z")
 
 # Runs a program with arguments and input, and returns its output; None if the program fails or is missing.
@@ -82,6 +84,20 @@ def check_outer(variable: str, value: object, network: object = None) -> None:
         )
 
 
+def check_peer(public_key: str, endpoint: str, network: object = None) -> None:
+    """Raise TunnelError unless these are a key, and an address or a name with a port; a peer has reported them."""
+    if not _PUBLIC_KEY.match(public_key):
+        raise TunnelError(
+            f"the public key that it reports, {public_key[:80]!r}, is no WireGuard key: look into that host."
+        )
+    outer, _colon, port = endpoint.rpartition(":")
+    if not _OUTER.match(outer) or not re.match(r"[1-9][0-9]{0,4}\Z", port) or int(port) > 65535:
+        raise TunnelError(
+            f"the endpoint that it reports, {endpoint[:80]!r}, is no address with a port: look into that host."
+        )
+    check_outer("its endpoint", outer, network)
+
+
 def overlapping(network: str, routes: str, connections: str = "") -> list[str]:
     """Return a host's other routes into this network, and its present connections with addresses in it.
 
@@ -121,7 +137,7 @@ def has_kernel(modules: Path = Path("/lib/modules"), loaded: Path = Path("/sys/m
 
 
 def parse_config(text: str) -> dict[str, Any]:
-    """Return the address, the port and the peers of a configuration that the role has written."""
+    """Return the address, the port and the peers of the files that the role has written."""
     peers = [
         {"host": host, "public_key": key, "preshared_key": _key(shared), "address": address, "endpoint": endpoint}
         for host, key, shared, address, endpoint in re.findall(
@@ -171,14 +187,8 @@ def look(
     run: Run, network: str, port: int = 0, preshared_key: str = "", links: bool = False, wait: float = 0
 ) -> dict[str, Any]:
     """Return the tunnel's state on a host, whether this port is free for it, and with `links` the state of links."""
-    try:
-        config = parse_config((FOLDER / f"{INTERFACE}.conf").read_text(encoding="utf-8"))
-    except OSError:
-        config = parse_config("")
-    try:
-        key = (FOLDER / f"{INTERFACE}.key").read_text(encoding="utf-8")
-    except OSError:
-        key = ""
+    config = parse_config(_read("conf") + _read("peers"))
+    key = _read("key")
     public_key = (run("wg", "pubkey", given=key) or "").strip() if key else ""
     running = parse_dump(run("wg", "show", INTERFACE, "dump") or "")
     own = (run("ip", "-4", "-o", "address", "show", "dev", INTERFACE) or "").split()
@@ -206,6 +216,13 @@ def look(
         **config,
         "links": _links(run, config["peers"], wait) if links else [],
     }
+
+
+def _read(kind: str) -> str:
+    try:
+        return (FOLDER / f"{INTERFACE}.{kind}").read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def _links(run: Run, peers: Sequence[Mapping[str, str]], wait: float) -> list[dict[str, Any]]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import cluster_problems
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
+from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_peers import tunnel_peers
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host import tunnel
 from jinja2 import StrictUndefined, Template
 
@@ -197,35 +199,72 @@ def test_what_runs_is_compared_with_what_was_written(
     assert "PRIVATE" not in str(seen)
 
 
+KEY = "gGgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="
+REPORTED = {
+    "rpc_tunnel_enabled": True,
+    "__rpc_tunnel_public_key": KEY,
+    "__rpc_tunnel_own_endpoints": {"master": "10.0.0.11"},
+    "__rpc_server_outer_address": "worker1.example.net",
+}
+HOOK = "\n[Interface]\nPostUp = touch here"
+
+
+def test_another_reader_than_the_asked_one_gets_the_usual_endpoint() -> None:
+    (peer,) = tunnel_peers(["worker1"], {"worker1": {**REPORTED, "rpc_tunnel_port": 4711}}, "gateway")
+    assert peer["endpoint"] == "worker1.example.net:4711"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"__rpc_tunnel_public_key": KEY + HOOK},
+        {"__rpc_tunnel_public_key": KEY + "\n"},
+        {"__rpc_tunnel_public_key": KEY[:-1]},
+        {"__rpc_tunnel_public_key": None},
+        {"__rpc_tunnel_own_endpoints": {"master": "10.0.0.11:51820" + HOOK + "\n#"}},
+        {"__rpc_tunnel_own_endpoints": {"master": "10.0.0.11\nAllowedIPs = 0.0.0.0/0"}},
+        {"__rpc_tunnel_own_endpoints": {"master": "10.213.0.9"}},
+        {"__rpc_tunnel_own_endpoints": HOOK, "__rpc_server_outer_address": "10.0.0.11" + HOOK},
+        {"rpc_tunnel_port": "51820" + HOOK},
+        {"rpc_tunnel_port": "51820\n"},
+        {"rpc_tunnel_port": 65536},
+    ],
+)
+def test_what_a_peer_reports_is_checked_before_others_get_it(report: dict[str, Any]) -> None:
+    with pytest.raises(AnsibleFilterError, match=r"^host worker1: .*\Z") as error:
+        tunnel_peers(["worker1"], {"worker1": {**REPORTED, **report}}, "master")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("key", ["", "mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="])
 def test_what_the_role_writes_is_read_again(key: str) -> None:
+    known = tunnel_peers(["worker1"], {"worker1": REPORTED}, "master")
     kept = {"host": "worker2", "public_key": "K2", "address": "10.213.1.2", "endpoint": "10.0.0.12:51820"}
-    known = {"__rpc_tunnel_public_key": "K1", "__rpc_tunnel_own_endpoints": {"master": "10.0.0.11"}}
-    template = ROOT / "roles/rpc_tunnel/templates/llama-tunnel.conf.j2"
-    text = Template(template.read_text(), trim_blocks=True).render(
-        inventory_hostname="master",
-        hostvars={"worker1": known},
-        rpc_tunnel_network=tunnel.NETWORK,
-        rpc_tunnel_port=51821,
-        rpc_tunnel_preshared_key=key,
-        __rpc_tunnel_key="/key",
-        __rpc_tunnel_route_mark=213,
-        __rpc_tunnel_own_address="10.213.1.9/16",
-        __rpc_tunnel_addresses={"master": "10.213.1.9", "worker1": "10.213.1.1"},
-        __rpc_tunnel_present=["worker1"],
-        __rpc_tunnel_kept=[kept],
+    templates = sorted((ROOT / "roles/rpc_tunnel/templates").glob("llama-tunnel.*.j2"))
+    config, peers = (
+        Template(template.read_text(), trim_blocks=True).render(
+            rpc_tunnel_network=tunnel.NETWORK,
+            rpc_tunnel_port=51821,
+            rpc_tunnel_preshared_key=key,
+            __rpc_tunnel_key="/key",
+            __rpc_tunnel_route_mark=213,
+            __rpc_tunnel_peers_file="/peers",
+            __rpc_tunnel_own_address="10.213.1.9/16",
+            __rpc_tunnel_peers=[kept, *known],
+        )
+        for template in templates
     )
     # A reload removes a preshared key only if the file has one of zeros.
-    assert text.count(f"PresharedKey = {key or 'A' * 43 + '='}\n") == 2
-    assert tunnel.parse_config(text) == {
+    assert peers.count(f"PresharedKey = {key or 'A' * 43 + '='}\n") == 2
+    assert tunnel.parse_config(config + peers) == {
         "address": "10.213.1.9/16",
         "port": 51821,
         "peers": [
             {
                 "host": "worker1",
-                "public_key": "K1",
+                "public_key": KEY,
                 "preshared_key": key,
-                "address": "10.213.1.1",
+                "address": tunnel.address_of("worker1"),
                 # The usual port, not that of the host that has this configuration.
                 "endpoint": "10.0.0.11:51820",
             },

@@ -19,6 +19,7 @@ LOGGED = {"msg": "The build failed.\n  one\n\n  two\n  three", "log": "/srv/buil
         pytest.param({"msg": "No space left\nmore"}, {}, "No space left", id="message"),
         pytest.param({"msg": " It ends here. "}, {}, "It ends here.", id="blanks"),
         pytest.param({}, {}, "See above", id="nothing"),
+        pytest.param({"msg": "\x1b]0;owned\x07No space"}, {}, "\ufffd]0;owned\ufffdNo space", id="control-characters"),
         pytest.param({"results": [{"msg": "well"}, {"failed": True, "msg": "not well"}]}, {}, "not well", id="loop"),
         pytest.param({"results": [{"msg": "well"}], "msg": "one failed"}, {}, "one failed", id="loop-without-it"),
         pytest.param(COMMAND, {}, "non-zero return code", id="command"),

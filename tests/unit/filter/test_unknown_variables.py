@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible import constants
 from ansible.errors import AnsibleFilterError
+from ansible.utils.display import Display
 from ansible_collections.llama_cpp.cluster.plugins.filter.unknown_variables import unknown_variables
 
 from support.tree import ROOT
@@ -87,3 +89,14 @@ def test_hosts_are_named_and_many_are_counted() -> None:
 def test_another_input_is_refused() -> None:
     with pytest.raises(AnsibleFilterError, match="unknown_variables needs a list of hosts"):
         unknown_variables("w1", {})
+
+
+@pytest.mark.parametrize("injected", [True, False])
+def test_the_setting_with_which_hosts_override_the_inventory_is_warned_of(
+    injected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(constants, "INJECT_FACTS_AS_VARS", injected)
+    monkeypatch.setattr(Display, "warning", lambda _self, text: said.append(text))
+    assert found("ansible_host") == []
+    assert [("write inject_facts_as_vars = false" in text) for text in said] == [True] * injected

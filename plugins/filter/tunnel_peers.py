@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Filter: what the peers of a host in the tunnel have reported, checked."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: tunnel_peers
+short_description: Check what hosts have reported for the files of their peers in the tunnel
+version_added: 0.4.0
+author:
+  - The llama_cpp.cluster team (@llama-cpp-cluster)
+description:
+  - For the role P(llama_cpp.cluster.rpc_tunnel#role). A host that somebody has taken over can report anything, and root
+    reads on its peers what it has reported. So this filter fails, with the host's name, unless the public key is a
+    WireGuard key, the endpoint is an IPv4 address or a name, and the port is a port.
+positional: _input, hostvars, reader
+options:
+  _input:
+    description: Names of inventory hosts, which the role has asked.
+    type: list
+    elements: str
+    required: true
+  hostvars:
+    description: The variables of the hosts by name, Ansible's C(hostvars).
+    type: dict
+    required: true
+  reader:
+    description: The inventory name of the host that gets the peers. Others may reach a peer at another endpoint.
+    type: str
+    required: true
+seealso:
+  - plugin: llama_cpp.cluster.tunnel_addresses
+    plugin_type: filter
+"""
+
+EXAMPLES = r"""
+- name: Show the peers of this host
+  ansible.builtin.debug:
+    msg: "{{ groups['llama_workers'] | llama_cpp.cluster.tunnel_peers(hostvars, inventory_hostname) }}"
+"""
+
+RETURN = r"""
+_value:
+  description: The name, the public key, the address in the tunnel and the endpoint of each host, in the same order.
+  type: list
+  elements: dict
+  sample:
+    - host: node1
+      public_key: mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw=
+      address: 10.213.62.9
+      endpoint: 10.0.0.11:51820
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ansible.errors import AnsibleFilterError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import PORT, TunnelError, check_peer
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, tunnel_address
+
+
+def tunnel_peers(hosts: Sequence[str], hostvars: Mapping[str, Any], reader: str) -> list[dict[str, str]]:
+    """Return the checked peers of the host `reader`."""
+    check_hosts("tunnel_peers", hosts, hostvars)
+    found = []
+    for name in hosts:
+        host = Host(name, hostvars[name])
+        endpoints = host.get("__rpc_tunnel_own_endpoints")
+        own = endpoints.get(reader) if isinstance(endpoints, Mapping) else None
+        peer = {
+            "host": name,
+            "public_key": str(host.get("__rpc_tunnel_public_key")),
+            "address": str(tunnel_address(host)),
+            "endpoint": f"{own or host.get('__rpc_server_outer_address')}:{host.get('rpc_tunnel_port') or PORT}",
+        }
+        try:
+            check_peer(peer["public_key"], peer["endpoint"], host.get("rpc_tunnel_network"))
+        except TunnelError as error:
+            raise AnsibleFilterError(f"host {name}: {error}") from None
+        found.append(peer)
+    return found
+
+
+class FilterModule:
+    """The filter in the form that Ansible expects."""
+
+    def filters(self) -> Mapping[str, Callable[..., Any]]:
+        """Return the filter by its name."""
+        return {"tunnel_peers": tunnel_peers}
