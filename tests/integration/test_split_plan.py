@@ -185,7 +185,13 @@ def compared(release: Release, path: Path, workers: list[Worker], case: str) -> 
     return wrong
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *MORE])
+# `make test` compares one kind of each way to hold a cache and weights.
+EACH_TIME = ("dense", "experts", "window, five of six", "latent attention", "hybrid, state space")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind in EACH_TIME else pytest.mark.long) for kind in (*KINDS, *MORE)]
+)
 def test_llama_cpp_allocates_what_was_planned(
     release_7: Release, four: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -194,6 +200,7 @@ def test_llama_cpp_allocates_what_was_planned(
     assert [line for case in CASES for line in compared(release_7, path, four, case)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", WIDE)
 def test_it_does_in_wider_models(
     release_7: Release, four: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -211,6 +218,7 @@ def test_it_does_in_wider_models(
 
 def test_each_architecture_that_is_followed_is_compared() -> None:
     assert {architecture for architecture, *_rest in [*KINDS.values(), *MORE.values()]} >= FOLLOWED
+    assert set(EACH_TIME) < set(KINDS)
 
 
 def resident(worker: Worker) -> int:
