@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ MADE = "Written by scripts/chart.py from role kubernetes."
 PODS, GATEWAY = (f"marker.example.com/{name}@sha256:{letter * 64}" for name, letter in (("pods", "e"), ("door", "f")))
 NAME, SPACE, ALIAS, CLIENT = "marker-name", "marker-space", "marker-alias", "marker-client"
 KEY, GROUP_KEY, CLIENT_KEY = (f"marker-{name}-0123456789" for name in ("key", "group", "client"))
-EXTRA, ORIGIN = "--marker-extra", "https://marker.example.org"
+EXTRA, ORIGIN = "marker-extra", "https://marker.example.org"
 REPLICAS, SURGE, SLOTS, CONTEXT = 17, 19, 251, 7021
 LAST_GROUP, LAST_OF_GATEWAY = REPLICAS + SURGE - 1, REPLICAS - 1
 
@@ -503,12 +504,15 @@ def configuration_lines(configuration: str) -> list[str]:
 
 
 def known_options() -> str:
-    """Return, as JSON, the kinds of drafts that role llama_server knows, and the llama-server options it refuses."""
+    """Return, as JSON, the kinds of drafts that role llama_server knows, and what it says of llama-server's options."""
     found = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text(encoding="utf-8"))
-    refused = [found[f"__llama_server_{kind}_options"] for kind in ("own", "closed")]
+    own = {names: variable if variable in MARKERS else "" for names, variable in options.OWN.items()}
     known = {
         "drafts": found["__llama_server_spec_types"],
-        "refused": [name for text in refused for name in re.findall(r"(?<![\w-])-[\w-]+", text)],
+        "option": options.OPTION,
+        "options": options.endings(own, "this chart"),
+        "unknown": options.UNKNOWN,
+        "joined": options.JOINED,
     }
     return json.dumps(known, indent=2) + "\n"
 

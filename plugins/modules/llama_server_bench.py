@@ -72,7 +72,10 @@ options:
     default: 1024
   extra_args:
     description:
-      - Further options of C(llama-server).
+      - Further options of C(llama-server). An option and its value are two items.
+      - The module refuses options that it sets itself, and names the option to use instead.
+      - It also refuses options that the role P(llama_cpp.cluster.llama_server#role) refuses because they would log
+        prompts, fetch files or open more of the API, or because they are not known.
     type: list
     elements: str
     default: []

@@ -225,6 +225,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "llama_server_extra_args holds --ctx-size, which",
     ),
     "closed-option": ({"llama_server_extra_args": ["-hf", "a/b"]}, "llama_server_extra_args holds -hf"),
+    "option-that-logs": (
+        {"llama_server_extra_args": ["--mlock", "--log_verbosity", "5"]},
+        "llama_server_extra_args holds --log-verbosity, which could write prompts and answers to a log: take it out.",
+    ),
+    "new-option": (
+        {"llama_server_extra_args": ["--temp", "-1", "--log-all"]},
+        "llama_server_extra_args holds --log-all, which the llama.cpp version that this collection pins does not have",
+    ),
+    "option-in-one-word": (
+        {"llama_server_extra_args": ["--top-k=20"]},
+        "llama_server_extra_args holds --top-k, which is one word with its value, and llama.cpp takes two",
+    ),
     "elsewhere": (
         {"llama_server_lora": ["/other/one.gguf"]},
         "/other/one.gguf is not below /models, and leaders see no other folder of the volume: put it beside the model.",

@@ -121,6 +121,26 @@ def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
     assert body["choices"][0]["text"].strip() not in said
 
 
+def test_the_environment_adds_no_option(
+    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {"LLAMA_ARG_LOG_VERBOSITY": "5", "LLAMA_SERVER_SLOTS_DEBUG": "1", "AIP_MODE": "PREDICTION"}
+    for name, value in {**others, "XDG_CONFIG_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp/config.ini").write_text("[*]\nlog-verbosity = 5\n")
+    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+        running.wait_for("Serving")
+        asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
+        status, body = running.request("/v1/completions", asked)
+        assert status == 200
+        assert "harbour" not in json.dumps(running.request("/slots")[1])
+        said = "".join(running.lines)
+        assert "processing task" in said
+        assert "harbour" not in said
+        assert body["choices"][0]["text"].strip() not in said
+
+
 def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_before(
     release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]
 ) -> None:

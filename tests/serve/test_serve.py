@@ -262,6 +262,7 @@ def test_a_site_that_knows_of_no_api_leaves_it_alone(bearer: str) -> None:
 # Bad variables, and a part of the message about them. Each has a play of its own, which changes nothing.
 BAD = {
     "tools": ({"llama_server_extra_args": ["--tools", "all"]}, "llama_server_extra_args holds --tools"),
+    "log": ({"llama_server_extra_args": ["-lv", "5"]}, "llama_server_extra_args holds -lv, which could write prompts"),
     "own": ({"llama_server_extra_args": ["--port", "1"]}, "--port, which the role sets itself"),
     "open": (
         {"llama_server_trusted_sources": []},

@@ -60,11 +60,15 @@
 
 {{- /* What a user adds to the options of llama-server, and what the plan is told of it. */ -}}
 {{- define "llama.extra" -}}
-{{- $refused := (.Files.Get "files/options.json" | fromJson).refused -}}
+{{- $known := .Files.Get "files/options.json" | fromJson -}}
 {{- range .Values.llama_server_extra_args -}}
-{{- $option := regexReplaceAll "=.*" . "" | replace "_" "-" -}}
-{{- if has $option $refused -}}
-{{- fail (printf "llama_server_extra_args holds %s, which has a value of its own in this chart, or which the API refuses: take it out." $option) -}}
+{{- if regexMatch $known.option . -}}
+{{- $written := regexFind "^[^=\\s]*" . -}}
+{{- $option := ternary (replace "_" "-" $written) $written (hasPrefix "--" $written) -}}
+{{- $ending := ternary (get $known.options $option) $known.unknown (hasKey $known.options $option) -}}
+{{- with $ending | default (ternary "" $known.joined (eq $written .)) -}}
+{{- fail (printf "llama_server_extra_args holds %s, %s" $option .) -}}
+{{- end -}}
 {{- end -}}
 , {{ toRawJson . }}
 {{- end -}}

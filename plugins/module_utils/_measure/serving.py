@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from .._run import worker_run
 from .._run.watch import Watch
 from .._run.worker_run import Asked, Ending, Failure, OptionError
+from .._serve import options as server_options
 from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
 
 if TYPE_CHECKING:
@@ -39,6 +40,20 @@ _BOUNDS = {
     "threads": (1, 512),
     "timeout": (1, 30 * 24 * 3600),
 }
+# Options of llama-server that the module sets itself, and the option of the module to use instead.
+_SETS = {
+    **dict.fromkeys(("--host", "--port", "--n-gpu-layers", "--fit", "--no-ui", "--api-key", "--api-key-file"), ""),
+    "--model": "model",
+    "--parallel": "parallel",
+    "--ctx-size": "ctx_size",
+    "--rpc": "workers",
+    "--device": "workers",
+    "--tensor-split": "tensor_split",
+    "--threads": "threads",
+    "--cache-ram": "cache_ram",
+}
+_OWN = {names: _SETS[name] for names in server_options.OWN for name in names.split() if name in _SETS}
+_KNOWN = server_options.endings(_OWN, "the module")
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,9 @@ def check_options(options: Options) -> None:
             worker_run.check_number(name, value, low, high)
     if any("\0" in word for word in (options.model, *options.extra_args)):
         raise OptionError("model or extra_args contains a NUL character, which no program accepts; remove it.")
+    refused = server_options.refusals(options.extra_args, "extra_args", _KNOWN)
+    if refused:
+        raise OptionError(" ".join(refused))
 
 
 def time_limit(options: Options, model_bytes: int) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Mapping, Sequence
 
+from .._serve.options import refusals
 from .bench import CACHE_TYPES
 
 # The weights of prompt and generation, as exponents: a sweep compares the product of both gains. The goal serving
@@ -207,10 +208,12 @@ def start_of(given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     serving = given.get("tune_goal") == SERVING
     kind = ServingConfig if serving else Config
     name = "llama_server_extra_args" if serving else "inference_extra_args"
-    config, rest = options_of(
-        _listed(name, given.get("extra_args", ()), "[--check-tensors]"), bool(given.get("old")), kind
-    )
+    extra_args = _listed(name, given.get("extra_args", ()), "[--check-tensors]")
+    config, rest = options_of(extra_args, bool(given.get("old")), kind)
     if isinstance(config, ServingConfig):
+        refused = refusals(extra_args, name)
+        if refused:
+            raise TuningError(" ".join(refused))
         config = replace(config, parallel=_number("llama_server_parallel", given.get("parallel", 4), 1, 256))
         ubatch = _number("llama_server_ubatch_size", given.get("ubatch_size", 0), 0, 65536)
         config = replace(config, ubatch_size=ubatch or config.ubatch_size, speculation=given.get("spec_type", "none"))

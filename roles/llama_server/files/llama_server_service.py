@@ -45,6 +45,9 @@ GONE_AFTER_S, IN_VAIN = 30, 2
 # Write the metrics again at least this often, so that their reader sees that this program runs.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# llama-server also takes options from these variables, and would log or show prompts with some. The settings alone
+# define it. (common/arg.cpp, tools/server/server-context.cpp, tools/server/server-http.cpp)
+NOT_PASSED_ON = ("AIP_", "HF_", "LLAMA_", "MTMD_")
 # The list of units that a playbook has paused. The playbook removes it when they may serve again (tasks pause and
 # resume).
 PAUSED = Path("/run/llama_server_paused")
@@ -282,8 +285,9 @@ class Server:
         self.workers = {f"{worker.address}:{worker.port}": worker.endpoint for worker in workers}
         names = ",".join(f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers)))
         command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
-        # Upstream's abort would start a debugger.
-        environment = {**os.environ, "GGML_NO_BACKTRACE": "1"}
+        environment = {name: it for name, it in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
+        # Upstream's abort would start a debugger. A file config.ini in the other folder would add options.
+        environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)
         libc = ctypes.CDLL(None)
         self.answered = 0.0
         # By the address of a worker: since when its host acknowledges nothing.

@@ -61,6 +61,9 @@ def test_the_time_limit_is_one_that_slow_hosts_stay_under() -> None:
         ({"clients": 0}, "clients is 0; give a number from 1 to 256."),
         ({"ctx_size": 1}, "ctx_size is 1; give a number from 64"),
         ({"extra_args": ("a\0",)}, "model or extra_args contains a NUL character"),
+        ({"extra_args": ("--host", "0.0.0.0")}, "extra_args holds --host, which the module sets itself: take it out."),
+        ({"extra_args": ("-c", "9")}, "extra_args holds -c, which the module sets itself: use ctx_size."),
+        ({"extra_args": ("--log-file", "x")}, "extra_args holds --log-file, which could write prompts and answers to"),
         ({"tensor_split": (1.0,)}, "tensor_split has 1 entries for 2 workers"),
     ],
 )
@@ -68,6 +71,10 @@ def test_what_no_build_can_run_is_said(more: dict[str, Any], sentence: str) -> N
     with pytest.raises(OptionError) as raised:
         check_options(options(**more))
     assert str(raised.value).startswith(sentence)
+
+
+def test_options_that_only_the_role_sets_are_measured_too() -> None:
+    check_options(options(extra_args=("--spec-type", "ngram-mod", "--lora", "/srv/a.gguf", "--cache-reuse", "32")))
 
 
 def test_figures_have_the_spread_of_the_repetitions_and_the_times_of_all_requests() -> None:

@@ -181,6 +181,7 @@ def test_a_sweep_keeps_to_its_time() -> None:
         ({"spec_type": "guess"}, "llama_server_spec_type is guess, which needs another name."),
         ({"tune_worker_threads": True}, "tune_worker_threads is true, and tune_goal=serving takes the workers as they"),
         ({"extra_args": ["-sm", "row"]}, "llama_server_extra_args, -sm is row, which cannot be measured over RPC."),
+        ({"extra_args": ["-sm", "layer", "-lv", "5"]}, "llama_server_extra_args holds -lv, which could write prompts"),
     ],
 )
 def test_what_is_wrong_is_said(asked: dict[str, Any], sentence: str) -> None:
