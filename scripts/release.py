@@ -65,8 +65,9 @@ def rewrite(built: Path, folder: Path, epoch: int) -> Path:
 
 
 def requirements(path: Path) -> list[str]:
-    """Return the requirements in a requirements file of pip."""
-    return [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    """Return the requirements in a requirements file of pip, without digests and markers."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line.split()[0] for line in lines if line and not line.startswith(("#", " "))]
 
 
 def python_component(requirement: str, why: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.confined import confined
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, more, show
 
@@ -36,6 +37,7 @@ LOOK_S, LOOKS = 5, 12  # without a look for LOOK_S * LOOKS seconds, a command is
 # runs. The command does not inherit the lock, because processes that it leaves running must not block the next call.
 START = f"""
 log=$1 result=$2 seconds=$3 folder=$4 claim=$5; shift 5
+umask 022
 [ -z "$claim" ] || owner=$(cat "$claim")
 cd "$folder" && exec 9>.watched_command.lock || exit
 if flock --timeout "$seconds" 9
@@ -110,6 +112,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 "argv": {"type": "list", "elements": "str", "required": True},
                 "log": {"type": "str", "required": True},
                 "claim": {"type": "str", "default": ""},
+                "confined_to": {"type": "list", "elements": "str"},
                 "timeout": {"type": "int", "default": 3600},
             }
         )
@@ -144,7 +147,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _start(self, args: dict[str, Any], rc_file: str) -> int:
         folder = args["log"].rpartition("/")[0] or "."
         words = ["setsid", "sh", "-c", START, "sh", args["log"], rc_file, str(args["timeout"]), folder, args["claim"]]
-        command = f"{self._compute_environment_string()} {shlex.join([*words, *args['argv']])}"
+        argv = args["argv"] if args["confined_to"] is None else confined(args["argv"], args["confined_to"])
+        command = f"{self._compute_environment_string()} {shlex.join([*words, *argv])}"
         return int(self._shell(f"{{ {command} >/dev/null 2>&1 </dev/null & echo $!; }}"))
 
     def _watch(self, host: str, look: str, claim: str, longest_s: int) -> int:

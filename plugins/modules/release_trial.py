@@ -14,6 +14,9 @@ author:
 description:
   - Inspects the programs of a llama.cpp release and runs each of them once, so that llama.cpp's CPU code is
     initialised. It reads no model, opens no port and uses no GPU.
+  - As root it runs them as the account C(nobody), without privileges and network, and they see no files but their own
+    and the system's. On a host where root may not make namespaces, such as a container without C(CAP_SYS_ADMIN), and
+    for a release that not every account may read, it warns and runs them as root.
   - If a program cannot run on this host, it fails and gives the reason. The program may be for another machine or
     another C library, use CPU features or instructions that this host lacks, need a newer glibc or a missing library,
     or not end in time.
@@ -37,7 +40,7 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Needs coreutils' C(timeout) on the host.
+  - Needs coreutils' C(timeout) on the host, and util-linux as root.
 """
 
 EXAMPLES = r"""
@@ -93,9 +96,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.confined import confined
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import trial
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import read_manifest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import RunnerError, run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Run, RunnerError, run
+
+# However busy the host is.
+START_LIMIT_S = 60
 
 
 class Trial:
@@ -104,6 +111,10 @@ class Trial:
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
         self.bin = Path(module.params["path"]) / "bin"
+        # What the programs see. /opt may have libraries of compilers and GPUs, and a link to the release.
+        folder = Path(module.params["path"])
+        self.paths = [str(path) for path in (Path("/opt"), folder.resolve(), folder) if path.is_dir()]
+        self.confines = True
         self.result: dict[str, Any] = {
             "changed": False,
             "machine": platform.machine(),
@@ -134,6 +145,12 @@ class Trial:
         self.reject(trial.check_features(manifest, self.features()))
         # Prevent the memory dump of a program that ends by an illegal instruction.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        # A program's own end must not decide this.
+        ready = self.run(["true"], START_LIMIT_S)
+        if ready.exit_status != 0:
+            self.confines = False
+            why = (ready.stderr.strip().splitlines() or ["it ended early"])[-1]
+            self.module.warn(f"The programs of {self.bin} run as root with the network, because {why}.")
         for name in names:
             self.try_program(name)
         self.module.exit_json(**self.result)
@@ -141,21 +158,20 @@ class Trial:
     def try_program(self, name: str) -> None:
         """Run a program once."""
         path, timeout = self.bin / name, self.module.params["timeout"]
-        try:
-            ended = run(
-                self.module,
-                [str(path), *trial.arguments(name)],
-                timeout,
-                trial.ENVIRONMENT,
-                trial.WITHOUT_ENVIRONMENT,
-            )
-        except RunnerError as error:
-            self.fail("not_started", name, str(error))
+        ended = self.run([str(path), *trial.arguments(name)], timeout, name)
         self.result["programs"].append(
             {"name": name, "exit_status": ended.exit_status, "wall_time_ms": ended.wall_time_ms}
         )
         said = ended.stdout + ended.stderr
         self.reject(trial.check_run(path, ended.exit_status, said, ended.timed_out, timeout, libc()), name)
+
+    def run(self, command: list[str], timeout: int, program: str | None = None) -> Run:
+        """Run a command as the programs run here."""
+        command = confined(command, self.paths) if self.confines else command
+        try:
+            return run(self.module, command, timeout, trial.ENVIRONMENT, trial.WITHOUT_ENVIRONMENT)
+        except RunnerError as error:
+            self.fail("not_started", program, str(error))
 
     def features(self) -> set[str]:
         """Return the features of this host's CPU."""

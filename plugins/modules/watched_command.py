@@ -35,6 +35,13 @@ options:
         has stopped, it removes the file.
     type: str
     default: ""
+  confined_to:
+    description:
+      - For a command that handles what came from outside. If root runs the task, the command runs as the account
+        C(nobody), without privileges and network, and sees only the system's programs and these paths.
+      - It may only read them, but may write a file in this list that does not exist yet.
+    type: list
+    elements: str
   timeout:
     description: After this many seconds, the module ends the command and all processes that it has started.
     type: int
@@ -50,7 +57,8 @@ attributes:
     description: The command is run each time.
     support: none
 requirements:
-  - On the host, C(flock) and C(setsid) of util-linux and C(timeout) of coreutils.
+  - On the host, C(flock) and C(setsid) of util-linux and C(timeout) of coreutils. For O(confined_to) as root, also
+    C(unshare), C(setpriv) and C(mount) of util-linux, and permission to make namespaces.
 notes:
   - The command gets the C(environment) of the task.
 """

@@ -92,7 +92,11 @@ def test_nothing_is_left_for_later(files: dict[str, str]) -> None:
     assert list(places({name: text for name, text in files.items() if not name.startswith(RECORDED)}, UNFINISHED)) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "requirements").glob("*.txt")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "requirements").glob("*.txt")), ROOT / "roles/gguf_model/files/converter_requirements.txt"],
+    ids=lambda path: path.name,
+)
 def test_requirements_are_pinned_with_digests(path: Path) -> None:
     requirements = path.read_text().replace("\\\n", " ").splitlines()
     pinned = re.compile(r"^[\w.\[\],-]+==[\w.+!]+ .*--hash=sha256:[0-9a-f]{64}")

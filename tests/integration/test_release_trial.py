@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ def trial(release: Path, **arguments: object) -> dict[str, Any]:
 @pytest.fixture
 def release(tmp_path: Path) -> Path:
     """Return the folder of an empty release."""
+    tmp_path.chmod(0o755)
     (tmp_path / "bin").mkdir()
     return tmp_path
 
@@ -243,6 +245,47 @@ def test_the_features_of_this_host_are_looked_at(compiled: Callable[..., Path], 
     assert trial(release)["failure"] is None
     (release / "manifest.json").write_text(json.dumps({"cpu_class": {"machine": MACHINE, "features": ["mmx9"]}}))
     assert "(mmx9)" in trial(release)["msg"]
+
+
+# Ends with 32, and one bit for each thing that a program of a stranger may not be, have or do.
+PROBE = """
+#include <arpa/inet.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(void) {
+    int bits = getuid() == 0, value;
+    unsigned long long caps = 1;
+    char line[256];
+    FILE * status = fopen("/proc/self/status", "r");
+    while (status && fgets(line, sizeof line, status)) {
+        if (sscanf(line, "CapEff: %%llx", &caps) == 1 && caps) bits |= 2;
+        if (sscanf(line, "NoNewPrivs: %%d", &value) == 1 && !value) bits |= 4;
+    }
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(%d), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    if (connect(socket(AF_INET, SOCK_STREAM, 0), (struct sockaddr *) &to, sizeof to) == 0) bits |= 8;
+    if (access("%s", R_OK) == 0) bits |= 16;
+    return 32 + bits;
+}
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can take privileges from a program")
+def test_a_program_has_no_privileges_and_no_network(
+    compiled: Callable[..., Path], release: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mine = tmp_path_factory.mktemp("home") / "mine"
+    mine.touch(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        compiled(PROBE % (listener.getsockname()[1], mine))
+        result = trial(release)
+        assert [program["exit_status"] for program in result["programs"]] == [32]
+        assert "warnings" not in result
+        # The account may not read this release.
+        release.chmod(0o700)
+        result = trial(release)
+    assert result["programs"][0]["exit_status"] & 1
+    said = f"The programs of {release}/bin run as root with the network, because the account nobody may not read"
+    assert f"{said} {release}: let every account read it." in str(result["warnings"])
 
 
 def put(path: Path, content: bytes, mode: int = 0o755) -> None:

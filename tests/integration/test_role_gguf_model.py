@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -402,6 +403,59 @@ def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model
     site.ok()
     site.ok(entry="remove", gguf_model_remove_files=True)
     assert site.names() == ["mine.gguf"]
+
+
+# Upstream's converter lets a model's own classes run (trust_remote_code=True). This one says what they would find.
+CONVERTER = """
+import json, os, re, socket, sys
+from pathlib import Path
+
+source, out = Path(sys.argv[1]), Path(sys.argv[3])
+config = json.loads((source / "config.json").read_text())
+for name in config["auto_map"].values():
+    if (source / f"{name}.py").exists():
+        exec((source / f"{name}.py").read_text())
+caps, confined = re.findall(r"^(?:CapEff|NoNewPrivs):\\s*(\\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+reached = not socket.socket().connect_ex(("127.0.0.1", config["port"]))
+seen = os.access(config["seen"], os.R_OK)
+print(source.name, sorted(path.name for path in source.iterdir()))
+print(f"root={os.getuid() == 0} caps={int(caps, 16)} confined={confined} reached={reached} seen={seen}")
+out.write_bytes((source / "model.safetensors").read_bytes())
+sys.exit(config["status"])
+"""
+
+
+def test_the_converter_gets_no_program_of_the_model_and_no_privilege(site: Site, model: Path) -> None:
+    source, marker = site.folder / "Some-Model", site.folder / "marker"
+    touch(site.folder / "release/bin/llama-quantize", 0)
+    touch(site.folder / "release/share/llama.cpp/convert_hf_to_gguf.py", 0)
+    (site.folder / "release/share/llama.cpp/convert_hf_to_gguf.py").write_text(CONVERTER)
+    program = source / "modeling_x.py"
+    touch(program, 0)
+    program.write_text(f"Path({str(marker)!r}).touch()")
+    shutil.copy(model, source / "model.safetensors")
+    site.variables.update(
+        gguf_model_convert_from=f"{source}/",
+        gguf_model_convert_python=sys.executable,
+        gguf_model_bin_folder=str(site.folder / "release/bin"),
+        gguf_model_quantization="F16",
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = {"auto_map": {"AutoModel": "modeling_x"}, "port": listener.getsockname()[1], "seen": str(program)}
+        (source / "config.json").write_text(json.dumps({**config, "status": 1}))
+        run = site.refused("could not be made into", "Some-Model ['config.json', 'model.safetensors']")
+        assert not marker.exists()
+        if os.geteuid() == 0:
+            assert run.holds("root=False caps=0 confined=1 reached=False seen=False")
+            (source / "config.json").chmod(0o600)
+            site.refused(f"the account nobody may not read {source}/config.json: let every account read it")
+        (source / "config.json").unlink()
+        (source / "config.json").write_text(json.dumps({**config, "status": 0}))
+        site.ok()
+    assert site.path.read_bytes() == model.read_bytes()
+    assert (site.path.stat().st_uid, site.path.stat().st_mode & 0o777) == (os.geteuid(), 0o644)
+    assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
+    assert site.ok().changed == 0
 
 
 def text_of(release: Release, model: Path) -> str:

@@ -55,6 +55,8 @@ def main(folder: Path) -> None:
         for name in ("input_layernorm", "post_attention_layernorm"):
             tensors[f"model.layers.{layer}.{name}.weight"] = np.ones(HIDDEN, np.float16)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    # save_file lets only its own account read it.
+    (folder / "model.safetensors").chmod(0o644)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
