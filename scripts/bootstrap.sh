@@ -103,3 +103,7 @@ for packages in "$venv"/lib/python3.*/site-packages; do
     printf '%s\n' "$venv/collections" >"$packages/llama_cpp_cluster_collection.pth"
     [ "$kind" = run ] || printf '%s\n' "$top/tests" "$top/playbooks/files" >"$packages/llama_cpp_cluster.pth"
 done
+
+# In other folders, ansible.cfg of this clone does not hold; its setting for security does.
+grep -q INJECT_FACT_VARS "$venv/bin/activate" ||
+    echo "export ANSIBLE_INJECT_FACT_VARS=\${ANSIBLE_INJECT_FACT_VARS:-false}" >>"$venv/bin/activate"

@@ -76,6 +76,7 @@ def run(
             "HOME": str(cwd),
             "ANSIBLE_HOME": str(cwd / ".ansible"),
             "ANSIBLE_COLLECTIONS_PATH": str(collections),
+            "ANSIBLE_INJECT_FACT_VARS": "false",
             "ANSIBLE_LOCALHOST_WARNING": "false",
             "ANSIBLE_INVENTORY_UNPARSED_WARNING": "false",
             "ANSIBLE_NOCOLOR": "1",
