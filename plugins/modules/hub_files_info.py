@@ -117,7 +117,13 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits, get_json, head
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
+    DownloadError,
+    Limits,
+    get_json,
+    head,
+    secrets_of,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, part_names
 
 
@@ -230,6 +236,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
+    module.no_log_values.update(secrets_of(params["endpoint"]))
     hub = Hub(params)
     try:
         if params["patterns"]:

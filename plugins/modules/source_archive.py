@@ -107,7 +107,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import shown
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import secrets_of, shown
 
 # Gives git the name and password in the environment. The first, empty helper takes those of the user's settings away.
 HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$LLAMA_CPP_GIT_NAME" "$LLAMA_CPP_GIT_PASSWORD"; }; f'
@@ -134,12 +134,13 @@ def without_login(url: str) -> tuple[str, dict[str, str]]:
     return urlunsplit((parts.scheme, place, *parts[2:])), environment
 
 
-def secrets_of(url: str) -> set[str]:
-    """Return the parts of a URL that nobody may read: login, password, and the query, which may be a signature."""
-    parts = urlsplit(url)
-    login = parts.netloc.rpartition("@")[0] if parts.scheme in ("http", "https", "ftp") else ""
-    password = login.partition(":")[2]
-    return {part for part in (login, password, unquote(password), parts.query) if part}
+class Module(AnsibleModule):  # type: ignore[misc]
+    """A module that hides the secrets of its URLs, from its first words in the host's log on."""
+
+    def _log_invocation(self) -> None:
+        for name in ("url", "git_url"):
+            self.no_log_values.update(secrets_of(self.params[name] or ""))
+        super()._log_invocation()
 
 
 class Source:
@@ -264,7 +265,7 @@ class Source:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = Module(
         argument_spec={
             "path": {"type": "path", "required": True},
             "sha256": {"type": "str"},
@@ -282,8 +283,6 @@ def main() -> None:
     )
     if module.params["sha256"]:
         module.params["sha256"] = module.params["sha256"].lower()
-    for url in (module.params["url"], module.params["git_url"]):
-        module.no_log_values.update(secrets_of(url or ""))
     source = Source(module)
     found = source.cached()
     changed = found is None

@@ -30,7 +30,7 @@ options:
     required: true
     suboptions:
       url:
-        description: The URL of the file, with C(http) or C(https).
+        description: The URL of the file, with C(http) or C(https). Its query, which may be a signature, is never shown.
         type: str
         required: true
       dest:
@@ -112,8 +112,22 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan, sentence
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, Count, Note, noted
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits, check_url
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
+    DownloadError,
+    Limits,
+    check_url,
+    secrets_of,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
+
+
+class Module(AnsibleModule):  # type: ignore[misc]
+    """A module that hides the secrets of its URLs, from its first words in the host's log on."""
+
+    def _log_invocation(self) -> None:
+        for entry in self.params["files"]:
+            self.no_log_values.update(secrets_of(entry["url"]))
+        super()._log_invocation()
 
 
 def wanted_files(module: AnsibleModule) -> list[Wanted]:
@@ -170,7 +184,7 @@ def bring(module: AnsibleModule, note: Note) -> tuple[bool, list[str]]:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = Module(
         argument_spec={
             "files": {
                 "type": "list",

@@ -92,11 +92,13 @@ def test_a_key_is_added_and_removed_while_clients_ask() -> None:
     before = ssh("worker4", "systemctl", "show", "--property=InvocationID", UNIT).stdout
     keys = [{"name": "first", "key": KEY}, {"name": "other", "key": OTHER_KEY}]
     with clients_that_keep_asking() as seen:
-        done = playbook("gateway", llama_gateway_api_keys=keys)
+        done = playbook("gateway", "-vvv", "--diff", llama_gateway_api_keys=keys)
         assert client(OTHER_KEY).answers()
         playbook("gateway")
         eventually(lambda: client(OTHER_KEY).request("/v1/models")[0] == 401, 10, "the key is refused")
-    assert OTHER_KEY not in done.stdout
+    for key in (KEY, OTHER_KEY, "key-of-the-gateway-of-the-lab"):
+        assert key not in done.stdout + done.stderr
+        assert key not in ssh("worker4", "journalctl", "--no-pager").stdout
     assert set(seen.outcomes) == {"200"}, seen.outcomes
     assert ssh("worker4", "systemctl", "show", "--property=InvocationID", UNIT).stdout == before, "reloaded"
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GIB_IN_KIB = 1 << 20
+# Makes Ansible print all that it can print.
+EVERYTHING = ("-vvv", "--diff")
 
 
 @pytest.fixture
@@ -30,23 +32,24 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def test_it_shows_applies_and_removes(cluster: Cluster, tmp_path: Path) -> None:
-    shown = play(tmp_path, {}, "--check", "--diff")
+    shown = play(tmp_path, {}, "--check", *EVERYTHING)
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert "LeaderWorkerSet llama" in shown.stdout
     assert cluster.writes == []
 
-    done = play(tmp_path, {})
+    done = play(tmp_path, {}, *EVERYTHING)
     assert done.returncode == 0, done.stdout + done.stderr
     assert {name for plural, name in cluster.objects if plural == "leaderworkersets"} == {"llama"}
-    assert "key-of-this-test-alone" not in done.stdout + done.stderr
 
     # Of the existing objects, only the settings change, and the set that tells its pods of them.
     again = play(tmp_path, {"llama_server_parallel": 2})
     changed = re.findall(r"changed: \[localhost\] => \(item=(.+?)\)", again.stdout)
     assert changed == ["ConfigMap llama-settings", "LeaderWorkerSet llama"]
 
-    gone = play(tmp_path, {"kubernetes_state": "absent"})
+    gone = play(tmp_path, {"kubernetes_state": "absent"}, *EVERYTHING)
     assert gone.returncode == 0, gone.stdout + gone.stderr
+    for run in (shown, done, gone):
+        assert "key-of-this-test-alone" not in run.stdout + run.stderr
     assert {plural for plural, _name in cluster.objects} == {"namespaces", "nodes"}
 
 
@@ -84,6 +87,16 @@ def test_what_stands_in_the_way_is_said_before_the_first_change(cluster: Cluster
     assert done.returncode == 2
     assert [word for word in words if word not in done.stdout] == []
     assert cluster.writes == []
+
+
+def test_keys_that_kubectl_has_applied_are_not_printed(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.add("secrets", "llama-keys")
+    note = {"kubectl.kubernetes.io/last-applied-configuration": '{"stringData": {"keys": "key-of-this-test-alone"}}'}
+    cluster.objects["secrets", "llama-keys"]["metadata"]["annotations"] = note
+    variables, words = OBSTACLES["no-node"]
+    done = play(tmp_path, {**variables, "llama_server_api_keys": []}, *EVERYTHING)
+    assert words[0] in done.stdout
+    assert "key-of-this-test-alone" not in done.stdout + done.stderr
 
 
 def test_a_cluster_that_cannot_be_asked_is_said(

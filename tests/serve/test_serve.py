@@ -167,8 +167,8 @@ def test_a_key_is_replaced_while_a_request_is_under_way(bearer: str) -> None:
     keys = ["key-of-the-editor-0123456789", "key-of-the-page-0123456789"]
     try:
         with stream(bearer, 400) as answer:
-            done = playbook("serve", llama_server_api_keys=keys)
-            assert keys[0] not in done.stdout
+            done = playbook("serve", "-vvv", "--diff", llama_server_api_keys=keys)
+            assert keys[0] not in done.stdout + done.stderr + ssh("master", "journalctl", "--no-pager").stdout
             assert request("/v1/models", bearer=keys[1])[0] == 200
             assert request("/v1/models", bearer=bearer)[0] == 401
             assert answer.read().decode().rstrip().endswith("data: [DONE]")

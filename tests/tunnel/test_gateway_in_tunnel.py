@@ -154,12 +154,13 @@ def invocations() -> list[str]:
 def test_a_preshared_key_comes_and_goes_without_a_restart_and_a_wrong_one_is_named(tmp_path: Path) -> None:
     before = invocations()
     given = {"rpc_tunnel_preshared_key": PRESHARED}
-    done = playbook("site", "--diff", "-v", **given)
+    done = playbook("site", "--diff", "-vvv", **given)
     assert PRESHARED not in done.stdout + done.stderr
     for host in (*ends.HOSTS, GATEWAY):
         rows = ssh(host, "wg", "show", "llama-tunnel", "preshared-keys").stdout.splitlines()
         assert {row.split()[1] for row in rows} == {PRESHARED}, host
         assert ssh(host, "stat", "--format=%a", "/etc/wireguard/llama-tunnel.peers").stdout.strip() == "600"
+        assert PRESHARED not in ssh(host, "journalctl", "--no-pager").stdout, host
     assert invocations() == before
     assert CLIENT.answers()
     assert set(re.findall(r"changed=(\d+)", playbook("site", **given).stdout)) == {"0"}

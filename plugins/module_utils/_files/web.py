@@ -19,7 +19,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Callable, Iterator, NamedTuple, TypeVar, cast
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
     from email.message import Message
@@ -72,6 +72,16 @@ def shown(url: str) -> str:
     """Return a URL without its query, which may be a signature, and without a name and password."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def secrets_of(url: str) -> set[str]:
+    """Return the parts of a URL that nobody may read: login, password, and the query, which may be a signature."""
+    scheme, _mark, rest = url.partition("://")
+    place, _mark, query = rest.partition("#")[0].partition("?")
+    login = place.partition("/")[0].rpartition("@")[0] if scheme in ("http", "https", "ftp") else ""
+    password = login.partition(":")[2]
+    # A shorter query is no signature, and without it other texts would lose the same letters.
+    return {part for part in (login, password, unquote(password), query if len(query) > 7 else "") if part}
 
 
 def origin_of(url: str) -> tuple[str, str, int | None]:

@@ -22,7 +22,7 @@ echo "root may not make namespaces here: use another account, or give the contai
 exit 126
 """
 
-# The program gets a root folder of its own, because it may not pass folders such as root's home on its way to the paths.
+# The program gets a root folder of its own, because it may not pass root's home on its way to the paths.
 # This shell stays, because signals do not end the first process of a PID namespace.
 _INSIDE = """
 why="root may not mount folders here: use another account, or give the container CAP_SYS_ADMIN"

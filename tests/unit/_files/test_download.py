@@ -331,6 +331,22 @@ def test_an_address_that_cannot_work(tmp_path: Path, url: str, words: str) -> No
     assert left(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("url", "secrets"),
+    [
+        ("https://me:a%2Fb@host/x?signature=1#part", {"me:a%2Fb", "a%2Fb", "a/b", "signature=1"}),
+        ("http://[::1/x?signature=1", {"signature=1"}),
+        # Other texts may hold the same letters as these.
+        ("https://host/@x?v=1", set()),
+        ("ssh://git@host/x.git", set()),
+        ("/srv/x", set()),
+    ],
+    ids=["login", "nonsense", "short", "ssh", "path"],
+)
+def test_the_secrets_of_an_address(url: str, secrets: set[str]) -> None:
+    assert web.secrets_of(url) == secrets
+
+
 def test_redirects_end(tmp_path: Path) -> None:
     with running_hub({}) as hub:
         hub.repo = "renamed/model-GGUF"  # leads to itself
