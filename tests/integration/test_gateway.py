@@ -154,6 +154,15 @@ def test_only_a_known_key_that_has_not_expired_is_served(shared: Door) -> None:
     assert CLIENT_KEY not in "".join([log, *(path.read_text() for path in files)])
 
 
+def test_a_line_of_the_log_has_the_status_whatever_a_client_asks_for(shared: Door) -> None:
+    assert shared.client.request(CHAT, chat("x", model="m" * 3000))[0] == 404
+    assert shared.client.request(f"/{'p' * 3000}")[0] == 404
+    long = "longer-than-256-characters"
+    wait_for(lambda: shared.gateway.log().count(long) == 2, 10)
+    said = [line.partition(" ")[2] for line in shared.gateway.log().splitlines() if long in line]
+    assert [line[: line.index(" 404 ")] for line in said] == [f"first {long} - POST {CHAT}", f"first - - GET {long}"]
+
+
 def test_no_group_gets_more_than_its_slots_and_the_rest_wait_in_turn(shared: Door) -> None:
     groups = shared.groups["queue"]
     for group in groups:
