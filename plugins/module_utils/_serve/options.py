@@ -167,17 +167,17 @@ JOINED = "which is one word with its value, and llama.cpp takes two: give the va
 OPTION = r"^-[^0-9.]"
 
 
-def endings(own: Mapping[str, str] = OWN, setter: str = "the role") -> dict[str, str]:
+def endings(own: Mapping[str, str] | None = None, setter: str = "the role") -> dict[str, str]:
     """Return, for each known spelling, the end of the sentence that refuses it; it is empty for what is allowed.
 
-    `own` holds the spellings that `setter` sets itself, and what to use instead.
+    `own` holds the spellings that `setter` sets itself, and what to use instead; without it, those of the role.
     """
     allowed = " ".join([*ALLOWED.values(), *OWN, EARLIER])
     return {
         **dict.fromkeys(allowed.split(), ""),
         **{
             option: f"which {setter} sets itself: {f'use {instead}' if instead else 'take it out'}."
-            for options, instead in own.items()
+            for options, instead in (OWN if own is None else own).items()
             for option in options.split()
         },
         **{option: f"which {why}: take it out." for why, options in REFUSED.items() for option in options.split()},

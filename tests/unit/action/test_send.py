@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from ansible.errors import AnsibleError
@@ -22,9 +22,10 @@ class Connection:
 
 
 def sent(dest: str) -> list[tuple[str, str]]:
-    connection = Connection()
-    send(cast("Any", SimpleNamespace(_connection=connection)), "here", dest)
-    return connection.sent
+    action: Any = SimpleNamespace(_connection=Connection())
+    send(action, "here", dest)
+    found: list[tuple[str, str]] = action._connection.sent
+    return found
 
 
 def test_a_file_is_sent_to_an_absolute_path() -> None:
