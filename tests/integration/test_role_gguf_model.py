@@ -260,7 +260,10 @@ BAD = {
         {"gguf_model_url": "http://127.0.0.1/x", "gguf_model_hf_repo": "a/b"},
         "gguf_model_url and gguf_model_hf_repo are both given: give one source",
     ),
-    "no-digest": ({"gguf_model_url": "http://127.0.0.1/x"}, "give the SHA-256 digest of http://127.0.0.1/x"),
+    "no-digest": (
+        {"gguf_model_url": f"http://me:word@127.0.0.1/x?{SIGNATURE}"},
+        "give the SHA-256 digest of http://127.0.0.1/x, 64 hexadecimal digits",
+    ),
     "quantisation": (
         {"gguf_model_convert_from": "/srv/model", "gguf_model_quantization": "Q4_9"},
         'gguf_model_quantization is "Q4_9": give one of F32, F16',

@@ -198,7 +198,8 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "gguf_model_path": "/srv/models/none.gguf",
             "gguf_model_url": f"{hub.storage}/model.gguf?signature={MARK}",
             "gguf_model_sha256": "0" * 64,
-            # As if this machine ran systemd, and had a key for the tunnel.
+            # As if this machine ran systemd, and had a key for the tunnel and no HAProxy.
+            "__llama_gateway_haproxy": "/nowhere/haproxy",
             "__llama_gateway_systemd": 257,
             "__llama_server_systemd": 257,
             "__rpc_tunnel_public_key": f"{'A' * 43}=",
