@@ -179,7 +179,8 @@ def test_an_image(tmp_path: Path) -> None:
     assert "kubernetes_image_mirror holds a user name or password" in done.stdout
 
 
-@pytest.mark.parametrize("playbook", [*WITH_SECRETS, *(pytest.param(name, marks=pytest.mark.long) for name in LESS)])
+@pytest.mark.long
+@pytest.mark.parametrize("playbook", [*WITH_SECRETS, *LESS])
 def test_hosts(tmp_path: Path, playbook: str) -> None:
     with running_hub({"model.gguf": b"no model"}) as hub:
         variables = {
