@@ -37,7 +37,7 @@ LOOK_S, LOOKS = 5, 12  # without a look for LOOK_S * LOOKS seconds, a command is
 # runs. The command does not inherit the lock, because processes that it leaves running must not block the next call.
 START = f"""
 log=$1 result=$2 seconds=$3 folder=$4 claim=$5; shift 5
-umask 022
+umask 022 # a confined command may have to read what another one has written
 [ -z "$claim" ] || owner=$(cat "$claim")
 cd "$folder" && exec 9>.watched_command.lock || exit
 if flock --timeout "$seconds" 9

@@ -18,6 +18,7 @@ description:
     into a known one.
   - It compares names, and evaluates only C(llama_cpp_allow_unknown_variables) of each host, a list of names that are
     not returned.
+  - It warns once if Ansible's setting C(inject_facts_as_vars) is on, with which a host can override these variables.
 positional: _input, hostvars
 options:
   _input:

@@ -100,14 +100,13 @@ from posixpath import basename
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.beginning import Beginning
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import open_no_link, reason
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
     Limits,
     check_url,
-    secrets_of,
     shown,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
@@ -119,14 +118,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
     read_model,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, encoded
-
-
-class Module(AnsibleModule):  # type: ignore[misc]
-    """A module that hides the secrets of its URL, from its first words in the host's log on."""
-
-    def _log_invocation(self) -> None:
-        self.no_log_values.update(secrets_of(self.params["url"] or ""))
-        super()._log_invocation()
 
 
 def parts_of(url: str) -> list[tuple[str, str]]:
@@ -184,7 +175,7 @@ def get(params: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Run the module."""
-    module = Module(
+    module = QuietModule(
         argument_spec={
             "url": {"type": "str"},
             "shape": {"type": "str", "choices": [shape.typed for shape in SHAPES]},

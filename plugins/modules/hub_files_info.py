@@ -116,13 +116,12 @@ from posixpath import basename, dirname, join
 from typing import Any, cast
 from urllib.parse import quote
 
-from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
     Limits,
     get_json,
     head,
-    secrets_of,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, part_names
 
@@ -218,7 +217,7 @@ class Hub:
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(
+    module = QuietModule(
         argument_spec={
             "repo": {"type": "str", "required": True},
             "files": {"type": "list", "elements": "str"},
@@ -236,7 +235,6 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    module.no_log_values.update(secrets_of(params["endpoint"]))
     hub = Hub(params)
     try:
         if params["patterns"]:

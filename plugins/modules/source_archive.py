@@ -107,7 +107,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.urls import fetch_url
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import secrets_of, shown
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import shown
 
 # Gives git the name and password in the environment. The first, empty helper takes those of the user's settings away.
 HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$LLAMA_CPP_GIT_NAME" "$LLAMA_CPP_GIT_PASSWORD"; }; f'
@@ -132,15 +133,6 @@ def without_login(url: str) -> tuple[str, dict[str, str]]:
         environment.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
     environment.update({"LLAMA_CPP_GIT_NAME": unquote(name), "LLAMA_CPP_GIT_PASSWORD": unquote(password)})
     return urlunsplit((parts.scheme, place, *parts[2:])), environment
-
-
-class Module(AnsibleModule):  # type: ignore[misc]
-    """A module that hides the secrets of its URLs, from its first words in the host's log on."""
-
-    def _log_invocation(self) -> None:
-        for name in ("url", "git_url"):
-            self.no_log_values.update(secrets_of(self.params[name] or ""))
-        super()._log_invocation()
 
 
 class Source:
@@ -265,7 +257,7 @@ class Source:
 
 def main() -> None:
     """Run the module."""
-    module = Module(
+    module = QuietModule(
         argument_spec={
             "path": {"type": "path", "required": True},
             "sha256": {"type": "str"},

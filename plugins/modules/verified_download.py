@@ -111,23 +111,14 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan, sentence
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, Count, Note, noted
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
     Limits,
     check_url,
-    secrets_of,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
-
-
-class Module(AnsibleModule):  # type: ignore[misc]
-    """A module that hides the secrets of its URLs, from its first words in the host's log on."""
-
-    def _log_invocation(self) -> None:
-        for entry in self.params["files"]:
-            self.no_log_values.update(secrets_of(entry["url"]))
-        super()._log_invocation()
 
 
 def wanted_files(module: AnsibleModule) -> list[Wanted]:
@@ -184,7 +175,7 @@ def bring(module: AnsibleModule, note: Note) -> tuple[bool, list[str]]:
 
 def main() -> None:
     """Run the module."""
-    module = Module(
+    module = QuietModule(
         argument_spec={
             "files": {
                 "type": "list",
