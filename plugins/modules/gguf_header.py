@@ -12,7 +12,8 @@ short_description: Fetch the header of a GGUF model without its weights
 version_added: 0.3.0
 description:
   - Fetches the header of a GGUF file at a URL, some MB, and none of its weights. For a part of a split model
-    (C(...-00001-of-00003.gguf)) it fetches the headers of all parts, which must be beside it.
+    (C(...-00001-of-00003.gguf)) it fetches the headers of all parts, which must be beside it. For a file that was cut
+    into pieces, name the first one (C(.gguf.part1of2)).
   - Instead of a URL, it takes the name of a shape, and makes the header of a model of that shape.
   - The files that it leaves have the size of the whole model, but take little room on the disk, because all after
     the header is a hole (a sparse file). So M(llama_cpp.cluster.gguf_info) and
@@ -115,17 +116,21 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
     Header,
     header_of,
     part_names,
+    piece_names,
     read_model,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, encoded
+
+
+def _name_in(url: str) -> str:
+    return basename(unquote(urlsplit(url).path))
 
 
 def parts_of(url: str) -> list[tuple[str, str]]:
     """Return name and URL of each file of a model from the URL of one. Raises DownloadError and GgufError."""
     check_url(url)
     whole = urlsplit(url)
-    folder, _slash, last = whole.path.rpartition("/")
-    name = basename(unquote(last))
+    folder, name = whole.path.rpartition("/")[0], _name_in(url)
     if not name.endswith(".gguf"):
         return [("model.gguf", url)]
     names = part_names(name)
@@ -139,8 +144,11 @@ def fetch(url: str, path: Path, limits: Limits, token: str | None) -> int:
     with open(str(path), "w+b", opener=open_no_link) as store:
         beginning = Beginning(url, limits, token, store)
 
+        # A piece is shorter than the model, whose size only the header tells.
+        is_piece = bool(piece_names(_name_in(url)))
+
         def read(stream: Beginning) -> Header:
-            return header_of(stream, MAX_COUNT if stream.total is None else stream.total)
+            return header_of(stream, MAX_COUNT if is_piece or stream.total is None else stream.total)
 
         try:
             header = beginning.use(read)
@@ -148,7 +156,7 @@ def fetch(url: str, path: Path, limits: Limits, token: str | None) -> int:
             raise GgufError(
                 f"{shown(url)} is not a complete GGUF model: {error}; give the URL of a GGUF file."
             ) from None
-        size = beginning.total or header.end_bytes
+        size = header.end_bytes if is_piece else beginning.total or header.end_bytes
         if size:
             store.truncate(size)
     return beginning.arrived

@@ -33,6 +33,13 @@ options:
         accepts it. That depends on the vocabularies of both models.
     type: path
     version_added: 0.2.0
+  joined:
+    description:
+      - If O(path) is a piece of a file that was cut, such as C(.part1of2), look at all pieces as if they were joined.
+      - Without this, a piece is not RV(valid), because llama.cpp reads only the whole.
+    type: bool
+    default: false
+    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -328,13 +335,16 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
 
-def look(path: Path, draft: Path | None) -> dict[str, Any]:
-    """Return the module's result for a model, and for its draft model if there is one."""
+def look(path: Path, draft: Path | None, *, joined: bool = False) -> dict[str, Any]:
+    """Return the module's result for a model, or one to be joined, and for its draft model if there is one."""
+    pieces: list[Path] = []
     try:
-        parts = model_parts(path)
+        pieces = piece_paths(path) if joined else []
+        parts = pieces or model_parts(path)
     except GgufError:
         parts = [path]
     files = []
@@ -363,7 +373,7 @@ def look(path: Path, draft: Path | None) -> dict[str, Any]:
         **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
     try:
-        headers = read_model(path)
+        headers = [read_pieces(pieces)] if pieces else read_model(path)
     except GgufError as error:
         return {**result, "valid": False, "message": str(error)}
     # JSON has no infinity and no NaN.
@@ -391,12 +401,16 @@ def _draft_problem(path: Path, draft: Path) -> str:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"path": {"type": "path", "required": True}, "draft_model": {"type": "path"}},
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "draft_model": {"type": "path"},
+            "joined": {"type": "bool", "default": False},
+        },
         supports_check_mode=True,
     )
-    draft = module.params["draft_model"]
+    draft, joined = module.params["draft_model"], module.params["joined"]
     try:
-        result = look(Path(module.params["path"]), Path(draft) if draft else None)
+        result = look(Path(module.params["path"]), Path(draft) if draft else None, joined=joined)
     except OSError as error:
         module.fail_json(msg=f"{module.params['path']} cannot be read: {error.strerror}.")
     module.exit_json(changed=False, **result)

@@ -142,6 +142,17 @@ def test_a_split_model_is_read_from_a_hub(model: Path, tmp_path: Path) -> None:
     assert "At least 3 hosts with 360MiB available are needed" in done.stdout
 
 
+def test_a_model_in_pieces_is_read_from_a_hub(model: Path) -> None:
+    content = model.read_bytes()
+    pieces = {"m.gguf-split-a": content[: 4 << 20], "m.gguf-split-b": content[4 << 20 :]}
+    with running_hub(pieces) as hub:
+        given = {"model_hf_repo": hub.repo, "model_hf_file": "m.gguf-split-a", "model_hf_endpoint": hub.endpoint}
+        done = size(**given, host_memory="360MiB", master_memory="2GiB")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "8.47 MiB of weights in 12 layers" in done.stdout
+    assert "At least 3 hosts with 360MiB available are needed" in done.stdout
+
+
 def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
     shape = {"model": "70B", "host_memory": "31GiB", "hosts": 2, "master_memory": "1057.1MiB"}
     done = size(**shape)

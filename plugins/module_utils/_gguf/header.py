@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Union
 from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES, is_of_fork
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from io import RawIOBase
     from pathlib import Path
 
@@ -377,21 +378,16 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     return header
 
 
-# Some people cut a file for the hub's limit into pieces of these names, which llama.cpp cannot read.
-_PIECE = re.compile(r"(?P<whole>.+\.gguf)(?:\.part(?P<number>\d{1,3})of(?P<count>\d{1,3})|-split-(?P<letter>[a-z]))\Z")
-
-
 def _check_piece(path: Path) -> None:
     """Raise GgufError if the name is that of a piece of a file, to be joined with the others."""
-    piece = _PIECE.match(path.name)
-    if piece is None:
+    piece, names = _PIECE.match(path.name), piece_names(path.name)
+    if piece is None or not names:
         return
-    whole, count = piece["whole"], int(piece["count"] or 0)
-    what = f"piece {piece['number']} of {count}" if count else f"piece {piece['letter']}"
-    names = [f"{whole}.part{number}of{count}" for number in range(1, count + 1)] or [f"{whole}-split-*"]
+    whole, what = piece["whole"], piece["letter"] or f"{piece['number']} of {piece['count']}"
+    names = [f"{whole}-split-*"] if piece["letter"] else names
     raise GgufError(
-        f"it is {what} of a file that was cut, and llama.cpp reads only the whole: join the pieces with "
-        f"`cat {' '.join(names if count < 9 else [*names[:2], '...', names[-1]])} >{whole}`, and name that file"
+        f"it is piece {what} of a file that was cut, and llama.cpp reads only the whole: join the pieces with "
+        f"`cat {' '.join(names if len(names) < 9 else [*names[:2], '...', names[-1]])} >{whole}`, and name that file"
     )
 
 
@@ -429,6 +425,28 @@ def part_names(name: str) -> list[str]:
     if count > MAX_PARTS:
         raise GgufError(f"{name} has the name of one of {count} parts, but at most {MAX_PARTS} are allowed.")
     return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
+
+
+# Some people cut a file for the hub's limit into pieces of these names, which llama.cpp cannot read.
+_PIECE = re.compile(r"(?P<whole>.+\.gguf)(?:\.part(?P<number>\d{1,3})of(?P<count>\d{1,3})|-split-(?P<letter>[a-z]))\Z")
+
+
+def piece_names(name: str, among: Callable[[], Iterable[str]] = tuple) -> list[str]:
+    """Return the names of all pieces of a file that was cut, in order, from the name of one; none if it is no piece.
+
+    A letter does not say how many pieces there are, so `among` returns the names of the files that may be pieces.
+    """
+    piece = _PIECE.match(name)
+    if piece is None:
+        return []
+    whole = piece["whole"]
+    if piece["letter"]:
+        others = (other and other["whole"] == whole and other["letter"] for other in map(_PIECE.match, among()))
+        last = max("b", piece["letter"], *(letter for letter in others if letter))
+        return [f"{whole}-split-{chr(code)}" for code in range(ord("a"), ord(last) + 1)]
+    width = len(piece["number"]) if piece["number"].startswith("0") else 1
+    names = [f"{whole}.part{number:0{width}}of{piece['count']}" for number in range(1, int(piece["count"]) + 1)]
+    return names if name in names else []
 
 
 def model_parts(path: Path) -> list[Path]:

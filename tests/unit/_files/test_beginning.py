@@ -91,6 +91,13 @@ def test_a_header_is_fetched_in_ranges_and_the_weights_are_not(hub: Hub, tmp_pat
     assert hub.sent_bytes < HEADER + 3 * MIB
 
 
+def test_the_first_piece_of_a_file_has_the_header_of_the_whole(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"m.gguf.part1of2": CONTENT[: HEADER + MIB]}
+    result = get(tmp_path, hub.direct("m.gguf.part1of2"))
+    is_header_of_content(tmp_path / "model.gguf")
+    assert result["path"] == str(tmp_path / "model.gguf")
+
+
 @pytest.mark.parametrize("chunked", [False, True], ids=["with-its-length", "of-unknown-length"])
 def test_a_server_without_ranges_is_left_after_the_header(hub: Hub, tmp_path: Path, chunked: bool) -> None:
     hub.ranges, hub.chunked = False, chunked
