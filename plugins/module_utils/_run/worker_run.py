@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from .._gguf.ggml_types import is_of_fork
+from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
 
@@ -272,8 +272,9 @@ _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
 # src/llama-model.cpp
 _BAD_MODEL = re.compile(r"error loading model: (.*)")
 _NO_MODEL = re.compile(r"failed to load model")
-# ggml/src/gguf.cpp: the first line has the reason, the others its effects
-_BAD_HEADER = re.compile(r"\bgguf_\w{1,60}: (?!failed to read (?:tensor info|key-value pairs|header)$)(.*)", re.M)
+# ggml/src/gguf.cpp: the first line has the reason, the others its effects. A header that is cut off has only effects.
+_BAD_HEADER = re.compile(r"\bgguf_\w{1,60}: (.*)")
+_EFFECT = re.compile(r"failed to read (?:tensor info|key-value pairs|header)$")
 # What a damaged or incomplete copy can cause, and what a llama.cpp that knows more kinds of files can mend.
 _DAMAGE = re.compile(
     r"failed to (?:read|seek|open|load GGUF split)|invalid magic|bad GGUF version|extremely large|exceeds|overflow"
@@ -282,9 +283,9 @@ _DAMAGE = re.compile(
 )
 _NOT_KNOWN = re.compile(
     r"unknown (?:model architecture|pre-tokenizer|tokenizer)|invalid ggml type|only supports up to version"
-    r"|number of tensors|missing tensor|key not found|wrong (?:shape|type|array)|tensor '[^']*' not found"
+    r"|missing tensor|key not found|wrong (?:shape|type|array)|tensor '[^']*' not found"
 )
-_TYPE = re.compile(r"invalid ggml type (\d{1,10})\b")
+_TYPE = re.compile(r"invalid ggml type (-?\d{1,10})\b")
 # ggml/src/ggml.c (ggml_abort): file, line, and the condition or the text
 _ASSERTION = re.compile(r"^(?:.{0,40} )?([\w./-]{1,300}\.(?:c|h|cpp|hpp):\d{1,7}: \S.{0,500})$", re.MULTILINE)
 # ggml/src/ggml-backend-meta.cpp divides the tensors in split mode "tensor" alone.
@@ -558,24 +559,30 @@ def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
     reasons = _BAD_MODEL.findall(ending.stderr)
     if not reasons and not _NO_MODEL.search(ending.stderr):
         return None
-    header = _BAD_HEADER.search(ending.stderr)
-    reason = header[1] if header else reasons[-1] if reasons else ""
+    header = sorted(_BAD_HEADER.findall(ending.stderr), key=lambda line: bool(_EFFECT.match(line)))
+    reason = [*header, *reversed(reasons), ""][0]
     why = f": {reason.rstrip('. ')}" if reason else ""
     return Failure("model_invalid", None, f"llama.cpp cannot load {asked.model}{why}; {_remedy(reason, ending)}.")
 
 
 def _remedy(reason: str, ending: Ending) -> str:
     """Return what can help if llama.cpp cannot load a model for this reason."""
-    kind = _TYPE.search(reason)
-    if kind and is_of_fork(int(kind[1])):
-        return f"type {kind[1]} is of ik_llama.cpp, a fork: use a file with types of llama.cpp"
+    found = _TYPE.search(reason)
+    kind = int(found[1]) if found else 0
+    if is_of_fork(kind):
+        return f"type {kind} is of ik_llama.cpp, a fork: use a file with types of llama.cpp"
+    if _DAMAGE.search(reason) or not 0 <= kind <= LAST_PLAUSIBLE_TYPE:
+        return "the copy may be damaged: compare its digest with the source, and fetch it again"
+    if "wrong number of tensors" in reason:
+        return (
+            "the file has tensors that this llama.cpp does not use, as files of Ollama have for images: use another "
+            "file of the model, from a hub that has the part for images (mmproj) apart, or a newer llama.cpp"
+        )
     if _NOT_KNOWN.search(reason):
         build = ending.log["build"]
         name = build and (build["version"] or build["commit"])
         installed = f"this llama.cpp ({name})" if name else "this llama.cpp"
         return f"{installed} does not know such a file: use a newer llama.cpp, or another file of the model"
-    if _DAMAGE.search(reason):
-        return "the copy may be damaged: compare its digest with the source, and fetch it again"
     return "use another file of the model, or another llama.cpp"
 
 

@@ -588,7 +588,31 @@ def judged(
             None,
             "model_invalid",
             None,
-            "expected 1247, got 808; this llama.cpp does not know such a file: use a newer llama.cpp, or another file",
+            "expected 1247, got 808; the file has tensors that this llama.cpp does not use, as files of Ollama have",
+        ),
+        (
+            (
+                "0.00.002.564 E gguf_init_from_reader: tensor 'blk.0.attn_q.weight' has invalid ggml type 123456. "
+                "should be in [0, 43)\n0.00.002.564 E gguf_init_from_reader: failed to read tensor info\n"
+                "0.00.002.601 E llama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "invalid ggml type 123456. should be in [0, 43); the copy may be damaged",
+        ),
+        (
+            (
+                "0.00.006.984 E gguf_init_from_reader: failed to read key-value pairs\n"
+                "0.00.007.184 E llama_model_load: error loading model: llama_model_loader: failed to load model from "
+                "/srv/m.gguf\n0.00.007.226 E llama_model_load_from_file_impl: failed to load model\n"
+            ),
+            1,
+            None,
+            "model_invalid",
+            None,
+            "cannot load /srv/m.gguf: failed to read key-value pairs; the copy may be damaged: compare its digest",
         ),
         (
             "gguf_init_from_file_impl: failed to read magic\nmain: error: failed to load model '/srv/m.gguf'\n",
@@ -649,6 +673,8 @@ def judged(
         "type-of-a-fork",
         "newer-architecture",
         "surplus-tensors",
+        "type-that-cannot-be",
+        "header-cut-off",
         "damaged-header",
         "assertion",
         "cannot-start",
