@@ -13,7 +13,8 @@ version_added: 0.3.0
 description:
   - Asks the hub for URLs, sizes and digests of files of a repository, all from the same commit. It returns them in
     the form that M(llama_cpp.cluster.verified_download) takes.
-  - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts.
+  - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts. For a piece of a file that was
+    cut (C(.gguf.part1of2), C(.gguf-split-a)) it returns all pieces.
   - Before version 0.3.0 the module was called C(hub_files).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -112,7 +113,7 @@ size_bytes:
 import re
 import time
 from fnmatch import fnmatchcase
-from posixpath import basename, dirname, join
+from posixpath import join, split
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -123,7 +124,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web impor
     get_json,
     head,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, part_names
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    GgufError,
+    part_names,
+    piece_names,
+)
 
 
 class Hub:
@@ -172,22 +177,33 @@ class Hub:
             f"{self.repo} at {self.revision} or its file {name} does not exist at {self.endpoint}: correct the names."
         )
 
-    def names(self, patterns: list[str], excludes: list[str]) -> list[str]:
-        """Return the names of the files outside of folders that fit the patterns."""
+    def listed(self) -> list[str]:
+        """Return the names of all files."""
         url = f"{self.endpoint}/api/models/{self.repo}/revision/{quote(self.revision, safe='')}"
         try:
             answer = cast("dict[str, Any]", get_json(url, self.limits, self.token))
         except DownloadError as error:
             raise self.explain(error) from None
-        listed = [entry["rfilename"] for entry in answer["siblings"]]
+        return [entry["rfilename"] for entry in answer["siblings"]]
+
+    def names(self, patterns: list[str], excludes: list[str]) -> list[str]:
+        """Return the names of the files outside of folders that fit the patterns."""
 
         def fits(name: str, among: list[str]) -> bool:
             return any(fnmatchcase(name, pattern) for pattern in among)
 
-        names = [name for name in listed if "/" not in name and fits(name, patterns) and not fits(name, excludes)]
+        names = [
+            name for name in self.listed() if "/" not in name and fits(name, patterns) and not fits(name, excludes)
+        ]
         if not names:
             raise DownloadError(f"{self.repo} at {self.revision} has no file that fits {', '.join(patterns)}.")
         return names
+
+    def whole(self, name: str) -> list[str]:
+        """Return the names of all files that the one with this name needs: parts, or pieces."""
+        folder, last = split(name)
+        pieces = piece_names(last, lambda: (split(other)[1] for other in self.listed() if split(other)[0] == folder))
+        return [join(folder, part) for part in pieces or part_names(last)]
 
     def look(self, name: str) -> dict[str, Any]:
         """Return the URL, digest and size of one file. The commit of the first file applies to all later ones."""
@@ -240,7 +256,7 @@ def main() -> None:
         if params["patterns"]:
             names = hub.names(params["patterns"], params["excludes"])
         else:
-            names = [join(dirname(name), part) for name in params["files"] for part in part_names(basename(name))]
+            names = [part for name in params["files"] for part in hub.whole(name)]
         files = [hub.look(name) for name in names]
     except (DownloadError, GgufError) as error:
         module.fail_json(msg=str(error))

@@ -13,8 +13,8 @@ version_added: 0.1.0
 description:
   - With O(state=staged) it returns which files of the model are missing, checks that the disk has room for them,
     and makes a folder for them beside the model.
-  - With O(state=present) it verifies the files in that folder, and renames them into place, so that the model is
-    there completely or not at all.
+  - With O(state=present) it verifies the files in that folder, joins them if they are pieces of one file, and renames
+    them into place, so that the model is there completely or not at all.
   - Beside each file, a record says what it is and where it came from (C(.model.gguf.llama_cpp.json)). While the size,
     inode and modification time match the record, the module does not compute the digest again.
   - With O(state=absent) it removes the records in the folder of the model and leftovers of killed runs. If
@@ -39,7 +39,7 @@ options:
     default: {}
   sha256:
     description:
-      - The SHA-256 digests of the model's files by their names.
+      - The SHA-256 digests of the model's files, and of pieces, by their names.
       - For other files, the module computes no digest.
     type: dict
     default: {}
@@ -59,6 +59,14 @@ options:
     type: list
     elements: str
     default: []
+  pieces:
+    description:
+      - Names of the files in the folder from which the model is joined, in order. They are not put beside it.
+      - For O(state=present).
+    type: list
+    elements: str
+    default: []
+    version_added: 0.4.0
   made_with:
     description: What made the model, for readers of the record. The module does not compare it. For O(state=present).
     type: str
@@ -136,6 +144,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.joined import join
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import (
     VARIABLE,
     Count,
@@ -193,7 +202,9 @@ class Model:
 
     def put(self) -> dict[str, Any]:
         """Verify the files in the staging folder and move them into place, the first part last."""
-        staged = [part for part in self.parts if (self.staging / part.name).exists()]
+        pieces = [self.staging / Path(name).name for name in self.params["pieces"]]
+        is_cut = bool(pieces) and all(piece.exists() for piece in pieces)
+        staged = [part for part in self.parts if is_cut or (self.staging / part.name).exists()]
         if not staged:
             claims = [claim(part, self.sha256.get(part.name), self.origin, write=False)[0] for part in self.parts]
             if any(claims):
@@ -202,11 +213,14 @@ class Model:
         result = {"changed": True, "needed": [part.name for part in staged]}
         if not self.write:
             return result
-        sizes: list[int | None] = [(self.staging / part.name).stat().st_size for part in staged]
+        brought = pieces if is_cut else [self.staging / part.name for part in staged]
+        sizes: list[int | None] = [path.stat().st_size for path in brought]
         count = Count(self.note, sizes)
-        for part, size in zip(staged, sizes):
-            self.verify(self.staging / part.name, self.sha256.get(part.name), count.tell)
+        for path, size in zip(brought, sizes):
+            self.verify(path, self.sha256.get(path.name), count.tell)
             count.next(size)
+        if is_cut:
+            self.join(pieces)
         if len(staged) == len(self.parts):
             read_model(self.staging / self.path.name)
         for name in self.params["others"]:
@@ -215,6 +229,14 @@ class Model:
             self.place(part)
         shutil.rmtree(str(self.staging), ignore_errors=True)
         return result
+
+    def join(self, pieces: list[Path]) -> None:
+        """Join the model from its verified pieces, and keep its digest for the record."""
+        with (self.staging / self.path.name).open("xb") as stream:
+            found = join(pieces, stream, Count(self.note, [None]).tell)
+        wanted = self.sha256.setdefault(self.path.name, found)
+        if found != wanted:
+            raise FileError(wrong_digest(self.path.name, found, wanted))
 
     def place(self, path: Path) -> None:
         """Move one file from the staging folder into place."""
@@ -280,6 +302,7 @@ def main() -> None:
             "space_bytes": {"type": "int", "default": 0},
             "owner": {"type": "str"},
             "others": {"type": "list", "elements": "str", "default": []},
+            "pieces": {"type": "list", "elements": "str", "default": []},
             "made_with": {"type": "str"},
             "remove_files": {"type": "bool", "default": False},
         },

@@ -16,6 +16,8 @@ description:
   - Resumes the download of an earlier run with an HTTP range request. If the server does not support that, or has
     another version by then, the download starts again. A file with a wrong digest is deleted.
   - Checks that the disk has room for all files together before it writes anything.
+  - Of a file that ends in C(.gguf) it reads the header first, and fetches nothing if llama.cpp would refuse the model
+    for it. If the header cannot be read, the download shows why.
   - Beside each file, a record says what it is (C(.model.gguf.llama_cpp.json)). While the size, inode and modification
     time match the record, the module neither fetches the file nor computes its digest again.
   - It never overwrites a file without a record. It accepts such a file if the digest matches, and fails otherwise.
@@ -46,6 +48,21 @@ options:
       size_bytes:
         description: Its size, if you know it. Otherwise the module asks the server.
         type: int
+  joined:
+    description:
+      - The file to join from O(files), which are then all pieces of one file, by their names (C(.gguf.part1of2),
+        C(.gguf-split-a)), in order. While this file matches its record, no piece is fetched.
+      - The pieces stay, so the disk needs room for them and for the whole.
+    type: dict
+    version_added: 0.4.0
+    suboptions:
+      dest:
+        description: The destination. It appears there only when it is complete, and must be a complete GGUF file.
+        type: path
+        required: true
+      sha256:
+        description: Its SHA-256 digest, if you know it.
+        type: str
   origin:
     description: Where the files come from, in any form. The records keep it, and the module compares it as a whole.
     type: dict
@@ -70,7 +87,7 @@ options:
     default: 5
 attributes:
   check_mode:
-    description: Returns what would be fetched, and checks whether the disk has room. It asks servers for sizes.
+    description: Returns what would be fetched, and checks headers and room on the disk. It asks servers for both.
     support: full
   diff_mode:
     description: There is nothing to show.
@@ -105,20 +122,36 @@ fetched:
 
 import os
 import re
+import tempfile
 import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan, sentence
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.beginning import Beginning
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
+    Wanted,
+    Whole,
+    fetch,
+    make,
+    plan,
+    sentence,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, Count, Note, noted
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, claim
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
     Limits,
     check_url,
+    shown,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    MAX_COUNT,
+    GgufError,
+    header_of,
+    piece_names,
+    read_header,
+)
 
 
 def wanted_files(module: AnsibleModule) -> list[Wanted]:
@@ -142,6 +175,24 @@ def wanted_files(module: AnsibleModule) -> list[Wanted]:
     return found
 
 
+def whole_of(module: AnsibleModule, files: list[Wanted]) -> Whole | None:
+    """Return the file to join from the others, or fail with a sentence."""
+    joined = module.params["joined"]
+    if not joined:
+        return None
+    names = [wanted.path.name for wanted in files]
+    if not names or piece_names(names[0], lambda: names) != names:
+        module.fail_json(
+            msg=f"{', '.join(names)} are not all pieces of one file in order: list all of them, the first one first."
+        )
+    digest = (joined["sha256"] or "").lower()
+    if not re.fullmatch(r"([0-9a-f]{64})?", digest):
+        module.fail_json(
+            msg=f"sha256 of {joined['dest']} is not a digest of this kind: it needs 64 hexadecimal digits."
+        )
+    return Whole(Path(joined["dest"]), digest or None)
+
+
 def check_model(path: Path) -> None:
     """Raise FileError if a file is not a model, such as a web page that a server sent instead."""
     try:
@@ -150,27 +201,74 @@ def check_model(path: Path) -> None:
         raise FileError(str(error)) from None
 
 
+def check_header(wanted: Wanted, size: int | None, limits: Limits, token: str | None, *, is_piece: bool) -> None:
+    """Raise FileError if llama.cpp would refuse a model of this size for its header, which is read from the server."""
+    with tempfile.TemporaryFile() as store:
+        # One attempt: the download itself is patient, and names the reason if it fails.
+        beginning = Beginning(wanted.url, Limits(limits.stall_s, 0, limits.deadline), token, store)
+        try:
+            beginning.use(lambda stream: header_of(stream, size or MAX_COUNT))
+        except (DownloadError, OSError):
+            return
+        except GgufError as error:
+            if is_piece and beginning.arrived >= (beginning.total or MAX_COUNT):
+                return  # the header goes on in the next piece
+            raise FileError(
+                f"{shown(wanted.url)} is not a complete GGUF model: {error}; nothing was fetched."
+            ) from None
+
+
+def check_headers(
+    files: list[Wanted], missing: dict[Wanted, int | None], whole: Whole | None, limits: Limits, token: str | None
+) -> None:
+    """Raise FileError if llama.cpp would refuse a model, unless it has begun to arrive."""
+    if whole:
+        sizes = [missing[file] if file in missing else file.path.stat().st_size for file in files]
+        asked = [(files[0], None if None in sizes else sum(size or 0 for size in sizes))]
+    else:
+        asked = [(file, size) for file, size in missing.items() if file.path.suffix == ".gguf"]
+    for file, size in asked:
+        if file in missing and not file.part.exists():
+            check_header(file, size, limits, token, is_piece=whole is not None)
+
+
 def bring(module: AnsibleModule, note: Note) -> tuple[bool, list[str]]:
     """Fetch what is missing; return whether anything changed, and the paths of the files that were missing."""
     params = module.params
     files = wanted_files(module)
+    whole = whole_of(module, files)
     limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
     token, origin = params["token"] or None, params["origin"]
-    changed, path = False, files[0].path if files else Path()
+    tell = Count(note, [None]).tell
+    path = first = whole.path if whole else files[0].path if files else Path()
     try:
-        needed, sizes = plan(files, origin, limits, token, Count(note, [None]).tell)
+        if whole:
+            needed, renewed = claim(whole.path, whole.sha256, origin, write=not module.check_mode, tell=tell)
+            if not needed:
+                return renewed, []
+        missing = plan(files, origin, limits, token, tell, whole)
+        check_headers(files, missing, whole, limits, token)
+        fetched = [str(wanted.path) for wanted in missing]
         if module.check_mode:
-            return bool(needed), [str(wanted.path) for wanted in needed]
-        count = Count(note, sizes)
-        for wanted in reversed(files):
-            path = wanted.path
-            check = check_model if path.suffix == ".gguf" else None
-            changed = fetch(wanted, origin, limits, token, check, count.tell) or changed
-            if wanted in needed:
-                count.next(sizes[needed.index(wanted)])
+            return bool(missing or whole), fetched
+        count = Count(note, list(missing.values()))
+
+        def fetch_all() -> bool:
+            nonlocal path
+            changed = False
+            for wanted in reversed(files):
+                path = wanted.path
+                check = check_model if path.suffix == ".gguf" else None
+                changed = fetch(wanted, origin, limits, token, check, count.tell) or changed
+                if wanted in missing:
+                    count.next(missing[wanted])
+            path = first
+            return changed
+
+        changed = make(whole, files, origin, limits, fetch_all, check_model, tell) if whole else fetch_all()
     except (DownloadError, FileError, OSError) as error:
         module.fail_json(msg=sentence(error, path))
-    return changed, [str(wanted.path) for wanted in needed]
+    return changed, fetched
 
 
 def main() -> None:
@@ -189,6 +287,10 @@ def main() -> None:
                     "size_bytes": {"type": "int"},
                 },
             },
+            "joined": {
+                "type": "dict",
+                "options": {"dest": {"type": "path", "required": True}, "sha256": {"type": "str"}},
+            },
             "origin": {"type": "dict", "default": {}},
             "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 21600},
@@ -198,8 +300,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     with noted(os.environ.pop(VARIABLE, None)) as note:
-        changed, needed = bring(module, note)
-    module.exit_json(changed=changed, fetched=needed)
+        changed, fetched = bring(module, note)
+    module.exit_json(changed=changed, fetched=fetched)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from support.stand_in_source import Run, said_of
 LIMIT_S = 600  # longer than this is a hang, however busy the machine is
 TOKEN = "hf_neverseenanywhere"
 PARTS = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+HEADER_RANGE = "bytes=0-262143"
 PLAY = """
 - hosts: all
   gather_facts: false
@@ -117,6 +119,10 @@ def hub_of(model: Path, **behaviour: Any) -> Iterator[Hub]:
         yield hub
 
 
+def ranges(hub: Hub) -> list[str | None]:
+    return [seen.headers.get("Range") for seen in hub.downloads()]
+
+
 def hub_variables(hub: Hub, **more: Any) -> dict[str, Any]:
     return {
         "gguf_model_hf_repo": hub.repo,
@@ -149,7 +155,8 @@ def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(sit
 
 
 def test_a_url_is_fetched_once_and_a_broken_download_goes_on(site: Site, model: Path) -> None:
-    with hub_of(model, cut_after=[1 << 20]) as hub:
+    # The header is read first, as the answer without a cut.
+    with hub_of(model, cut_after=[None, 1 << 20]) as hub:
         site.variables.update(gguf_model_url=hub.direct("model.gguf"), gguf_model_sha256=sha256(model.read_bytes()))
         checked = site.ok("--check")
         assert checked.changed > 0
@@ -157,7 +164,7 @@ def test_a_url_is_fetched_once_and_a_broken_download_goes_on(site: Site, model: 
         site.refused("the connection ended after 1048576 of")
         assert site.names() == [".model.gguf.part.json", "model.gguf.part"]
         site.ok()
-        assert [seen.headers.get("Range") for seen in hub.downloads()] == [None, "bytes=1048576-"]
+        assert ranges(hub) == [HEADER_RANGE, None, "bytes=1048576-"]
         before = len(hub.seen)
         assert site.ok().changed == 0
         assert len(hub.seen) == before
@@ -240,6 +247,91 @@ def test_all_parts_of_a_split_model_come_together(site: Site, parts: list[Path],
         assert [(site.models / name).read_bytes() for name in PARTS] == [path.read_bytes() for path in parts]
 
 
+PIECES = {
+    "hub": [f"folder/model.gguf.part{number}of3" for number in (1, 2, 3)],
+    "url": [f"model.gguf-split-{letter}" for letter in "abc"],
+    "controller": [f"model.gguf.part{number}of3" for number in (1, 2, 3)],
+}
+
+
+def cut(model: Path, source: str) -> dict[str, bytes]:
+    """Return three pieces of a model by their names."""
+    content = model.read_bytes()
+    size = -(-len(content) // 3)
+    return {name: content[size * number : size * (number + 1)] for number, name in enumerate(PIECES[source])}
+
+
+def pieces_variables(hub: Hub, folder: Path, source: str) -> dict[str, Any]:
+    """Return the variables of a source whose pieces the hub has; those of the controller are put into a folder."""
+    names = PIECES[source]
+    if source == "hub":
+        return hub_variables(hub, gguf_model_hf_file=names[0])
+    if source == "url":
+        listed = [{"url": hub.direct(name), "sha256": sha256(hub.files[name])} for name in names]
+        return {"gguf_model_files": listed}
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / name).write_bytes(hub.files[name])
+    return {"gguf_model_controller_path": str(folder / names[0])}
+
+
+@pytest.mark.parametrize("source", ["hub", "url", pytest.param("controller", marks=pytest.mark.long)])
+def test_pieces_of_a_file_are_joined_once(site: Site, model: Path, source: str) -> None:
+    mine = site.folder / "mine"
+    digest = sha256(model.read_bytes())
+    with running_hub(cut(model, source)) as hub:
+        site.variables.update(pieces_variables(hub, mine, source))
+        assert site.ok("--check").changed > 0
+        assert not site.models.exists()
+        assert None not in ranges(hub)
+        if source == "hub":
+            # The header, then the last piece, which stays, and a part of the second one.
+            hub.cut_after = [None, None, 1 << 20]
+            site.refused("the connection ended after 1048576 of")
+            hub.seen.clear()
+            site.ok()
+            assert ranges(hub) == [HEADER_RANGE, "bytes=1048576-", None]
+        else:
+            assert SIGNATURE not in site.ok("-vvv", "--diff").text
+        assert site.path.read_bytes() == model.read_bytes()
+        assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"], "the pieces are gone"
+        record = json.loads((site.models / ".model.gguf.llama_cpp.json").read_text())
+        assert (record["sha256"], record["origin"]["source"]) == (digest, source)
+        before = len(hub.seen)
+        assert site.ok().changed == 0
+        assert site.ok("--check").changed == 0
+        # A run that was killed just after the model was there.
+        touch(site.models / ".model.gguf.source" / Path(PIECES[source][0]).name, 1000)
+        site.ok()
+        assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
+        assert len(hub.seen) == before
+        if source == "controller":
+            assert sorted(path.name for path in mine.iterdir()) == PIECES[source]
+            assert site.ok(gguf_model_sha256=digest).changed == 0
+            site.refused(digest, "0" * 64, gguf_model_sha256="0" * 64)
+            assert site.path.read_bytes() == model.read_bytes()
+            (mine / PIECES[source][1]).unlink()
+            site.refused("On the controller: ", f"and there is no {PIECES[source][1]} beside it")
+
+
+def test_a_model_that_llama_cpp_refuses_is_not_downloaded(site: Site) -> None:
+    tensor = struct.pack("<Q", 1) + b"t" + struct.pack("<IQIQ", 1, 256, 138, 0)
+    content = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + bytes(60 << 20)
+    words = (" is of type 138 of ik_llama.cpp, a fork, and llama.cpp does not read it", "nothing was fetched.")
+    for behaviour in ({}, {"ranges": False}):
+        with running_hub({"model.gguf": content}, **behaviour) as hub:
+            # Also at the beginning of site, before llama.cpp is compiled.
+            for variables in ({}, {"entry": "source"}):
+                run = site.refused(*words, **hub_variables(hub, **variables))
+                assert run.changed == 0
+            site.refused(
+                *words, gguf_model_url=hub.direct("model.gguf"), gguf_model_sha256=sha256(content), entry="source"
+            )
+            assert set(ranges(hub)) == {HEADER_RANGE}
+            assert hub.sent_bytes < len(content)
+    assert not site.models.exists()
+
+
 def test_a_model_that_is_there_is_only_looked_at(site: Site, model: Path) -> None:
     site.models.mkdir(parents=True)
     shutil.copy(model, site.path)
@@ -275,6 +367,18 @@ BAD = {
     "old-name": (
         {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_dir": "/nowhere/bin"},
         "old-name lacks /nowhere/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/bin/llama-quantize",
+    ),
+    "one-piece": (
+        {"gguf_model_url": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
+        "gguf_model_url names a piece of a file that was cut: list all pieces with their digests in gguf_model_files",
+    ),
+    "pieces-in-disorder": (
+        {
+            "gguf_model_files": [
+                {"url": f"http://127.0.0.1/m.gguf.part{number}of2", "sha256": "0" * 64} for number in (2, 1)
+            ]
+        },
+        "m.gguf.part2of2, m.gguf.part1of2 are not all pieces of one file in order: list all of them",
     ),
     "unreachable": (
         {"gguf_model_url": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
@@ -385,6 +489,16 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
             "GiB are missing; nothing was changed",
             **variables,
         )
+        assert hub.downloads() == []
+    assert site.names() == []
+
+
+@pytest.mark.parametrize("source", ["hub", "controller"])
+def test_the_disk_needs_room_for_pieces_and_the_whole(site_with_a_small_disk: Site, model: Path, source: str) -> None:
+    site = site_with_a_small_disk
+    with running_hub(cut(model, source)) as hub:
+        needs = f"needs 0.05 GiB on {site.models}, where 0.01 GiB are free"
+        site.refused(needs, "nothing was changed", **pieces_variables(hub, site.folder / "mine", source))
         assert hub.downloads() == []
     assert site.names() == []
 

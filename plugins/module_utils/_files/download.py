@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Callable, Iterator
 from urllib.parse import urlsplit
 
 from .digest import digest_of_file, wrong_digest
+from .joined import join
 from .progress import DOWNLOADING, VERIFYING, Tell, tell_nobody
 from .record import FileError, claim, open_no_link, put, reason, require_space
 from .web import (
@@ -37,6 +38,10 @@ CHUNK = 1 << 20
 LOCK_POLL_S = 0.2
 
 
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
 @dataclass(frozen=True)
 class Wanted:
     """One file to download; `digest` is its SHA-256 digest, or its git blob name (40 digits)."""
@@ -49,7 +54,7 @@ class Wanted:
     @property
     def part(self) -> Path:
         """The path of the bytes that have arrived so far."""
-        return self.path.with_name(self.path.name + ".part")
+        return _part_of(self.path)
 
     @property
     def note(self) -> Path:
@@ -60,6 +65,19 @@ class Wanted:
     def sha256(self) -> str | None:
         """The digest if it is a SHA-256 digest, else None."""
         return self.digest if len(self.digest) == 64 else None
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file to join from pieces; `sha256` is its digest if it is known."""
+
+    path: Path
+    sha256: str | None
+
+    @property
+    def part(self) -> Path:
+        """The path of what is joined so far."""
+        return _part_of(self.path)
 
 
 def git_blob(path: Path, tell: Tell = tell_nobody) -> str:
@@ -279,22 +297,73 @@ def fetch(
     return True
 
 
-def plan(
-    files: list[Wanted], origin: dict[str, Any], limits: Limits, token: str | None, tell: Tell = tell_nobody
-) -> tuple[list[Wanted], list[int | None]]:
-    """Return the files that have to be fetched, and their sizes, if known.
+def make(
+    whole: Whole,
+    pieces: list[Wanted],
+    origin: dict[str, Any],
+    limits: Limits,
+    bring: Callable[[], None],
+    check: Callable[[Path], None],
+    tell: Tell = tell_nobody,
+) -> bool:
+    """Join a file from the pieces that `bring` fetches, unless it is there; return whether anything was changed.
 
-    Raises FileError if there is no room for all of them together.
+    The pieces stay. What a killed run has joined is joined again. `check` and errors are as those of `fetch`.
     """
-    needed = [file for file in files if claim(file.path, file.sha256, origin, write=False, tell=tell)[0]]
-    sizes = [file.size_bytes or size_of(file.url, limits, token) for file in needed]
-    missing = 0
-    for file, size in zip(needed, sizes):
-        arrived = file.part.stat().st_size if file.part.exists() else 0
-        missing += max(0, (size or 0) - arrived)
-    if needed:
-        require_space(needed[0].path, missing, ", ".join(shown(file.url) for file in needed[:1]))
-    return needed, sizes
+
+    def joining(what: str, done: int, total: int | None) -> None:
+        tell(what, done, total)
+        limits.check(f"{whole.path}")
+
+    with _folder(whole.path.parent), _locked(whole.part, limits) as stream:
+        try:
+            needed, renewed = claim(whole.path, whole.sha256, origin, write=True, tell=tell)
+            if not needed:
+                return renewed
+            bring()
+            stream.truncate(0)
+            found = join([piece.path for piece in pieces], stream, joining)
+            if whole.sha256 and found != whole.sha256:
+                raise FileError(
+                    f"{whole.path}, joined from {len(pieces)} pieces, has the SHA-256 digest {found}, but "
+                    f"{whole.sha256} was expected; the pieces are kept: give the digest of the whole file, if you "
+                    "trust what was found."
+                )
+            check(whole.part)
+            os.fchmod(stream.fileno(), 0o644)
+            put(whole.part, whole.path, found, origin)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                whole.part.unlink()
+    return True
+
+
+def _size_of_part(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def plan(
+    files: list[Wanted],
+    origin: dict[str, Any],
+    limits: Limits,
+    token: str | None,
+    tell: Tell = tell_nobody,
+    whole: Whole | None = None,
+) -> dict[Wanted, int | None]:
+    """Return the files that have to be fetched, with their sizes, if known.
+
+    Raises FileError if there is no room for all of them together, and for the whole that is joined from them.
+    """
+    missing = [file for file in files if claim(file.path, file.sha256, origin, write=False, tell=tell)[0]]
+    sizes = {file: file.size_bytes or size_of(file.url, limits, token) for file in missing}
+    room = sum(max(0, (size or 0) - _size_of_part(file.part)) for file, size in sizes.items())
+    if whole:
+        there = sum(file.path.stat().st_size for file in files if file not in sizes)
+        room += there + sum(size or 0 for size in sizes.values()) - _size_of_part(whole.part)
+        require_space(whole.path, room, f"{whole.path}, joined from pieces,")
+    elif missing:
+        require_space(missing[0].path, room, shown(missing[0].url))
+    return sizes
 
 
 def sentence(error: Exception, path: Path) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"
 WRITE_EVERY_S = 1.0
 
-DOWNLOADING, VERIFYING = "downloading", "verifying"
+DOWNLOADING, VERIFYING, JOINING = "downloading", "verifying", "joining"
 
 # Gets what happens to the bytes of a file, how many it has happened to, and how many there are (None: not known).
 Tell = Callable[[str, int, "int | None"], None]

@@ -8,6 +8,7 @@ import os
 import random
 import resource
 import socket
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -17,10 +18,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import record as records
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import web
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, fetch, plan
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
+    Wanted,
+    Whole,
+    fetch,
+    make,
+    plan,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits
-from ansible_collections.llama_cpp.cluster.plugins.modules.verified_download import check_model
+from ansible_collections.llama_cpp.cluster.plugins.modules.verified_download import check_headers, check_model
 
 from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
 
@@ -385,7 +392,149 @@ def test_room_is_checked_for_all_files_before_the_first(
     with little_room(monkeypatch, 5 << 20), pytest.raises(FileError, match=r"needs 0\.01 GiB on .*GiB are missing"):
         plan(files, {}, limits(), None)
     assert hub.downloads() == []
-    assert [file.path.name for file in plan(files, {}, limits(), None)[0]] == ["a", "b"]
+    assert [file.path.name for file in plan(files, {}, limits(), None)] == ["a", "b"]
+
+
+# Pieces of one file
+
+
+PIECES = {f"m.gguf.part{number}of2": part for number, part in ((1, CONTENT), (2, OTHER[:-7]))}
+JOINED = b"".join(PIECES.values())
+
+
+def joined(hub: Hub, folder: Path, sha256: str | None = None, **more: Any) -> bool:
+    """Bring the pieces and join them, as the module does."""
+    files = pieces(hub, folder)
+
+    def bring() -> None:
+        for file in reversed(files):
+            fetch(file, {"source": "test"}, limits())
+
+    whole = Whole(folder / "m.gguf", sha256)
+    return make(whole, files, {"source": "test"}, limits(), more.pop("bring", bring), more.pop("check", print), **more)
+
+
+def pieces(hub: Hub, folder: Path) -> list[Wanted]:
+    hub.files.update(PIECES)
+    return [Wanted(hub.direct(name), folder / ".m" / name, sha256(part)) for name, part in PIECES.items()]
+
+
+def test_pieces_are_joined_and_neither_fetched_nor_joined_again(hub: Hub, tmp_path: Path) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    assert joined(hub, tmp_path, tell=lambda *seen: told.append(seen)) is True
+    assert (tmp_path / "m.gguf").read_bytes() == JOINED
+    assert told[-1] == ("joining", len(JOINED), len(JOINED))
+    assert left(tmp_path) == [".m", ".m.gguf.llama_cpp.json", "m.gguf"]
+    record = known(tmp_path / "m.gguf")
+    assert record is not None
+    assert (record.sha256, record.origin, record.adopted) == (sha256(JOINED), {"source": "test"}, False)
+    assert (tmp_path / "m.gguf").stat().st_mode & 0o777 == 0o644
+    before = len(hub.seen)
+    assert joined(hub, tmp_path) is False
+    assert joined(hub, tmp_path, sha256(JOINED)) is False
+    assert len(hub.seen) == before
+
+
+def test_a_run_that_was_killed_while_it_joined_is_repaired_without_the_network(hub: Hub, tmp_path: Path) -> None:
+    joined(hub, tmp_path)
+    (tmp_path / "m.gguf").unlink()
+    (tmp_path / "m.gguf.part").write_bytes(b"longer than the whole" + JOINED)
+    before = len(hub.seen)
+    assert joined(hub, tmp_path) is True
+    assert (tmp_path / "m.gguf").read_bytes() == JOINED
+    assert left(tmp_path) == [".m", ".m.gguf.llama_cpp.json", "m.gguf"]
+    assert len(hub.seen) == before
+
+
+def test_a_whole_with_a_wrong_digest_is_not_kept_and_its_pieces_are(hub: Hub, tmp_path: Path) -> None:
+    words = f"m.gguf, joined from 2 pieces, has the SHA-256 digest {sha256(JOINED)}, but {'0' * 64} was expected; the"
+    with pytest.raises(FileError, match=words):
+        joined(hub, tmp_path, "0" * 64)
+    assert left(tmp_path) == [".m"]
+    assert len(left(tmp_path / ".m")) == 4
+
+
+def test_a_whole_of_somebody_else_is_not_overwritten(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(JOINED)
+    with pytest.raises(FileError, match="already exists and was not put there by this collection"):
+        joined(hub, tmp_path)
+    assert joined(hub, tmp_path, sha256(JOINED)) is True, "it has the wanted digest"
+    assert hub.seen == []
+
+
+def test_room_is_checked_for_the_pieces_and_the_whole(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, whole = pieces(hub, tmp_path), Whole(tmp_path / "m.gguf", None)
+
+    def room(free: int) -> None:
+        with little_room(monkeypatch, free):
+            plan(files, {}, limits(), None, whole=whole)
+
+    for missing in (2 * len(JOINED), 2 * len(JOINED) - len(OTHER) + 7):
+        with pytest.raises(FileError, match=r"m.gguf, joined from pieces, needs 0\.0. GiB on .*GiB are missing"):
+            room(missing - 1)
+        room(missing)
+        fetch(files[1], {}, limits())
+
+
+# The header before the weights
+
+
+def headed(hub: Hub, folder: Path, content: bytes, cut: int = 0) -> None:
+    """Look at the header of a model on the hub, whole or as the first of two pieces."""
+    names = {"m.gguf.part1of2": content[:cut], "m.gguf.part2of2": content[cut:]} if cut else {"m.gguf": content}
+    hub.files = dict(names)
+    files = [Wanted(hub.url(name), folder / name, sha256(part), len(part)) for name, part in names.items()]
+    whole = Whole(folder / "m.gguf", None) if cut else None
+    check_headers(files, {file: file.size_bytes for file in files}, whole, limits(retries=5), None)
+
+
+def model_of_type(kind: int) -> bytes:
+    """Return a GGUF file of one tensor of 2 MiB, if its type is F32."""
+    text = struct.pack("<Q", 1) + b"t"
+    return b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text + struct.pack("<IQIQ", 1, 2 << 18, kind, 0) + bytes(4 << 20)
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no-ranges"])
+@pytest.mark.parametrize("cut", [0, 1 << 20], ids=["whole", "pieces"])
+def test_a_model_that_llama_cpp_refuses_is_not_fetched(hub: Hub, tmp_path: Path, ranges: bool, cut: int) -> None:
+    hub.ranges = ranges
+    headed(hub, tmp_path, model_of_type(0), cut)
+    words = r"m.gguf\S* is not a complete GGUF model: its tensor 't' is of type 138 of ik_llama.cpp, a fork, and"
+    with pytest.raises(FileError, match=words) as caught:
+        headed(hub, tmp_path, model_of_type(138), cut)
+    assert str(caught.value).endswith("take the model in another quantisation; nothing was fetched.")
+    assert SIGNATURE not in str(caught.value)
+    assert left(tmp_path) == []
+
+
+def test_a_last_piece_that_is_missing_is_noticed_by_the_header(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="the copy is incomplete; nothing was fetched"):
+        headed(hub, tmp_path, model_of_type(0)[: 2 << 20], 1 << 20)
+
+
+@pytest.mark.parametrize("cut", [20, 60], ids=["in-the-magic-and-counts", "in-the-tensors"])
+def test_a_header_that_goes_on_in_the_next_piece_is_left_to_the_join(hub: Hub, tmp_path: Path, cut: int) -> None:
+    headed(hub, tmp_path, model_of_type(138), cut)
+
+
+@pytest.mark.parametrize(
+    "trouble", [{"statuses": [500]}, {"statuses": [404]}, {"cut_after": [10]}], ids=["500", "404", "cut"]
+)
+def test_a_header_that_cannot_be_read_is_left_to_the_download(
+    hub: Hub, tmp_path: Path, trouble: dict[str, Any]
+) -> None:
+    for name, value in trouble.items():
+        setattr(hub, name, value)
+    headed(hub, tmp_path, model_of_type(138))
+    assert len(hub.downloads()) == 1, "the download itself is patient"
+
+
+def test_what_has_begun_to_arrive_is_not_asked_for_again(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "m.gguf.part").touch()
+    headed(hub, tmp_path, model_of_type(138))
+    assert hub.seen == []
 
 
 def test_a_small_file_of_git_is_verified_too(tmp_path: Path) -> None:
