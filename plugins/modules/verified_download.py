@@ -120,6 +120,7 @@ fetched:
   sample: [/srv/models/model.gguf]
 """
 
+import contextlib
 import os
 import re
 import tempfile
@@ -203,13 +204,12 @@ def check_model(path: Path) -> None:
 
 def check_header(wanted: Wanted, size: int | None, limits: Limits, token: str | None, *, is_piece: bool) -> None:
     """Raise FileError if llama.cpp would refuse a model of this size for its header, which is read from the server."""
-    with tempfile.TemporaryFile() as store:
-        # One attempt: the download itself is patient, and names the reason if it fails.
-        beginning = Beginning(wanted.url, Limits(limits.stall_s, 0, limits.deadline), token, store)
+    # One attempt: the download itself is patient, and names the reason if it fails.
+    once = Limits(limits.stall_s, 0, limits.deadline)
+    with contextlib.suppress(DownloadError, OSError), tempfile.TemporaryFile() as store:
+        beginning = Beginning(wanted.url, once, token, store)
         try:
             beginning.use(lambda stream: header_of(stream, size or MAX_COUNT))
-        except (DownloadError, OSError):
-            return
         except GgufError as error:
             if is_piece and beginning.arrived >= (beginning.total or MAX_COUNT):
                 return  # the header goes on in the next piece
