@@ -302,7 +302,7 @@ def make(
     pieces: list[Wanted],
     origin: dict[str, Any],
     limits: Limits,
-    bring: Callable[[], None],
+    bring: Callable[[], object],
     check: Callable[[Path], None],
     tell: Tell = tell_nobody,
 ) -> bool:
