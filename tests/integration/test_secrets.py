@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import struct
 import subprocess
 import threading
 from pathlib import Path
@@ -182,7 +183,7 @@ def test_an_image(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("playbook", [*WITH_SECRETS, *LESS])
 def test_hosts(tmp_path: Path, playbook: str) -> None:
-    with running_hub({"model.gguf": b"no model"}) as hub:
+    with running_hub({"model.gguf": struct.pack("<4sIQQ", b"GGUF", 3, 0, 0)}) as hub:
         variables = {
             **KEYS,
             "llama_gateway_port": free_port(),
