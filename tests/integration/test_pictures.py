@@ -18,12 +18,12 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_bytes
 
 from support.api_service import ENVIRONMENT, FILES, VARIABLES, Service, running_service, settings
-from support.harness import Release, run_module, running_worker
+from support.harness import RELEASES, Release, Worker, run_module, running_worker
 from support.templates import worked_out
 from support.tiny_projector import PATCH, TOKENS, picture, write_projector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.llama
 # The model's embeddings have so many numbers (playbooks/files/random_model.py).
 PROJECTION = 512
 RED, BLUE = picture(255, 0, 0), picture(0, 0, 255)
-# What a buffer of the encoder is called in the log, and where it is.
-BUFFER = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 
 
 def options(projector: Path) -> list[str]:
@@ -41,11 +39,9 @@ def options(projector: Path) -> list[str]:
     return [str(word) for word in worked_out(VARIABLES["__llama_server_mmproj_arguments"], given)]
 
 
-@pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")).endpoint for index in range(2)]
+@pytest.fixture
+def two_workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[str]:
+    return [start_worker(release_7).endpoint for _number in range(2)]
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +55,17 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(
-    release_7: Release, model: Path, workers: list[str], ran: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+def service(release_7: Release, model: Path, ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     projector = write_projector(folder / "mmproj.gguf", PROJECTION)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{ran}:{os.environ['PATH']}")
-        with running_service(release_7, model, workers, folder, options=["--no-ui", *options(projector)]) as running:
-            running.wait_for("Serving")
-            yield running
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", f"{ran}:{os.environ['PATH']}")
+        endpoints = [worker.endpoint for worker in workers]
+        started = running_service(release_7, model, endpoints, folder, options=["--no-ui", *options(projector)])
+        running = stack.enter_context(started)
+        running.wait_for("Serving")
+        yield running
 
 
 def asked(service: Service, *parts: dict[str, Any]) -> tuple[int, Any]:
@@ -88,15 +85,11 @@ def test_a_picture_counts_as_the_tokens_of_its_patches(service: Service) -> None
         status, body = asked(service, *parts)
         assert status == 200, body
         counts[name], texts[name] = body["usage"]["prompt_tokens"], body["choices"][0]["message"]["content"]
-    assert counts["red"] - counts["none"] == counts["blue"] - counts["none"] == counts["both"] - counts["red"] == TOKENS
+    assert counts["both"] - counts["red"] == TOKENS
+    # The text after the first picture may begin with one more token.
+    assert counts["red"] == counts["blue"]
+    assert counts["red"] - counts["none"] - TOKENS in (0, 1)
     assert len(set(texts.values())) > 1, "what a picture shows makes no difference"
-
-
-def test_the_encoder_is_the_masters_alone(service: Service) -> None:
-    assert asked(service, at(RED))[0] == 200
-    lines = [line for line in service.lines if "CLIP using" in line or ("clip" in line and BUFFER.search(line))]
-    assert any("CLIP using CPU backend" in line for line in lines), "".join(service.lines)
-    assert not any("RPC" in line for line in lines), lines
 
 
 def test_no_address_is_fetched(service: Service) -> None:
@@ -129,7 +122,7 @@ def test_no_program_runs_for_what_is_no_picture(service: Service, ran: Path, con
 
 
 def test_the_role_and_llama_server_refuse_the_same_projector(
-    release_7: Release, model: Path, workers: list[str], tmp_path: Path
+    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path
 ) -> None:
     other = write_projector(tmp_path / "other.gguf", 2 * PROJECTION)
     said = run_module("gguf_info", {"path": str(model), "mmproj": str(other)})["mmproj_problem"]
@@ -137,27 +130,35 @@ def test_the_role_and_llama_server_refuse_the_same_projector(
         f"{other} does not fit {model}: it makes vectors of {2 * PROJECTION} numbers, and the model takes "
         f"{PROJECTION}. Take the projector of this model."
     )
-    with running_service(release_7, model, workers, tmp_path, options=options(other)) as running:
+    with running_service(release_7, model, two_workers, tmp_path, options=options(other)) as running:
         assert running.process.wait(120) == 1
         assert any("mismatch between text model" in line for line in running.lines), running.lines
     fits = write_projector(tmp_path / "fits.gguf", PROJECTION)
     assert run_module("gguf_info", {"path": str(model), "mmproj": str(fits)})["mmproj_problem"] == ""
 
 
-def test_the_estimate_of_the_buffer_is_not_below_it(
-    release_7: Release, model: Path, workers: list[str], tmp_path: Path
+@pytest.mark.parametrize("place", ["CPU", "RPC0"])
+def test_the_encoder_is_where_the_role_says_and_its_buffer_no_larger_than_planned(
+    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path, place: str
 ) -> None:
-    side = 42 * PATCH
+    """With the role's options nothing of the projector is on a worker. Without them the log tells that it is."""
+    side = 20 * PATCH
     projector = write_projector(tmp_path / "mmproj.gguf", PROJECTION, image=side, width=128, inner=512)
-    with running_service(release_7, model, workers, tmp_path, options=options(projector)) as running:
+    given = options(projector) if place == "CPU" else ["--mmproj", str(projector)]
+    with running_service(release_7, model, two_workers, tmp_path, options=[*given, "-lv", "4"]) as running:
         running.wait_for("Serving")
         assert asked(running, at(picture(0, 255, 0, side)))[0] == 200
-        found = [BUFFER.search(line) for line in running.lines if "clip" in line or "reserve_compute_meta" in line]
-    real = max(float(match[2]) for match in found if match)
-    header = read_header(projector)
-    planned = (projector_bytes(header, 512) - sum(tensor.bytes or 0 for tensor in header.tensors)) / (1 << 20)
-    print(f"compute buffer of the projector: {planned:.2f} as {real:.2f} MiB")
-    assert real <= planned <= 2.5 * real
+        # The text model is loaded before the projector.
+        _before, marker, said = "".join(running.lines).partition("CLIP using")
+    assert marker
+    assert re.match(rf" {place}\S* backend", said)
+    if place == "CPU":
+        assert not re.search(r"RPC\S* .*buffer", said)
+        (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
+        header = read_header(projector)
+        planned = (projector_bytes(header, 512) - sum(tensor.bytes or 0 for tensor in header.tensors)) / (1 << 20)
+        print(f"compute buffer of the projector: {planned:.2f} as {real:.2f} MiB")
+        assert real <= planned <= 2 * real
 
 
 def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
     program = tmp_path / "bin/llama-server"
     keys = tmp_path / "keys"
     keys.write_text("key-of-this-test-alone\n")
-    stand_in = Release("0.0.0", "0.0.0")
+    stand_in = RELEASES["7.0.0"]
     written = settings(stand_in, tmp_path / "m.gguf", ["127.0.0.1:1"], 1, keys, options(tmp_path / "p.gguf"))
     (tmp_path / "settings.json").write_text(json.dumps({**written, "program": str(program)}))
     for patches in ([], [{"name": "server-keys", "sha256": "0"}]):

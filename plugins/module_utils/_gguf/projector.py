@@ -126,7 +126,7 @@ def _compute(reader: Numbers, encoder: str, kind: str, context: int, *, gated: b
     pixels = 3 * (reader.number("vision.patch_size", 0) or 0) ** 2 if pictures else 0
     # clip.cpp (build_vit): beside the input of a layer either queries, keys, values and copies of them, or the parts of
     # the feed-forward network; the processor's kernels convert what they multiply.
-    numbers = max(5 * width, 2 * width + inner * (2 if gated else 1)) + width + inner // 2 + 2 * pixels
+    numbers = max(5 * width, 2 * width + inner * (3 if gated else 1)) + width + inner // 2 + 2 * pixels
     # Some encoders have a mask of all pairs, in two formats and on its way into the buffer.
     windows = any(reader.has(f"{encoder}.{name}") for name in ("n_wa_pattern", "window_size", "wa_layer_indexes"))
     return 4 * positions * numbers + positions**2 * ((10 if windows else 0) + (0 if flash_attention else 4 * heads))
