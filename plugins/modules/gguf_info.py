@@ -33,6 +33,11 @@ options:
         accepts it. That depends on the vocabularies of both models.
     type: path
     version_added: 0.2.0
+  mmproj:
+    description:
+      - A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
+    type: path
+    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -311,6 +316,14 @@ draft_problem:
   type: str
   version_added: 0.2.0
   sample: ""
+mmproj_problem:
+  description: >-
+    Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the headers
+    say, V(null) if not RV(valid) or without O(mmproj).
+  returned: success
+  type: str
+  version_added: 0.4.0
+  sample: ""
 notes:
   description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success
@@ -321,18 +334,19 @@ notes:
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_problem
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
 
-def look(path: Path, draft: Path | None) -> dict[str, Any]:
-    """Return the module's result for a model, and for its draft model if there is one."""
+def look(path: Path, draft: Path | None, mmproj: Path | None) -> dict[str, Any]:
+    """Return the module's result for a model, and for its draft model and projector if there are such."""
     try:
         parts = model_parts(path)
     except GgufError:
@@ -360,6 +374,7 @@ def look(path: Path, draft: Path | None) -> dict[str, Any]:
         "tensor_count": None,
         "metadata": {},
         "draft_problem": None,
+        "mmproj_problem": None,
         **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
     try:
@@ -376,14 +391,18 @@ def look(path: Path, draft: Path | None) -> dict[str, Any]:
         "version": headers[0].version,
         "tensor_count": sum(header.tensor_count for header in headers),
         "metadata": metadata,
-        "draft_problem": _draft_problem(path, draft) if draft else None,
+        "draft_problem": _problem(draft_problem, path, draft),
+        "mmproj_problem": _problem(projector_problem, path, mmproj),
         **asdict(describe(headers)),
     }
 
 
-def _draft_problem(path: Path, draft: Path) -> str:
+def _problem(judge: Callable[[Path, Path], str], path: Path, other: Path | None) -> str | None:
+    """Return what is wrong with a file beside the model, or None if there is no such file."""
+    if other is None:
+        return None
     try:
-        return draft_problem(path, draft)
+        return judge(path, other)
     except GgufError as error:
         return str(error)
 
@@ -391,12 +410,16 @@ def _draft_problem(path: Path, draft: Path) -> str:
 def main() -> None:
     """Run the module."""
     module = AnsibleModule(
-        argument_spec={"path": {"type": "path", "required": True}, "draft_model": {"type": "path"}},
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "draft_model": {"type": "path"},
+            "mmproj": {"type": "path"},
+        },
         supports_check_mode=True,
     )
-    draft = module.params["draft_model"]
+    draft, mmproj = (module.params[name] for name in ("draft_model", "mmproj"))
     try:
-        result = look(Path(module.params["path"]), Path(draft) if draft else None)
+        result = look(Path(module.params["path"]), Path(draft) if draft else None, Path(mmproj) if mmproj else None)
     except OSError as error:
         module.fail_json(msg=f"{module.params['path']} cannot be read: {error.strerror}.")
     module.exit_json(changed=False, **result)
