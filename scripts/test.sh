@@ -129,16 +129,18 @@ tier check "Lint and unit tests" scripts/check.sh
 tier collection "Documentation, examples, argument specs and the built collection" pytest -q -n "$processes" tests/collection
 # Only root can make hosts. Install what they need now: tiers that run in parallel also install packages, and installations
 # do not wait for each other. If this fails, the cluster tiers say so in their turn.
-if [ "$(id -u)" = 0 ] && python tests/lab/lab.py tools; then
-    begin cluster scripts/cluster.sh
-fi
+makes_hosts=
+[ "$(id -u)" != 0 ] || ! python tests/lab/lab.py tools || makes_hosts=yes
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
-tier sanity "ansible-test sanity"
-# Begin after the other tiers that compile, and not if LAB_NUMBER puts all hosts into one lab.
-if [ -e "$state/cluster.shown" ] && [ -z "${LAB_NUMBER:-}" ]; then
-    begin aarch64 scripts/aarch64.sh
-    begin pages scripts/pages.sh
+# Begin the clusters after what compiles the same files, and not beside each other if LAB_NUMBER puts all hosts into one lab.
+if [ -n "$makes_hosts" ]; then
+    begin cluster scripts/cluster.sh
+    if [ -z "${LAB_NUMBER:-}" ]; then
+        begin aarch64 scripts/aarch64.sh
+        begin pages scripts/pages.sh
+    fi
 fi
+tier sanity "ansible-test sanity"
 tier integration "Integration: real llama.cpp processes and Ansible runs" scripts/integration.sh
 tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
 tier aarch64 "A cluster of aarch64 hosts" scripts/aarch64.sh

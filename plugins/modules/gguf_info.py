@@ -40,6 +40,11 @@ options:
     type: bool
     default: false
     version_added: 0.4.0
+  mmproj:
+    description:
+      - A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
+    type: path
+    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -318,6 +323,14 @@ draft_problem:
   type: str
   version_added: 0.2.0
   sample: ""
+mmproj_problem:
+  description: >-
+    Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the headers
+    say, V(null) if not RV(valid) or without O(mmproj).
+  returned: success
+  type: str
+  version_added: 0.4.0
+  sample: ""
 notes:
   description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success
@@ -328,7 +341,7 @@ notes:
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
@@ -336,11 +349,12 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_problem
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
 
-def look(path: Path, draft: Path | None, *, joined: bool = False) -> dict[str, Any]:
-    """Return the module's result for a model, or one to be joined, and for its draft model if there is one."""
+def look(path: Path, draft: Path | None, mmproj: Path | None, *, joined: bool = False) -> dict[str, Any]:
+    """Return the module's result for a model, or one to be joined, and for its draft model and projector, if any."""
     pieces: list[Path] = []
     try:
         pieces = piece_paths(path) if joined else []
@@ -370,6 +384,7 @@ def look(path: Path, draft: Path | None, *, joined: bool = False) -> dict[str, A
         "tensor_count": None,
         "metadata": {},
         "draft_problem": None,
+        "mmproj_problem": None,
         **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
     }
     try:
@@ -386,14 +401,18 @@ def look(path: Path, draft: Path | None, *, joined: bool = False) -> dict[str, A
         "version": headers[0].version,
         "tensor_count": sum(header.tensor_count for header in headers),
         "metadata": metadata,
-        "draft_problem": _draft_problem(path, draft) if draft else None,
+        "draft_problem": _problem(draft_problem, path, draft),
+        "mmproj_problem": _problem(projector_problem, path, mmproj),
         **asdict(describe(headers)),
     }
 
 
-def _draft_problem(path: Path, draft: Path) -> str:
+def _problem(judge: Callable[[Path, Path], str], path: Path, other: Path | None) -> str | None:
+    """Return what is wrong with a file beside the model, or None if there is no such file."""
+    if other is None:
+        return None
     try:
-        return draft_problem(path, draft)
+        return judge(path, other)
     except GgufError as error:
         return str(error)
 
@@ -405,14 +424,16 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "draft_model": {"type": "path"},
             "joined": {"type": "bool", "default": False},
+            "mmproj": {"type": "path"},
         },
         supports_check_mode=True,
     )
-    draft, joined = module.params["draft_model"], module.params["joined"]
+    params = module.params
+    draft, mmproj = (Path(params[name]) if params[name] else None for name in ("draft_model", "mmproj"))
     try:
-        result = look(Path(module.params["path"]), Path(draft) if draft else None, joined=joined)
+        result = look(Path(params["path"]), draft, mmproj, joined=params["joined"])
     except OSError as error:
-        module.fail_json(msg=f"{module.params['path']} cannot be read: {error.strerror}.")
+        module.fail_json(msg=f"{params['path']} cannot be read: {error.strerror}.")
     module.exit_json(changed=False, **result)
 
 

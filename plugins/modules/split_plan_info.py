@@ -108,6 +108,12 @@ options:
     description: >-
       A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory.
     type: path
+  mmproj:
+    description: >-
+      A projector, with which the model takes pictures (C(--mmproj) with C(--no-mmproj-offload)). It is in the master's
+      own memory.
+    type: path
+    version_added: 0.4.0
   lora:
     description: Files of LoRA adapters (C(--lora)). Each tensor is on the worker that has the tensor that it changes.
     type: list
@@ -156,6 +162,8 @@ notes:
     one CPU device each.
   - The module does not count checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes for models
     with sliding windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
+  - The compute buffer of O(mmproj) is an estimate for the largest picture that a slot can take. The module does not
+    count pictures while they are unpacked.
   - Weights that llama.cpp leaves in the file (C(--mmap)) count as memory of the master, because they are read for each
     token.
 """
@@ -291,7 +299,7 @@ master:
       description: Its compute and output buffers.
       type: int
     other_bytes:
-      description: All of O(draft_model), and O(master_other_bytes).
+      description: All of O(draft_model) and O(mmproj), and O(master_other_bytes).
       type: int
     total_bytes:
       description: All of these.
@@ -444,6 +452,7 @@ def main() -> None:
             "outputs_per_slot": {"type": "int", "default": 1},
             "kv_unified": {"type": "bool", "default": False},
             "draft_model": {"type": "path"},
+            "mmproj": {"type": "path"},
             "lora": {"type": "list", "elements": "path", "default": []},
             "master_other_bytes": {"type": "int", "default": 0},
             "tensor_split": {"type": "list", "elements": "float", "default": []},
@@ -464,6 +473,7 @@ def main() -> None:
             cluster_of(params),
             adapters=[read_header(Path(path)) for path in params["lora"]],
             draft=read_model(Path(params["draft_model"])) if params["draft_model"] else None,
+            projector=read_header(Path(params["mmproj"])) if params["mmproj"] else None,
             variables_of=params["variables_of"],
         )
     except (GgufError, SplitError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -419,6 +420,7 @@ def test_the_door_speaks_tls_and_a_pair_that_does_not_match_changes_nothing(fold
 
 def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> None:
     place = ("127.0.0.1", shared.gateway.port)
+    assert shared.client.request("/v1/models")[0] == 200, "now this address may have many connections"
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {CLIENT_KEY}\r\n"
     idle = [socket.create_connection(place, 10) for _number in range(200)]
     half = socket.create_connection(place, 30)
@@ -447,6 +449,72 @@ def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> N
         sock.close()
 
 
+STRANGER = "127.0.0.2"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def connect(gateway: Gateway, address: str = STRANGER) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.port), 30, source_address=(address, 0))
+
+
+def everything(sock: socket.socket) -> bytes:
+    """Return what comes until the other side ends the connection."""
+    parts = []
+    with suppress(ConnectionResetError):
+        while part := sock.recv(65536):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def still_open(socks: list[socket.socket]) -> int:
+    closed = select.select(socks, [], [], 0)[0]
+    return len(socks) - len(closed)
+
+
+def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
+    alive = free_port()
+    with door(folder, StandIn("a"), __llama_gateway_alive=f"127.0.0.1:{alive}") as (_stand_ins, gateway):
+        # The connection ends after a request without a valid key.
+        for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models")):
+            with connect(gateway) as sock:
+                sock.sendall(request * 2)
+                assert everything(sock).count(b"HTTP/1.1 ") == 1
+
+        # 100 headers that never end: 64 may wait.
+        with ExitStack() as stack:
+            waiting = [stack.enter_context(connect(gateway)) for _number in range(100)]
+            wait_for(lambda: still_open(waiting) == 64, 5)
+            for sock in waiting:
+                with suppress(OSError):
+                    sock.sendall(b"GET / HTTP/1.1\r\nX-Long: " + b"y" * 10_000)
+            assert who_answers(gateway.client, chat("meanwhile")) == "a"
+        # A valid key makes room for more, to the limit of one address.
+        wait_for(lambda: "conn_cur=0\n" in gateway.tell(f"show table addresses key {STRANGER}"), 10)
+        with connect(gateway) as sock, ExitStack() as stack:
+            sock.sendall(f"GET /v1/models HTTP/1.1\r\nHost: x\r\nX-Api-Key: {CLIENT_KEY}\r\n\r\n".encode())
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+            more = [stack.enter_context(connect(gateway)) for _number in range(300)]
+            wait_for(lambda: still_open(more) == 255, 5)
+
+            # However many there are, the virtual address and the kubelet get their answer.
+            gateway.tell("set maxconn frontend door 200")
+            last = stack.enter_context(connect(gateway, "127.0.0.1"))
+            last.sendall(HEALTH)
+            assert Client("127.0.0.1", alive, None).request("/health")[0] == 200
+            assert not select.select([last], [], [], 1)[0], "door has no connection left for this one"
+
+
+def test_a_flood_of_requests_without_a_key_gets_no_answer(folder: Path) -> None:
+    with door(folder, StandIn("a")) as (_stand_ins, gateway):
+        answers = []
+        for _number in range(210):
+            with suppress(BrokenPipeError, ConnectionResetError), connect(gateway) as sock:
+                sock.sendall(HEALTH)
+                answers.append(everything(sock))
+        assert 190 < sum(answer.startswith(b"HTTP/1.1 200") for answer in answers) <= 200
+        assert who_answers(gateway.client, chat("meanwhile")) == "a"
+
+
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
@@ -459,6 +527,10 @@ def test_clients_that_misbehave_get_an_answer_and_harm_nobody(shared: Door) -> N
         ),
         ({"llama_gateway_group_key": f"{GROUP_KEY}\n"}, "or has other characters, such as a line break at its end"),
         ({"llama_gateway_bind_address": "10.0.0.1"}, "say in llama_gateway_trusted_sources which addresses"),
+        (
+            {"llama_gateway_connections_per_address": 63},
+            "connections_per_address is 63: give a number from 64 to 3000.",
+        ),
         ({"llama_gateway_groups": []}, "There is no master in llama_masters"),
         ({"llama_gateway_groups": [{"name": "wait", "model": "noise"}]}, "other than wait and BACKEND"),
     ],

@@ -133,6 +133,7 @@ def test_clients_come_in_at_the_door_alone(tmp_path: Path) -> None:
     behind = rendered(tmp_path, GATEWAY)
     leader, gateway = labels(behind, "leader", 1), labels(behind, "gateway")
     assert lets_through(behind, chat, gateway, 8000)
+    assert not lets_through(behind, chat, gateway, 8001), "only the kubelet asks there"
     assert not lets_through(behind, chat, leader, 8080)
     assert lets_through(behind, gateway, leader, 8080)
     assert lets_through(behind, gateway, leader, 8081)
@@ -156,7 +157,7 @@ def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: st
     spec = templates(found)["gateway"]["spec"]
     [haproxy] = spec["containers"]
     for probe in ("readinessProbe", "livenessProbe"):
-        assert haproxy[probe]["httpGet"]["scheme"] == ("HTTP" if kind == "none" else "HTTPS")
+        assert haproxy[probe]["httpGet"] == {"path": "/health", "port": "alive"}
 
     # Write the files of the volume as a kubelet does.
     secrets = {it["metadata"]["name"]: it["stringData"] for it in of_kind(found, "Secret")}

@@ -8,14 +8,14 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import vocabulary
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import projector, vocabulary
 
 from support.harness import ROOT
 from support.pinned_source import ARCHIVES, DEFAULT, source
 from support.rpc_session import Op
 
 HEAD = ".git/modules/vendor/llama.cpp/HEAD"
-RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY = (
+RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY, CLIP, PROJECTORS, GRAPHS = SOURCES = tuple(
     f"vendor/llama.cpp/{path}"
     for path in (
         "ggml/include/ggml-rpc.h",
@@ -24,6 +24,9 @@ RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY = (
         "common/speculative.cpp",
         "common/common.h",
         "src/llama-vocab.cpp",
+        "tools/mtmd/clip.cpp",
+        "tools/mtmd/clip-impl.h",
+        "tools/mtmd/models/models.h",
     )
 )
 
@@ -34,7 +37,7 @@ def files() -> dict[str, str]:
     with tarfile.open(source(DEFAULT)) as tar:
         for member in tar:
             path = member.name.partition("/")[2]
-            if path in (HEAD, RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY):
+            if path in (HEAD, *SOURCES):
                 stream = tar.extractfile(member)
                 assert stream
                 found[path] = stream.read().decode()
@@ -116,3 +119,31 @@ def test_numbers_of_drafted_tokens_are_upstreams(files: dict[str, str]) -> None:
         assert f'"{name}",' in files[SPECULATIVE]
     assert types["ngram-simple"]["floor"][1] == default("ngram_map", "size_n")
     assert types["ngram-mod"]["floor"][1] == default("ngram_mod", "n_min")
+
+
+def test_the_largest_pictures_are_upstreams(files: dict[str, str]) -> None:
+    names = dict(re.findall(r'\{ (PROJECTOR_TYPE_\w+), +"([^"]+)"', files[PROJECTORS]))
+    assert len(names) > 50
+
+    def types(pattern: str) -> dict[str, str]:
+        """Return, by the name of a projector, what the pattern finds in the branch of its type."""
+        branches = [(part, re.search(pattern, part)) for part in re.split(r"\} break;", files[CLIP])]
+        return {
+            names[kind]: found[1]
+            for part, found in branches
+            if found
+            for kind in re.findall(r"case (PROJECTOR_TYPE_\w+):", part)
+            if kind in names
+        }
+
+    limits = types(r"set_limit_image_tokens\(\d+, (\d+)\)")
+    assert {name: int(limit) for name, limit in limits.items()} == projector.MOST_TOKENS
+    first = re.findall(r"set_warmup_n_tokens\((\d+)(?: ?\* ?(\d+))?\)", files[CLIP])
+    assert max(int(side) * int(other or 1) for side, other in first) == projector.FIRST_TOKENS
+    batched = re.findall(
+        r"struct clip_graph_(\w+)(?:(?!\nstruct).)*?support_batch\(\) const override \{ return true",
+        files[GRAPHS],
+        re.DOTALL,
+    )
+    graphs = types(r"make_unique<clip_graph_(\w+)>")
+    assert {name for name, graph in graphs.items() if graph in batched} == projector.BATCHED

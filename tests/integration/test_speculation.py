@@ -206,6 +206,7 @@ CASE = """
         llama_server_model_path: "{{ case.value.model }}"
         llama_server_draft_model: "{{ case.value.draft | default('') }}"
         llama_server_spec_type: "{{ case.value.type | default('auto') }}"
+        llama_server_mmproj: "{{ case.value.mmproj | default('') }}"
         llama_server_lora: "{{ case.value.lora | default([]) }}"
         llama_server_embeddings: "{{ case.value.embeddings | default(false) }}"
   rescue:
@@ -228,6 +229,9 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "vocabulary": {"model": str(model), "draft": str(other)},
         "no-draft": {"model": str(model), "draft": f"{folder}/none.gguf"},
         "adapter": {"model": str(model), "lora": [f"{folder}/none.gguf"]},
+        "no-projector": {"model": str(model), "mmproj": f"{folder}/none.gguf"},
+        "projector": {"model": str(model), "mmproj": str(model)},
+        "projector-home": {"step": "validate", "model": "/srv/m.gguf", "mmproj": "/run/user/1000/p.gguf"},
         "mtp": {"model": str(model), "type": "draft-mtp"},
         "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
         "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
@@ -268,6 +272,9 @@ def found(text: str, case: str) -> str:
         ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
         ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template"),
         ("no-draft", "{folder}/none.gguf is not a complete GGUF model: there is no such file."),
+        ("no-projector", "{folder}/none.gguf is not a complete GGUF model: there is no such file."),
+        ("projector", "{model} is no projector of llama.cpp: its architecture is llama and not clip. Take the file of"),
+        ("projector-home", "llama_server_mmproj is /run/user/1000/p.gguf, and the confined service cannot"),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
         ("no-model", "llama_server_spec_type is draft-simple, which needs a draft model: give its GGUF file in"),
         ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),

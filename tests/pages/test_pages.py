@@ -17,9 +17,8 @@ from support.terminal import Terminal, missing_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A page's addresses, and the test hosts that have them. The page's master is the host with Debian 12, because other
-# tiers then compile the same files with the same compilers: of a worker on Debian 13, and of an API here.
-MASTER, FIRST, SECOND = "worker2", "worker1", "master"
+# A page's addresses, and the test hosts that have them.
+MASTER, FIRST, SECOND = "master", "worker1", "worker2"
 HOSTS = {
     "README.md": {"203.0.113.10": MASTER, "203.0.113.11": FIRST, "203.0.113.12": SECOND},
     "raspberry-pi.md": {"192.168.1.20": MASTER, "192.168.1.21": FIRST, "192.168.1.22": SECOND},

@@ -32,7 +32,9 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "file-of-the-network": (["--mmproj-url", "https://example.com/m.gguf"], f"holds --mmproj-url, {FETCHES}"),
     "preset": (["--vision-gemma-4b-default"], f"holds --vision-gemma-4b-default, {FETCHES}"),
     "token": (["-hft", "hf_secret"], f"holds -hft, {FETCHES}"),
-    "images": (["-mm", "/srv/models/mmproj.gguf"], "holds -mm, which is for images, sound and video, for which"),
+    "own-projector": (["-mm", "/srv/m.gguf"], "holds -mm, which the role sets itself: use llama_server_mmproj."),
+    "pictures": (["--image-max-tokens", "9"], "holds --image-max-tokens, which changes where pictures are computed or"),
+    "video": (["--video-fps", "1"], "holds --video-fps, which is for video, for which llama-server would run ffmpeg"),
     "tools": (["--mcp-servers-json", "{}"], "holds --mcp-servers-json, which lets clients run tools"),
     "state": (["--lookup-cache-dynamic", "/srv/x"], "holds --lookup-cache-dynamic, which reads or writes files"),
     "slots": (["--no-slots"], "holds --no-slots, which hides from the service whether llama-server works"),
@@ -99,7 +101,7 @@ def test_what_the_role_gives_llama_server_is_its_own() -> None:
         "llama_server_ui": True, "llama_server_threads": 1, "llama_server_cache_reuse": 1, "llama_server_lora": ["/a"],
         "llama_server_chat_template_file": "/b", "llama_server_embeddings": True, "llama_server_draft_model": "/c",
         "__llama_server_split": [1], "llama_server_model_path": "/d", "llama_server_bind_address": "127.0.0.1",
-        "llama_server_extra_args": [],
+        "llama_server_extra_args": [], "llama_server_mmproj": "/e",
     }  # fmt: skip
     types = VARIABLES["__llama_server_spec_types"]
     given_to_it = {"--rpc", "--device", *(it["option"] for it in types.values())}

@@ -56,6 +56,11 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
         "/modelsmall/d.gguf is not below /models",
         "put it beside the model",
     ),
+    "projector": (
+        {"llama_server_mmproj": "/models/mmproj.gguf"},
+        "llama_server_mmproj is not for Kubernetes",
+        "leave it out, or serve the model from hosts",
+    ),
     "chat-page": (
         {"llama_server_ui": True},
         "llama_server_ui and llama_gateway_ui are not for Kubernetes",

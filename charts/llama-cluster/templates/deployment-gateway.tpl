@@ -61,13 +61,15 @@ spec:
         ports:
         - name: api
           containerPort: 8000
+        - name: alive
+          containerPort: 8001
         resources:
           requests:
             cpu: '1'
-            memory: 1Gi
+            memory: 2Gi
           limits:
             cpu: '1'
-            memory: 1Gi
+            memory: 2Gi
         securityContext:
           allowPrivilegeEscalation: false
           readOnlyRootFilesystem: true
@@ -77,22 +79,12 @@ spec:
         readinessProbe:
           httpGet:
             path: /health
-            port: api
-{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
-            scheme: HTTPS
-{{- else }}
-            scheme: HTTP
-{{- end }}
+            port: alive
           periodSeconds: 2
         livenessProbe:
           httpGet:
             path: /health
-            port: api
-{{- if or $.Values.llama_gateway_tls_certificate $.Values.kubernetes_gateway_tls_secret }}
-            scheme: HTTPS
-{{- else }}
-            scheme: HTTP
-{{- end }}
+            port: alive
           periodSeconds: 10
           timeoutSeconds: 5
         lifecycle:

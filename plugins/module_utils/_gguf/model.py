@@ -113,15 +113,15 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
     return shape, heads
 
 
-def _note_images(reader: Numbers, tensors: Sequence[Tensor]) -> None:
-    """Note the tensors of a part for images, which Ollama has in the file of the text model, and llama.cpp apart."""
+def _note_projector(reader: Numbers, tensors: Sequence[Tensor]) -> None:
+    """Note the tensors of a projector, which Ollama has in the file of the text model, and llama.cpp apart."""
     if reader.architecture != "clip" and any(tensor.name.startswith(("v.", "mm.")) for tensor in tensors):
         is_known = reader.architecture in FOLLOWED | OF_ITS_OWN
         refusal = "wrong number of tensors" if is_known else "unknown model architecture"
         reader.note(
-            "Beside the text model, the file has tensors of a part for images (v.*, mm.*), as files of Ollama have, "
-            f"and llama.cpp refuses it ({refusal}): take the model from a hub that has the text model and the part for "
-            "images (mmproj) in two files."
+            "Beside the text model, the file has tensors of a projector (v.*, mm.*), as files of Ollama have, and "
+            f"llama.cpp refuses it ({refusal}): take the model from a hub that has the text model and the projector "
+            "(mmproj) in two files."
         )
 
 
@@ -141,7 +141,7 @@ def describe(headers: Sequence[Header]) -> Model:
     layers = _layers(reader, count, shape, heads, repeating) if count is not None else []
     if architecture == "clip":
         followed(reader)
-    _note_images(reader, tensors)
+    _note_projector(reader, tensors)
     newer = sorted({tensor.type_name for tensor in tensors if tensor.bytes is None})
     if newer:
         reader.note(

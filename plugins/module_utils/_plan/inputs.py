@@ -74,11 +74,15 @@ class Cluster:
 
 
 class Source(NamedTuple):
-    """A model and the tensors of its layers; `draft` is a model that drafts tokens for it on the master."""
+    """A model and the tensors of its layers, and what is beside it on the master.
+
+    `draft` is a model that drafts tokens for it, and `projector` a file with which it takes pictures.
+    """
 
     model: Model
     layers: list[dict[str, Tensor]]  # by the name without `blk.N.` and `.weight`
     draft: Source | None = None
+    projector: Header | None = None
 
 
 def check_cluster(cluster: Cluster) -> None:
@@ -183,7 +187,11 @@ def _with_adapters(model: Model, adapters: Sequence[Header]) -> Model:
 
 
 def source(
-    headers: Sequence[Header], *, adapters: Sequence[Header] = (), draft: Sequence[Header] | None = None
+    headers: Sequence[Header],
+    *,
+    adapters: Sequence[Header] = (),
+    draft: Sequence[Header] | None = None,
+    projector: Header | None = None,
 ) -> Source:
     """Return the source of a plan; raises SplitError for a model that cannot be divided."""
     model = describe(headers)
@@ -201,4 +209,4 @@ def source(
                 tensors[int(match.group(1))][match.group(2)] = tensor
     if adapters:
         model = _with_adapters(model, adapters)
-    return Source(model, tensors, source(draft) if draft else None)
+    return Source(model, tensors, source(draft) if draft else None, projector)

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from .._gguf.cache import kv_cells, row_bytes
+from .._gguf.projector import projector_bytes
 from .assignment import Part
 from .compute_buffers import FOLLOWED, PIPELINE_COPIES, Head, device_bytes, input_bytes, margin_bytes
 from .inputs import QUANTISED_CACHES, Load, Source, SplitError, check_load
@@ -30,7 +31,7 @@ class Need(NamedTuple):
     weights: int
     kv: int
     compute: int
-    other: int = 0  # only for the master: a draft model, and other memory of the program
+    other: int = 0  # only for the master: a draft model, a projector, and other memory of the program
 
     @property
     def total(self) -> int:
@@ -130,6 +131,10 @@ class Planned:
             # common/speculative.cpp: a draft model has the model's context, an F16 cache and one output for each slot.
             small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
             self.draft = Planned(of.draft, small)
+        self.projector = 0
+        if of.projector:
+            slot = context // self.streams
+            self.projector = projector_bytes(of.projector, slot, flash_attention=load.flash_attn != "off")
 
     def _own_cells(self, layer: Layer) -> int:
         window = self.model.cache.window_tokens
@@ -230,7 +235,7 @@ class Planned:
         if self.local:
             weights += self.model.weights.shared_bytes or 0
             compute += self._buffer(_few(self.shapes[: self.local]), devices, first=True)
-        other = self.load.master_other_bytes + (self.draft.alone() if self.draft else 0)
+        other = self.load.master_other_bytes + (self.draft.alone() if self.draft else 0) + self.projector
         return Need(weights, self.kv_sums[self.local], compute, other)
 
     def _logits(self) -> int:

@@ -87,6 +87,8 @@ def _notes(planned: Planned) -> list[str]:
         notes.append(
             "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
         )
+    if planned.projector:
+        notes.append("The projector's compute buffer is an estimate for the largest picture that a slot can take.")
     return notes
 
 
@@ -148,15 +150,17 @@ def plan(
     *,
     adapters: Sequence[Header] = (),
     draft: Sequence[Header] | None = None,
+    projector: Header | None = None,
     variables_of: str = "module",
 ) -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the main model on the master.
-    `variables_of` is the key of hints.TYPED whose variables the messages name.
+    `adapters` are LoRA adapters. `draft`, a model that drafts tokens for the main model, and `projector`, with which
+    that model takes pictures, are on the master. `variables_of` is the key of hints.TYPED whose variables the messages
+    name.
     """
     check_cluster(cluster)
-    planned = Planned(source(headers, adapters=adapters, draft=draft), load)
+    planned = Planned(source(headers, adapters=adapters, draft=draft, projector=projector), load)
     rooms = rooms_of(planned, cluster)
     result: dict[str, Any] = {
         "fits": False,

@@ -575,8 +575,8 @@ def _remedy(reason: str, ending: Ending) -> str:
         return "the copy may be damaged: compare its digest with the source, and fetch it again"
     if "wrong number of tensors" in reason:
         return (
-            "the file has tensors that this llama.cpp does not use, as files of Ollama have for images: use another "
-            "file of the model, from a hub that has the part for images (mmproj) apart, or a newer llama.cpp"
+            "the file has tensors that this llama.cpp does not use, as files of Ollama have for pictures: use another "
+            "file of the model, from a hub that has the projector (mmproj) apart, or a newer llama.cpp"
         )
     if _NOT_KNOWN.search(reason):
         build = ending.log["build"]

@@ -34,6 +34,9 @@ OWN = {
     "--cache-reuse": "llama_server_cache_reuse",
     "--chat-template-file": "llama_server_chat_template_file",
     "--lora": "llama_server_lora",
+    "-mm --mmproj": "llama_server_mmproj",
+    "--mmproj-offload --no-mmproj-offload": "",
+    "--video-ffmpeg-dir": "",
     "--embedding --embeddings": "llama_server_embeddings",
     "-rea --reasoning": "llama_server_reasoning",
     "--api-key": "llama_server_api_keys",
@@ -64,15 +67,15 @@ REFUSED = {
     """,
     "fetches files from the network, and the API fetches nothing": """
         -mu --model-url -dr --docker-repo -hf -hfr --hf-repo -hff --hf-file -hft --hf-token --spec-draft-hf -hfd -hfrd
-        --hf-repo-draft -mmu --mmproj-url --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default
-        --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default --gpt-oss-20b-default
-        --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
+        --hf-repo-draft -mmu --mmproj-url --mmproj-auto --embd-gemma-default --fim-qwen-1.5b-default
+        --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default
+        --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
     """,
-    # tools/server/server-common.cpp, handle_media: it fetches an address that is in a prompt, and logs the address.
-    "is for images, sound and video, for which llama-server fetches and logs addresses that clients name": """
-        -mm --mmproj --mmproj-auto --mmproj-offload --no-mmproj-offload -mmdev --mmproj-device --image-min-tokens
-        --image-max-tokens --mtmd-batch-max-tokens --video-fps --video-timestamp-interval --video-ffmpeg-dir
+    # What a picture takes is known of the defaults alone (_gguf/projector.py).
+    "changes where pictures are computed or how large they may be, which the plan does not know": """
+        -mmdev --mmproj-device --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens
     """,
+    "is for video, for which llama-server would run ffmpeg": "--video-fps --video-timestamp-interval",
     "lets clients run tools, and the API runs none": """
         --tools --tools-runtime -ag --agent --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --webui-mcp-proxy
     """,

@@ -48,6 +48,8 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 # llama-server also takes options from these variables, and would log or show prompts with some. The settings alone
 # define it. (common/arg.cpp, tools/server/server-context.cpp, tools/server/server-http.cpp)
 NOT_PASSED_ON = ("AIP_", "HF_", "LLAMA_", "MTMD_")
+# Without this patch, llama-server fetches pictures from addresses that are in requests.
+MEDIA_PATCH = "server-media"
 # The list of units that a playbook has paused. The playbook removes it when they may serve again (tasks pause and
 # resume).
 PAUSED = Path("/run/llama_server_paused")
@@ -76,13 +78,18 @@ class Settings:
         return "127.0.0.1" if self.address == "0.0.0.0" else self.address  # noqa: S104 - not bound here
 
     @property
-    def expected_protocol(self) -> str | None:
-        """The RPC protocol of the program, if its release names it; read anew, as an upgrade may have changed it."""
+    def manifest(self) -> dict[str, Any]:
+        """What the release of the program says of itself, if anything; read anew, as an upgrade may have changed it."""
         try:
             text = (Path(self.program).resolve().parents[1] / "manifest.json").read_text(encoding="utf-8")
-            return json.loads(text).get("rpc_protocol") or None
-        except (OSError, ValueError):
-            return None
+            return dict(json.loads(text))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    @property
+    def expected_protocol(self) -> str | None:
+        """The RPC protocol of the program, if its release names it."""
+        return self.manifest.get("rpc_protocol") or None
 
 
 class Stop(Exception):  # noqa: N818 - no error
@@ -405,6 +412,17 @@ def nothing_more(_workers: Sequence[WorkerStatus]) -> list[str]:
     return []
 
 
+def check_media(settings: Settings) -> None:
+    """Raise ValueError with a sentence if the program would fetch addresses that clients name in requests."""
+    patches = {patch["name"] for patch in settings.manifest.get("patches") or []}
+    if "--mmproj" in settings.arguments and MEDIA_PATCH not in patches:
+        message = (
+            f"{settings.program} lacks the patch {MEDIA_PATCH}, so with a projector it would fetch addresses that "
+            "clients name: build it with that patch, or leave out llama_server_mmproj and run the playbook serve."
+        )
+        raise ValueError(message)
+
+
 # Returns the options of llama-server besides its settings, once all workers are ready.
 Divide = Callable[[Sequence[WorkerStatus]], "list[str]"]
 
@@ -412,6 +430,7 @@ Divide = Callable[[Sequence[WorkerStatus]], "list[str]"]
 def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Divide = nothing_more) -> int:
     """Wait for the workers, run the program and watch it; return the exit status."""
     first_key(Path(settings.keys_file))
+    check_media(settings)
     if settings.ready_port:
         readiness.listen(settings.address, settings.ready_port)
     say("Looking at the workers.", state="READY=1\n")

@@ -297,11 +297,11 @@ def test_tensors_of_a_layer_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("architecture", "refusal"),
     [("gemma3", "wrong number of tensors"), ("qwen25vl", "unknown model architecture"), ("clip", None)],
-    ids=["known", "a name of Ollama", "the part for images alone"],
+    ids=["known", "a name of Ollama", "a projector alone"],
 )
-def test_a_part_for_images_beside_the_text_model_is_noted(architecture: str, refusal: str | None) -> None:
+def test_a_projector_in_the_file_of_the_text_model_is_noted(architecture: str, refusal: str | None) -> None:
     notes = model(architecture, {"blk.0.attn_q.weight": 64, "v.patch_embedding.weight": 64, "mm.0.weight": 64}).notes
-    found = [note for note in notes if "part for images (v.*, mm.*), as files of Ollama have, and" in note]
+    found = [note for note in notes if "tensors of a projector (v.*, mm.*), as files of Ollama have, and" in note]
     assert [f"llama.cpp refuses it ({refusal}): take the model from a hub" in note for note in found] == (
         [True] if refusal else []
     )

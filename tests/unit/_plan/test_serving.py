@@ -10,12 +10,13 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, read_header, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
 
 from support.synthetic_models import write_synthetic
 from support.templates import loaded, worked_out
+from support.tiny_projector import write_projector
 from support.tree import ROOT
 
 if TYPE_CHECKING:
@@ -95,6 +96,21 @@ def test_a_draft_model_and_what_is_kept_are_the_masters(model: list[Header]) -> 
     for result in (with_draft, without):
         parts = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes")
         assert result["master"]["total_bytes"] == sum(result["master"][part] for part in parts)
+
+
+def test_a_projector_is_the_masters_and_is_said_to_be_an_estimate(model: list[Header], tmp_path: Path) -> None:
+    load = Load(ctx_size=2048, parallel=2)
+    projector = read_header(write_projector(tmp_path / "p.gguf", 256))
+    with_it, without = plan(model, load, cluster(), projector=projector), plan(model, load, cluster())
+    assert with_it["workers"] == without["workers"]
+    more = with_it["master"]["other_bytes"]
+    assert more > sum(tensor.bytes or 0 for tensor in projector.tensors)
+    assert with_it["master"]["total_bytes"] == without["master"]["total_bytes"] + more
+    assert [note for note in with_it["notes"] if note not in without["notes"]] == [
+        "The projector's compute buffer is an estimate for the largest picture that a slot can take."
+    ]
+    missing = plan(model, load, cluster(master=0), projector=projector)["shortfall"]
+    assert missing[0]["bytes"] - plan(model, load, cluster(master=0))["shortfall"][0]["bytes"] == more
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Pictures in requests over real workers: they count, the master alone computes them, and nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_bytes
+
+from support.api_service import ENVIRONMENT, FILES, VARIABLES, Service, running_service, settings
+from support.harness import RELEASES, Release, Worker, run_module, running_worker
+from support.templates import worked_out
+from support.tiny_projector import PATCH, TOKENS, picture, write_projector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.llama
+
+# The model's embeddings have so many numbers (playbooks/files/random_model.py).
+PROJECTION = 512
+RED, BLUE = picture(255, 0, 0), picture(0, 0, 255)
+
+
+def options(projector: Path) -> list[str]:
+    """Return the options that the role gives llama-server for a projector."""
+    given = {**VARIABLES, "llama_server_mmproj": str(projector)}
+    return [str(word) for word in worked_out(VARIABLES["__llama_server_mmproj_arguments"], given)]
+
+
+@pytest.fixture
+def two_workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[str]:
+    return [start_worker(release_7).endpoint for _number in range(2)]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with an ffmpeg and an ffprobe that leave a file there when they run."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name in ("ffmpeg", "ffprobe"):
+        (folder / name).write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def service(release_7: Release, model: Path, ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
+    projector = write_projector(folder / "mmproj.gguf", PROJECTION)
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", f"{ran}:{os.environ['PATH']}")
+        endpoints = [worker.endpoint for worker in workers]
+        started = running_service(release_7, model, endpoints, folder, options=["--no-ui", *options(projector)])
+        running = stack.enter_context(started)
+        running.wait_for("Serving")
+        yield running
+
+
+def asked(service: Service, *parts: dict[str, Any]) -> tuple[int, Any]:
+    """Return the status and the answer to a message that has these parts after a text."""
+    content = [{"type": "text", "text": "the quiet river"}, *parts]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
+    return service.request("/v1/chat/completions", body)
+
+
+def at(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_a_picture_counts_as_the_tokens_of_its_patches(service: Service) -> None:
+    counts, texts = {}, {}
+    for name, parts in {"none": [], "red": [at(RED)], "blue": [at(BLUE)], "both": [at(RED), at(BLUE)]}.items():
+        status, body = asked(service, *parts)
+        assert status == 200, body
+        counts[name], texts[name] = body["usage"]["prompt_tokens"], body["choices"][0]["message"]["content"]
+    assert counts["both"] - counts["red"] == TOKENS
+    # The text after the first picture may begin with one more token.
+    assert counts["red"] == counts["blue"]
+    assert counts["red"] - counts["none"] - TOKENS in (0, 1)
+    assert len(set(texts.values())) > 1, "what a picture shows makes no difference"
+
+
+def test_no_address_is_fetched(service: Service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for url in (f"http://127.0.0.1:{port}/a.png", f"https://127.0.0.1:{port}/a.png", f"http://localhost:{port}/"):
+            for part in (at(url), {"type": "input_video", "input_video": {"url": url}}):
+                status, body = asked(service, part)
+                assert (status, body["error"]["message"]) == (
+                    400,
+                    "this server fetches no media: send the file itself, as a data: URL",
+                )
+        listener.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+    for url in ("file:///etc/passwd", "file://etc/passwd"):
+        status, body = asked(service, at(url))
+        assert (status, "file:// URLs are not allowed" in body["error"]["message"]) == (400, True)
+    assert f"127.0.0.1:{port}" not in "".join(service.lines), "the log has an address of a client"
+
+
+@pytest.mark.parametrize("content", [b"RIFF\0\0\0\0WEBPVP8 ", b"\0\0\0\x18ftypmp42", b"neither picture nor video"])
+def test_no_program_runs_for_what_is_no_picture(service: Service, ran: Path, content: bytes) -> None:
+    url = f"data:image/webp;base64,{base64.b64encode(content * 20).decode()}"
+    for part in (at(url), {"type": "input_video", "input_video": {"data": url}}):
+        status, _body = asked(service, part)
+        assert status == 400
+    assert not (ran / "ran").exists()
+    assert service.text()
+
+
+def test_the_role_and_llama_server_refuse_the_same_projector(
+    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path
+) -> None:
+    other = write_projector(tmp_path / "other.gguf", 2 * PROJECTION)
+    said = run_module("gguf_info", {"path": str(model), "mmproj": str(other)})["mmproj_problem"]
+    assert said == (
+        f"{other} does not fit {model}: it makes vectors of {2 * PROJECTION} numbers, and the model takes "
+        f"{PROJECTION}. Take the projector of this model."
+    )
+    with running_service(release_7, model, two_workers, tmp_path, options=options(other)) as running:
+        assert running.process.wait(120) == 1
+        assert any("mismatch between text model" in line for line in running.lines), running.lines
+    fits = write_projector(tmp_path / "fits.gguf", PROJECTION)
+    assert run_module("gguf_info", {"path": str(model), "mmproj": str(fits)})["mmproj_problem"] == ""
+
+
+@pytest.mark.parametrize("place", ["CPU", "RPC0"])
+def test_the_encoder_is_where_the_role_says_and_its_buffer_no_larger_than_planned(
+    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path, place: str
+) -> None:
+    """With the role's options nothing of the projector is on a worker. Without them the log tells that it is."""
+    side = 20 * PATCH
+    projector = write_projector(tmp_path / "mmproj.gguf", PROJECTION, image=side, width=128, inner=512)
+    given = options(projector) if place == "CPU" else ["--mmproj", str(projector)]
+    with running_service(release_7, model, two_workers, tmp_path, options=[*given, "-lv", "4"]) as running:
+        running.wait_for("Serving")
+        assert asked(running, at(picture(0, 255, 0, side)))[0] == 200
+        # The text model is loaded before the projector.
+        _before, marker, said = "".join(running.lines).partition("CLIP using")
+    assert marker
+    assert re.match(rf" {place}\S* backend", said)
+    if place == "CPU":
+        assert not re.search(r"RPC\S* .*buffer", said)
+        (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
+        header = read_header(projector)
+        planned = (projector_bytes(header, 512) - sum(tensor.bytes or 0 for tensor in header.tensors)) / (1 << 20)
+        print(f"compute buffer of the projector: {planned:.2f} as {real:.2f} MiB")
+        assert real <= planned <= 2 * real
+
+
+def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin/llama-server"
+    keys = tmp_path / "keys"
+    keys.write_text("key-of-this-test-alone\n")
+    stand_in = RELEASES["7.0.0"]
+    written = settings(stand_in, tmp_path / "m.gguf", ["127.0.0.1:1"], 1, keys, options(tmp_path / "p.gguf"))
+    (tmp_path / "settings.json").write_text(json.dumps({**written, "program": str(program)}))
+    for patches in ([], [{"name": "server-keys", "sha256": "0"}]):
+        (tmp_path / "manifest.json").write_text(json.dumps({"patches": patches}))
+        done = subprocess.run(
+            [sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json"],
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (2, "")
+        assert done.stdout.startswith(f"{program} lacks the patch server-media, so with a projector it would fetch")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "fetches"),
+    [
+        ({"patches": [{"name": "server-media"}]}, False),
+        ({"patches": [{"name": "server-keys"}]}, True),
+        ({"rpc_protocol": "2.0.0"}, True),
+        ({}, False),
+    ],
+    ids=["patched", "patched-otherwise", "of-before", "none-there"],
+)
+def test_the_role_knows_which_release_would_fetch(manifest: dict[str, Any], fetches: bool) -> None:
+    given = {**VARIABLES, "__llama_server_manifest": manifest}
+    assert worked_out(VARIABLES["__llama_server_fetches_media"], given) is fetches
