@@ -104,9 +104,19 @@ options:
     description: Whether the slots share one cache (C(--kv-unified)).
     type: bool
     default: false
+  spec_type:
+    description:
+      - How tokens are drafted (C(--spec-type)).
+      - Only V(draft-mtp) changes what is planned. Layers that predict further tokens then have a context on the last
+        worker. They are those of the model or, with O(draft_model), those of that file, whose weights the last worker
+        then has too. Some architectures with recurrent layers keep O(outputs_per_slot) states for each slot.
+    type: str
+    default: none
+    version_added: 0.4.0
   draft_model:
     description: >-
-      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory.
+      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory, unless
+      O(spec_type) is V(draft-mtp).
     type: path
   lora:
     description: Files of LoRA adapters (C(--lora)). Each tensor is on the worker that has the tensor that it changes.
@@ -291,7 +301,7 @@ master:
       description: Its compute and output buffers.
       type: int
     other_bytes:
-      description: All of O(draft_model), and O(master_other_bytes).
+      description: All of a O(draft_model) that is on the master, and O(master_other_bytes).
       type: int
     total_bytes:
       description: All of these.
@@ -443,6 +453,7 @@ def main() -> None:
             "parallel": {"type": "int", "default": 0},
             "outputs_per_slot": {"type": "int", "default": 1},
             "kv_unified": {"type": "bool", "default": False},
+            "spec_type": {"type": "str", "default": "none"},
             "draft_model": {"type": "path"},
             "lora": {"type": "list", "elements": "path", "default": []},
             "master_other_bytes": {"type": "int", "default": 0},

@@ -83,7 +83,7 @@ def _notes(planned: Planned) -> list[str]:
         notes.append(
             "The compute buffers are an upper estimate: the plan does not know what llama.cpp computes for this model."
         )
-    if planned.model.shape.predict_layers:
+    if planned.model.shape.predict_layers and planned.head is None:
         notes.append(
             "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
         )
@@ -152,7 +152,7 @@ def plan(
 ) -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the main model on the master.
+    `adapters` are LoRA adapters, and `draft` is a model that drafts tokens for the main model.
     `variables_of` is the key of hints.TYPED whose variables the messages name.
     """
     check_cluster(cluster)
