@@ -158,6 +158,8 @@ class Planned:
         # What drafts: a model on the master, or layers that predict (of the model, or in a file) on the last worker.
         self.draft: Planned | None = None
         self.head: Planned | None = None
+        # How many of the last layers stay with the output. Some heads use the caches of two (src/llama-model.cpp).
+        self.tail = 2 if of.draft and of.draft.model.architecture == "gemma4-assistant" else 1
         # common/speculative.cpp: it has the model's context, an F16 cache and one output for each slot.
         small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
         if load.spec_type == DRAFT_MTP:

@@ -60,7 +60,7 @@ def _message(result: dict[str, Any], idle: Sequence[str], hints: Hints | None) -
 def _too_many(planned: Planned, cluster: Cluster, variables_of: str) -> str | None:
     count, layers = len(cluster.workers), planned.count - planned.local
     # If no layers are left for workers, the output alone still goes to one worker.
-    most = max(layers, 1)
+    most = max(layers - planned.tail + 1, 1)
     if count <= most:
         return None
     hints = Hints(planned, cluster, variables_of)
