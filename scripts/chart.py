@@ -132,6 +132,7 @@ KEYS = 'include "llama.api_keys" $'
 # Markers that are a whole scalar, list or dictionary, each with the expression that replaces it as JSON.
 WHOLE: list[tuple[Any, str]] = [
     (998, 'include "llama.outputs" $'),
+    (MARKERS["llama_server_spec_type"], f'include "llama.spec_type" $ {JSON}'),
     *(
         (MARKERS[name], f"{value(name)} {JSON}")
         for name in (
@@ -325,7 +326,8 @@ TOGETHER: list[dict[str, Any]] = [
     },
     implied({"llama_server_spec_type": {"const": "draft-simple"}}, {"llama_server_draft_model": GIVEN}),
     implied(
-        {"llama_server_draft_model": GIVEN}, {"llama_server_spec_type": {"enum": ["auto", "none", "draft-simple"]}}
+        {"llama_server_draft_model": GIVEN},
+        {"llama_server_spec_type": {"enum": ["auto", "none", "draft-simple", "draft-mtp"]}},
     ),
     implied({"llama_server_embeddings": {"const": True}}, {"llama_server_spec_type": {"enum": ["auto", "none"]}}),
     implied(

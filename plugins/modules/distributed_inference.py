@@ -245,6 +245,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     check_model,
+    check_split_mode,
     divided_by,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
@@ -318,6 +319,7 @@ class Task(WorkerTask):
         with self.refusing():
             inference.check_extra_args(options.extra_args, capabilities)
             self.model_bytes = check_model(options.model)
+            check_split_mode(options, options.extra_args, capabilities.protocol)
         timeout = inference.time_limit(options, self.model_bytes)
         statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
         self.peers = [f"{status.address}:{status.port}" for status in statuses]

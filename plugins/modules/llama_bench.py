@@ -288,6 +288,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     check_model,
+    check_split_mode,
     divided_by,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
@@ -337,6 +338,7 @@ class Task(WorkerTask):
             self.result["build"] = bench_of.build_of(bench, None)
             bench_of.check_build(options, bench)
             model_bytes = check_model(options.model)
+            check_split_mode(options, ("-sm", options.split_mode), bench.protocol)
         timeout = bench_of.time_limit(options, model_bytes)
         statuses = self.verify(options.workers, bench.protocol) if self.module.params["verify"] else []
         self.shares = divided_by(options, statuses)

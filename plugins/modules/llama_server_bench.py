@@ -219,7 +219,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import build_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import check_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import check_model, check_split_mode
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Server
 
@@ -252,6 +252,7 @@ class Task(WorkerTask):
         with self.refusing():
             program = capabilities_of.describe_server(*self.asked(*capabilities_of.SERVER_PROGRAMS))
             model_bytes = check_model(options.model)
+            check_split_mode(options, options.extra_args, program.protocol)
         self.result["build"] = build_of(program, None)
         timeout = serving_of.time_limit(options, model_bytes)
         statuses = self.verify(options.workers, program.protocol) if self.module.params["verify"] else []

@@ -104,9 +104,19 @@ options:
     description: Whether the slots share one cache (C(--kv-unified)).
     type: bool
     default: false
+  spec_type:
+    description:
+      - How tokens are drafted (C(--spec-type)).
+      - Only V(draft-mtp) changes what is planned. Layers that predict further tokens then have a context on the last
+        worker. They are those of the model or, with O(draft_model), those of that file, whose weights the last worker
+        then has too. Some architectures with recurrent layers keep O(outputs_per_slot) states for each slot.
+    type: str
+    default: none
+    version_added: 0.4.0
   draft_model:
     description: >-
-      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory.
+      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory, unless
+      O(spec_type) is V(draft-mtp).
     type: path
   mmproj:
     description: >-
@@ -299,7 +309,7 @@ master:
       description: Its compute and output buffers.
       type: int
     other_bytes:
-      description: All of O(draft_model) and O(mmproj), and O(master_other_bytes).
+      description: All of a O(draft_model) that is on the master, of O(mmproj), and O(master_other_bytes).
       type: int
     total_bytes:
       description: All of these.
@@ -451,6 +461,7 @@ def main() -> None:
             "parallel": {"type": "int", "default": 0},
             "outputs_per_slot": {"type": "int", "default": 1},
             "kv_unified": {"type": "bool", "default": False},
+            "spec_type": {"type": "str", "default": "none"},
             "draft_model": {"type": "path"},
             "mmproj": {"type": "path"},
             "lora": {"type": "list", "elements": "path", "default": []},

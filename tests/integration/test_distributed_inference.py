@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ import pytest
 
 from support.harness import HANG_S, Release, Worker, free_port, run_module
 from support.runs import failure, generating, held_by_another_client, wait_for, wrapped
+from support.synthetic_models import write_synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,6 +84,31 @@ def http_server() -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["hybrid, every fourth", "dense"])
+def test_split_mode_tensor_is_refused_for_models_whose_states_it_cannot_divide(
+    release_7: Release, start_worker: StartWorker, tmp_path: Path, kind: str
+) -> None:
+    """The pinned llama.cpp itself is asked first: if it can divide such a model, the refusal is needless."""
+    path = write_synthetic(tmp_path / "m.gguf", kind, layers=4)
+    workers = [start_worker(release_7) for _number in range(2)]
+    endpoints = [worker.endpoint for worker in workers]
+    command = [release_7.bin / "llama-completion", "-m", path, "--rpc", ",".join(endpoints), "-ngl", "99", "-c", "512"]
+    done = subprocess.run(
+        [*command, "-sm", "tensor", "-fit", "off", "-n", "4", "-p", "the", "-no-cnv"],
+        stdin=subprocess.DEVNULL, capture_output=True, timeout=HANG_S, check=False,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+    )  # fmt: skip
+    refused = [worker for worker in workers if "[rpc_check] refused: operation VIEW" in worker.log.read_text()]
+    result = infer(release_7, path, *endpoints, extra_args=["--split-mode", "tensor"])
+    assert all(worker.alive for worker in workers)
+    if kind == "dense":
+        assert (done.returncode, refused, result["failure"]) == (0, [], None)
+    else:
+        assert (done.returncode != 0, len(refused) > 0) == (True, True)
+        assert failure(result) == ("option_rejected", None)
+        assert result["msg"].startswith("llama.cpp cannot divide a model of architecture qwen35 among 2 workers in ")
 
 
 # Success

@@ -82,6 +82,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "long-draft": {"llama_server_draft_model": "/models/small.gguf", "llama_server_spec_draft_n_max": 8,
                    "llama_server_spec_type": "draft-simple"},
     "layers-draft": {"llama_server_spec_type": "draft-mtp"},
+    "layers-of-a-file": {"llama_server_spec_type": "draft-mtp", "llama_server_draft_model": "/models/layers.gguf"},
     "repeated": {"llama_server_spec_type": "ngram-simple", "llama_server_spec_draft_n_max": 8},
     "repeated-more": {"llama_server_spec_type": "ngram-mod", "llama_server_extra_args": ["--mlock"]},
     "tls": {**GATEWAY, **TLS},
@@ -181,8 +182,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "'/llama_server_draft_model': minLength: got 0, want 1",
     ),
     "two-drafts": (
-        {"llama_server_spec_type": "draft-mtp", "llama_server_draft_model": "/models/small.gguf"},
-        "'/llama_server_spec_type': value must be one of 'auto', 'none', 'draft-simple'",
+        {"llama_server_spec_type": "ngram-mod", "llama_server_draft_model": "/models/small.gguf"},
+        "'/llama_server_spec_type': value must be one of 'auto', 'none', 'draft-simple', 'draft-mtp'",
     ),
     "no-share": ({"llama_server_tensor_split": [1, -1]}, "'/llama_server_tensor_split/1': minimum: got -1, want 0"),
     "a-number": ({"llama_server_extra_args": ["-b", 64]}, "'/llama_server_extra_args/1': got number, want string"),

@@ -8,7 +8,8 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import projector, vocabulary
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import architectures, projector, vocabulary
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
 from support.harness import ROOT
 from support.pinned_source import ARCHIVES, DEFAULT, source
@@ -77,6 +78,20 @@ def test_architectures_are_known(files: dict[str, str], plugins: str) -> None:
     wanted = set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', names[1])) - {"(unknown)"}
     assert len(wanted) > 100
     assert wanted - set(re.findall(r"[\w.-]+", plugins)) == set()
+
+
+def test_architectures_that_keep_states_of_earlier_tokens_are_upstreams(files: dict[str, str]) -> None:
+    names = dict(re.findall(r'\{ (LLM_ARCH_\w+),\s*"([^"]+)"', files[ARCH]))
+    body = re.search(r"bool llm_arch_supports_rs_rollback\(.*?return true;", files[ARCH], re.DOTALL)
+    assert body
+    upstream = {names[name] for name in re.findall(r"case (LLM_ARCH_\w+):", body[0])}
+    assert upstream - architectures.OF_ITS_OWN == architectures.ROLLBACK
+
+
+def test_role_and_modules_refuse_split_mode_tensor_for_the_same_architectures() -> None:
+    role = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text())
+    assert set(role["__llama_server_undivided"]) == architectures.UNDIVIDED
+    assert role["__llama_server_undivided_up_to"] == worker_run.UNDIVIDED_UP_TO
 
 
 def test_operations_of_the_tests_own_client_are_upstreams(files: dict[str, str]) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.llama
 
 MIB = 1 << 20
 GIB = 1 << 30
-DRAFT = "loading draft model"
+DRAFT = re.compile("loading draft model|creating MTP draft context")
 _BUFFER = re.compile(r"(\S+) +(model|KV|RS|LoRA|compute|output) buffer size = +([\d.]+) MiB")
 
 
@@ -114,7 +114,24 @@ CASES: dict[str, tuple[str, Load, list[str]]] = {
     ),
     "many tokens to choose from": ("dense", Load(2048, parallel=2), []),
     "an adapter": ("dense", Load(2048, parallel=2), []),
+    "layers that predict": (
+        "a layer that predicts",
+        Load(8192, parallel=4, outputs_per_slot=4, spec_type="draft-mtp"),
+        ["--spec-draft-n-max", "3"],
+    ),
+    "layers that predict, of a file": (
+        "window, other heads",
+        Load(4096, parallel=2, outputs_per_slot=4, spec_type="draft-mtp"),
+        [],
+    ),
+    # As was reported: two workers with 1.9 and 1.6 GiB of cache and states.
+    "layers that predict, of a large model": (
+        "layers and states of a 27B",
+        Load(16384, parallel=4, outputs_per_slot=4, spec_type="draft-mtp"),
+        [],
+    ),
 }
+LAYERS_OF = {"a layer that predicts": 5, "layers and states of a 27B": 65}
 
 
 def far(mine: int, theirs: float, allowed: float) -> bool:
@@ -153,7 +170,19 @@ def compared(case: str, result: dict[str, Any], real: dict[str, dict[str, float]
     return wrong
 
 
-@pytest.mark.parametrize("case", CASES)
+def together(*parts: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return what contexts of one program allocate."""
+    found: dict[str, dict[str, float]] = {}
+    for part in parts:
+        for device, kinds in part.items():
+            for kind, size in kinds.items():
+                found.setdefault(device, {})[kind] = found.get(device, {}).get(kind, 0.0) + size
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.long if "large" in name else ()) for name in CASES]
+)
 def test_llama_server_allocates_what_was_planned(
     release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
@@ -163,8 +192,16 @@ def test_llama_server_allocates_what_was_planned(
         more = 16000 - len(tokens)
         large = (tokens + [b"word %d" % index for index in range(more)], scores + [0.0] * more, types + [1] * more)
         monkeypatch.setattr(synthetic_models, "vocabulary", lambda: large)
-    path = write_synthetic(tmp_path / "m.gguf", kind)
+    path = write_synthetic(tmp_path / "m.gguf", kind, layers=LAYERS_OF.get(kind, LAYERS))
     given: dict[str, Any] = {}
+    after: list[str] = []
+    if "predict" in case:
+        options = [*options, "--spec-type", "draft-mtp"]
+    if "of a file" in case:
+        file = write_synthetic(tmp_path / "d.gguf", "layers that predict for other heads", layers=2)
+        given["draft"] = read_model(file)
+        # The name of a device is known after --rpc.
+        after = ["-md", str(file), "--spec-draft-device", "RPC1"]
     if "draft" in case:
         given["draft"] = read_model(path)
         options = [*options, "--spec-type", "draft-simple", "-md", str(path), "--spec-draft-device", "none"]
@@ -176,11 +213,15 @@ def test_llama_server_allocates_what_was_planned(
     split = ",".join(f"{share:g}" for share in result["tensor_split"])
     options += ["--rpc", ",".join(it.endpoint for it in workers), "-ts", split, "-ngl", "999", "--parallel"]
     options += [str(load.parallel), "-c", str(load.ctx_size), "-ub", str(load.ubatch_size), "-fa", load.flash_attn]
-    log = server_log(release_7, path, tmp_path / "server.log", *options)
-    own, _marker, of_draft = log.partition(DRAFT)
-    wrong = compared(case, result, allocated(own), later_logits(path, load))
+    log = server_log(release_7, path, tmp_path / "server.log", *options, *after)
+    own, *more = (allocated(part) for part in DRAFT.split(log))
+    assert len(more) == ("draft" in case or "predict" in case)
+    real = together(own, *more) if "predict" in case else own
+    wrong = compared(case, result, real, later_logits(path, load))
+    if "predict" in case:
+        assert real["CPU"]["model"] < 2, "the rest is on workers"
     if "draft" in case:
-        draft = allocated(of_draft)
+        (draft,) = more
         assert list(draft) == ["CPU"], "a draft model is the master's alone"
         line = f"{case}: {result['master']['other_bytes'] / MIB:.2f} as {sum(draft['CPU'].values()):.2f} MiB"
         print(line)

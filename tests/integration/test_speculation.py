@@ -17,7 +17,7 @@ from random_model import vocabulary
 from support import synthetic_models
 from support.api_service import KEY, VARIABLES, Service, running_service, speculation
 from support.harness import Release, Worker, free_port, run_module, running_worker
-from support.synthetic_models import KINDS, Numbers, Tensors, write_synthetic
+from support.synthetic_models import write_synthetic
 from support.tree import COLLECTION, run
 
 if TYPE_CHECKING:
@@ -82,24 +82,21 @@ def test_the_answer_is_the_same_with_speculation(
 original = synthetic_models.add_tokenizer
 
 
-def predicting(layer: int, n: Numbers) -> Tensors:
-    """Return the tensors of a layer of a model whose fifth layer predicts a further token."""
-    width = synthetic_models.WIDTH
-    if layer < 4:
-        return synthetic_models.qwen35(layer, n)
-    more = {"nextn.eh_proj": (width, 2 * width), "nextn.enorm": (width,), "nextn.hnorm": (width,)}
-    return {**synthetic_models.qwen35(3, n), **more}
-
-
+@pytest.mark.parametrize("place", ["of the model", "in a file of their own"])
 def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them(
-    release_7: Release, workers: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    release_7: Release, workers: list[Worker], tmp_path: Path, place: str
 ) -> None:
-    architecture, unusual, _tensors, further = KINDS["hybrid, every fourth"]
-    monkeypatch.setitem(KINDS, "mtp", (architecture, unusual, predicting, {**further, "nextn_predict_layers": 1}))
-    path = write_synthetic(tmp_path / "m.gguf", "mtp", layers=5)
-    assert run_module("gguf_info", {"path": str(path)})["shape"]["predict_layers"] == 1
+    drafting: dict[str, object] = {"llama_server_spec_type": "draft-mtp"}
+    if place == "of the model":
+        path = has_them = write_synthetic(tmp_path / "m.gguf", "a layer that predicts", layers=5)
+    else:
+        path = write_synthetic(tmp_path / "m.gguf", "window, other heads")
+        has_them = write_synthetic(tmp_path / "d.gguf", "layers that predict for other heads", layers=2)
+        drafting["llama_server_draft_model"] = str(has_them)
+        assert draft_problem(path, has_them) == ""
+    assert run_module("gguf_info", {"path": str(has_them)})["shape"]["predict_layers"] > 0
     endpoints, said = [worker.endpoint for worker in workers], []
-    for number, given in enumerate(({}, {"llama_server_spec_type": "draft-mtp"})):
+    for number, given in enumerate(({}, drafting)):
         folder = tmp_path / str(number)
         folder.mkdir()
         with running_service(release_7, path, endpoints, folder, options=speculation(**given)) as service:
@@ -190,6 +187,7 @@ def test_a_model_without_a_chat_template_chats_by_that_of_chatml(
         assert service.request("/v1/chat/completions", asked)[0] == 200
 
 
+TWO = ["192.0.2.1:50052", "192.0.2.2:50052"]
 # The role's check of the host, with the messages of all cases collected in one play.
 PLAY = """
 - hosts: localhost
@@ -209,6 +207,8 @@ CASE = """
         llama_server_mmproj: "{{ case.value.mmproj | default('') }}"
         llama_server_lora: "{{ case.value.lora | default([]) }}"
         llama_server_embeddings: "{{ case.value.embeddings | default(false) }}"
+        llama_server_extra_args: "{{ case.value.words | default([]) }}"
+        llama_server_endpoints: "{{ case.value.workers | default(['192.0.2.1:50052']) }}"
   rescue:
     - ansible.builtin.debug: {msg: "<{{ case.key }}> {{ ansible_failed_result.msg }} </{{ case.key }}>"}
 """
@@ -221,6 +221,9 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     with pytest.MonkeyPatch.context() as patch:
         other_vocabulary(patch, "text")
         other = write_synthetic(folder / "other.gguf", "dense")
+    sharing = write_synthetic(folder / "sharing.gguf", "window, other heads, layers that share")
+    head = write_synthetic(folder / "head.gguf", "layers that predict for other heads", layers=2)
+    states = write_synthetic(folder / "states.gguf", "hybrid, every fourth")
     (folder / "broken.gguf").write_bytes(b"GGUF")
     (folder / "keys").write_text("# no key\n")
     cases: dict[str, dict[str, Any]] = {
@@ -233,6 +236,9 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "projector": {"model": str(model), "mmproj": str(model)},
         "projector-home": {"step": "validate", "model": "/srv/m.gguf", "mmproj": "/run/user/1000/p.gguf"},
         "mtp": {"model": str(model), "type": "draft-mtp"},
+        "mtp-draft": {"model": str(model), "draft": str(model), "type": "draft-mtp"},
+        "mtp-sharing": {"model": str(sharing), "draft": str(head), "type": "draft-mtp", "workers": TWO},
+        "tensor": {"model": str(states), "words": ["--split-mode", "tensor"], "workers": TWO},
         "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
         "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
         "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "embeddings": True},
@@ -241,7 +247,6 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     variables = {
         "cases": cases,
         "ansible_python_interpreter": sys.executable,
-        "llama_server_endpoints": ["192.0.2.1:50052"],
         "llama_server_prefix": f"{folder}/llama_cpp",
         "llama_server_port": free_port(),
         # This file replaces the real one.
@@ -276,6 +281,12 @@ def found(text: str, case: str) -> str:
         ("projector", "{model} is no projector of llama.cpp: its architecture is llama and not clip. Take the file of"),
         ("projector-home", "llama_server_mmproj is /run/user/1000/p.gguf, and the confined service cannot"),
         ("mtp", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens: take"),
+        ("mtp-draft", "llama_server_spec_type is draft-mtp, and {model} has no layers that predict further tokens"),
+        (
+            "mtp-sharing",
+            "The last layers of {folder}/sharing.gguf use the caches of earlier ones, and {folder}/head.gguf",
+        ),
+        ("tensor", "llama_server_extra_args has --split-mode tensor, in which llama.cpp of localhost cannot divide a"),
         ("no-model", "llama_server_spec_type is draft-simple, which needs a draft model: give its GGUF file in"),
         ("n-gram", "llama_server_spec_type is ngram-mod, which takes no draft model, and llama_server_draft_model is"),
         (

@@ -176,6 +176,57 @@ def gemma4(layer: int, n: Numbers) -> Tensors:
     }
 
 
+def predicting(layer: int, n: Numbers) -> Tensors:
+    """Return the tensors of a layer of a model whose fifth layer predicts a further token."""
+    if layer < 4:
+        return qwen35(layer, n)
+    return {**qwen35(3, n), "nextn.eh_proj": (WIDTH, 2 * WIDTH), "nextn.enorm": (WIDTH,), "nextn.hnorm": (WIDTH,)}
+
+
+def gemma4_assistant(layer: int, n: Numbers) -> Tensors:
+    width, head = n["width"], (64, 128)[layer]
+    return {
+        **dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), (width,)),
+        "attn_q": (HEADS * head, width),
+        "attn_q_norm": (head,),
+        "attn_output": (width, HEADS * head),
+        "layer_output_scale": (1,),
+        "ffn_gate": (n["ff"], width),
+        "ffn_up": (n["ff"], width),
+        "ffn_down": (width, n["ff"]),
+    }
+
+
+def qwen35_of_27b(layer: int, n: Numbers) -> Tensors:
+    """Return the tensors of a layer with the heads and states of Qwen3.6 27B; the last of 65 layers predicts."""
+    head, key_heads, value_heads, state = n["key"], 16, 48, 128
+    if layer % 4 == 3 or layer == 64:
+        tensors = {
+            "attn_q": (2 * n["heads"] * head, WIDTH),
+            "attn_output": (WIDTH, n["heads"] * head),
+            "attn_k": (n["kv_heads"] * head, WIDTH),
+            "attn_v": (n["kv_heads"] * head, WIDTH),
+            "attn_q_norm": (head,),
+            "attn_k_norm": (head,),
+        }
+    else:
+        convolved = (2 * key_heads + value_heads) * state
+        tensors = {
+            "attn_qkv": (convolved, WIDTH),
+            "attn_gate": (value_heads * state, WIDTH),
+            "ssm_conv1d": (convolved, 4),
+            "ssm_dt.bias": (value_heads,),
+            "ssm_a.": (value_heads,),
+            "ssm_beta": (value_heads, WIDTH),
+            "ssm_alpha": (value_heads, WIDTH),
+            "ssm_norm": (state,),
+            "ssm_out": (WIDTH, value_heads * state),
+        }
+    more = predicting(4, n) if layer == 64 else qwen35(0, n)
+    shared = ("ffn_", "attn_norm", "post_attention_norm", "nextn.")
+    return {**tensors, **{name: shape for name, shape in more.items() if name.startswith(shared)}}
+
+
 SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 2 * WIDTH, "ssm.state_size": 16, "ssm.time_step_rank": 32}
 SSM_2 = {**SSM, "ssm.time_step_rank": 8, "ssm.group_count": 1}
 RMS = "attention.layer_norm_rms_epsilon"
@@ -255,6 +306,50 @@ KINDS: dict[str, Kind] = {
 }
 
 
+# Models with layers that predict further tokens (draft-mtp). The first has five layers, the second 65, the last two.
+_QWEN35, _GEMMA4 = KINDS["hybrid, every fourth"], KINDS["window, other heads, layers that share"]
+PREDICTING: dict[str, Kind] = {
+    "a layer that predicts": ("qwen35", {}, predicting, {**_QWEN35[3], "nextn_predict_layers": 1}),
+    "layers and states of a 27B": (
+        "qwen35",
+        {"heads": 24, "kv_heads": 4, "key": 256, "value": 256, "ff": 256},
+        qwen35_of_27b,
+        {
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 48 * 128,
+            "ssm.state_size": 128,
+            "ssm.time_step_rank": 48,
+            "ssm.group_count": 16,
+            "rope.dimension_sections": [11, 11, 10, 0],
+            "rope.dimension_count": 64,
+            "nextn_predict_layers": 1,
+        },
+    ),
+    "window, other heads": (*_GEMMA4[:3], {**_GEMMA4[3], "attention.shared_kv_layers": 0}),
+    "layers that predict for other heads": (
+        "gemma4-assistant",
+        {
+            **_GEMMA4[1],
+            "width": WIDTH // 2,
+            "kv_heads": [2, 1],
+            "extra": {
+                "rope_freqs": (64,),
+                "nextn.pre_projection": (WIDTH // 2, 2 * WIDTH),
+                "nextn.post_projection": (WIDTH, WIDTH // 2),
+            },
+        },
+        gemma4_assistant,
+        {
+            **_GEMMA4[3],
+            "attention.sliding_window_pattern": [True, False],
+            "attention.shared_kv_layers": 2,
+            "embedding_length_out": WIDTH,
+            "nextn_predict_layers": 2,
+        },
+    ),
+}
+
+
 def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
     if isinstance(value, list):
         writer.add_array(key, value)
@@ -279,16 +374,17 @@ def add_weight(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> No
 
 
 def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
-    """Write the model of this kind (a key of KINDS)."""
-    architecture, unusual, tensors, further = KINDS[kind]
+    """Write the model of this kind (a key of KINDS or PREDICTING)."""
+    architecture, unusual, tensors, further = {**PREDICTING, **KINDS}[kind]
     n = {"heads": HEADS, "kv_heads": 2, "key": 64, "value": 64, "ff": 512, "experts": 0, "tied": False, **unusual}
+    width = n.get("width", WIDTH)
     tokens, scores, types = vocabulary()
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"synthetic {kind}")
     keys: Numbers = {
         "block_count": layers,
         "context_length": CONTEXT,
-        "embedding_length": WIDTH,
+        "embedding_length": width,
         "feed_forward_length": n["ff"],
         "attention.head_count": n["heads"],
         "attention.head_count_kv": n["kv_heads"],
@@ -302,12 +398,12 @@ def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
         add_key(writer, f"{architecture}.{key}", value)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     add_tokenizer(writer, tokens, scores, types)
-    add_weight(writer, "token_embd", (len(tokens), WIDTH))
-    add_weight(writer, "token_embd_norm" if architecture == "lfm2" else "output_norm", (WIDTH,))
+    add_weight(writer, "token_embd", (len(tokens), width))
+    add_weight(writer, "token_embd_norm" if architecture == "lfm2" else "output_norm", (width,))
     for name, shape in n.get("extra", {}).items():
         add_weight(writer, name, shape)
     if not n["tied"]:
-        add_weight(writer, "output", (len(tokens), WIDTH))
+        add_weight(writer, "output", (len(tokens), width))
     for layer in range(layers):
         for name, shape in tensors(layer, n).items():
             add_weight(writer, f"blk.{layer}.{name}", shape)

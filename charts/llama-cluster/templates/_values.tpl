@@ -33,7 +33,7 @@
 {{- end -}}
 
 {{- define "llama.draft_model" -}}
-{{- if eq (include "llama.spec_type" .) "draft-simple" }}{{ .Values.llama_server_draft_model }}{{ end -}}
+{{- if has (include "llama.spec_type" .) (list "draft-simple" "draft-mtp") }}{{ .Values.llama_server_draft_model }}{{ end -}}
 {{- end -}}
 
 {{- define "llama.drafted" -}}
@@ -50,7 +50,8 @@
 , "--spec-type", {{ include "llama.spec_type" $ | toRawJson }}, {{ .option | toRawJson }}, {{ $drafted | toRawJson }}
 {{- with get . "floor" }}, {{ index . 0 | toRawJson }}, {{ min (index . 1) $drafted | toString | toRawJson }}{{ end }}
 {{- end -}}
-{{- with include "llama.draft_model" . }}, "--spec-draft-model", {{ toRawJson . }}, "--spec-draft-device", "none"{{ end -}}
+{{- with include "llama.draft_model" . }}, "--spec-draft-model", {{ toRawJson . }}
+{{- if eq (include "llama.spec_type" $) "draft-simple" }}, "--spec-draft-device", "none"{{ end }}{{ end -}}
 {{- end -}}
 
 {{- /* Of how many tokens the output is wanted. */ -}}

@@ -44,6 +44,11 @@ HYBRID_BY_HEADS = frozenset(
 )
 HYBRID_BY_INTERVAL = frozenset("qwen35 qwen35moe qwen3next".split())
 HYBRID_BOTH = frozenset(["falcon-h1"])
+# llm_arch_supports_rs_rollback, without those of OF_ITS_OWN: a recurrent layer can keep its state of earlier tokens.
+ROLLBACK = frozenset("lfm2 lfm2moe nemotron_h nemotron_h_moe qwen35 qwen35moe".split())
+# In split mode "tensor", llama.cpp divides the states of these among devices (src/llama-model.cpp), and points views
+# without elements (src/llama-graph.cpp, build_rs) beyond a device's part. RPC servers refuse these views, or end.
+UNDIVIDED = HYBRID_BY_INTERVAL
 # Upstream knows these, but this code does not follow their caches (indexers, compression, drafts of other models).
 OF_ITS_OWN = frozenset(
     """

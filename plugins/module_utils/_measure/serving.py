@@ -109,6 +109,7 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
     """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
     names = server.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
+    drafts = "--spec-draft-model" in options.extra_args and "--spec-draft-device" not in options.extra_args
     return [
         server.program,
         *("--model", options.model),
@@ -119,6 +120,8 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
         *("--rpc", ",".join(options.endpoints)),
         # Name all devices or none. With names, upstream fails if a worker is missing, and ignores the master's devices.
         *(("--device", ",".join(names)) if names else ()),
+        # As role llama_server does: layers that predict further tokens may use the caches of the model's last layers.
+        *(("--spec-draft-device", names[-1]) if names and drafts else ()),
         *("--n-gpu-layers", str(options.n_gpu_layers)),
         *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
         *(("--threads", str(options.threads)) if options.threads is not None else ()),

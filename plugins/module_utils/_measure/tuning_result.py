@@ -105,8 +105,10 @@ def variables(sweep: Sweep, given: Mapping[str, Any]) -> dict[str, Any]:
         }
         if config.speculation != getattr(sweep.settings.start, "speculation", None):
             found["llama_server_spec_type"] = config.speculation
-            if config.speculation.startswith("ngram") and "draft-simple" in given.get("speculation", {}):
-                # The service takes n-grams or a draft model, not both.
+            kinds = given.get("speculation", {})
+            drafting = {kind for kind in kinds if "--spec-draft-model" in kinds[kind]["arguments"]}
+            if drafting and config.speculation not in {"none", *drafting}:
+                # No other kind takes the draft model of the service.
                 found["llama_server_draft_model"] = ""
         return found
     found = {"inference_extra_args": arguments(config, rest, old), "inference_tensor_split": split}

@@ -54,11 +54,11 @@ def _reach(planned: Planned, rooms: Sequence[Room], within: Callable[[int, Part,
     for index in range(count):
         # Leave a layer for each later worker, so that the last one does not get the output alone.
         left = count - index - 1
-        furthest = beyond if not left else planned.count - left
+        furthest = beyond if not left else planned.count - planned.tail - left + 1
         end = at
         while end < furthest:
-            # The last layer and the output stay together.
-            longer = beyond if end + 1 >= planned.count else end + 1
+            # The last layers and the output stay together.
+            longer = beyond if end + planned.tail >= planned.count else end + 1
             part = Part(at, longer)
             if not within(index, part, planned.need(part, count)):
                 break

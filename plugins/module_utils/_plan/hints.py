@@ -136,7 +136,7 @@ class Hints:
             Kind("context", len(self.contexts), self._shorter_context),
             Kind("parallel", load.parallel - 1, self._fewer_slots),
             Kind("cache_type", 0 if load.flash_attn == "off" else len(self.caches), self._smaller_cache),
-            Kind("workers", min(MAX_WORKERS, layers) - len(cluster.workers), self._more_workers),
+            Kind("workers", min(MAX_WORKERS, layers - planned.tail + 1) - len(cluster.workers), self._more_workers),
             Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
 

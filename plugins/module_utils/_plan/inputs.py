@@ -22,6 +22,8 @@ MAX_EXPERTS = 1024
 QUANTISED_CACHES = tuple(name for name in CACHE_TYPES if CACHE_TYPES[name].block > 1)
 # A C float holds such shares, and sums of them.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-30, 1e30
+# common/speculative.cpp: layers that predict further tokens draft. They are of the model, or in a file of their own.
+DRAFT_MTP = "draft-mtp"
 _LAYER = re.compile(r"^blk\.(\d{1,3})\.(.+?)(?:\.weight)?$")
 
 
@@ -59,6 +61,8 @@ class Load:
     outputs_per_slot: int = 1
     kv_unified: bool = False
     master_other_bytes: int = 0
+    # The type of speculation, of which only DRAFT_MTP loads something else than a draft model on the master.
+    spec_type: str = "none"
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class Cluster:
 
 
 class Source(NamedTuple):
-    """A model and the tensors of its layers, and what is beside it on the master.
+    """A model and the tensors of its layers.
 
-    `draft` is a model that drafts tokens for it, and `projector` a file with which it takes pictures.
+    `draft` is a model that drafts tokens for it, and `projector` a file with which it takes pictures, on the master.
     """
 
     model: Model

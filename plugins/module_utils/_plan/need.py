@@ -6,14 +6,16 @@ Weights and cache come from `_gguf`, compute buffers from `compute_buffers`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
+from .._gguf.architectures import ROLLBACK
 from .._gguf.cache import kv_cells, row_bytes
 from .._gguf.projector import projector_bytes
 from .assignment import Part
 from .compute_buffers import FOLLOWED, PIPELINE_COPIES, Head, device_bytes, input_bytes, margin_bytes
-from .inputs import QUANTISED_CACHES, Load, Source, SplitError, check_load
+from .inputs import DRAFT_MTP, QUANTISED_CACHES, Load, Source, SplitError, check_load
 from .layer_shape import Batch, LayerShape, layer_shape
 
 if TYPE_CHECKING:
@@ -37,6 +39,10 @@ class Need(NamedTuple):
     def total(self) -> int:
         """The sum of all bytes."""
         return self.weights + self.kv + self.compute + self.other
+
+    def plus(self, more: Need) -> Need:
+        """Return the sum of two needs."""
+        return Need(*(one + other for one, other in zip(self, more)))
 
 
 def _check_cache(load: Load, model: Model) -> None:
@@ -88,6 +94,27 @@ def _few(layers: Sequence[LayerShape]) -> tuple[LayerShape, ...]:
     return tuple(kept)
 
 
+def _predicting(of: Source) -> Source:
+    """Return a model as in the context that predicts further tokens: only the layers that predict have a cache.
+
+    Raises SplitError if it has no such layers.
+    """
+    layers = of.model.layers
+    first = len(layers) - of.model.shape.predict_layers
+    if first == len(layers):
+        raise SplitError(
+            f"spec_type is {DRAFT_MTP}, and the model that drafts has no layers that predict further tokens; "
+            "take another model, or another type."
+        )
+    # The description has no cache of these layers, because the model's own context has none. It is as other layers'.
+    like = max(layers, key=lambda layer: (layer.key_width or 0) + (layer.value_width or 0))
+    kept = [replace(layer, cache="none", key_width=0, value_width=0, state_bytes=0) for layer in layers[:first]]
+    kept += [
+        replace(like, index=layer.index, bytes=layer.bytes, cache="full", state_bytes=0) for layer in layers[first:]
+    ]
+    return of._replace(model=replace(of.model, layers=kept))
+
+
 class Planned:
     """A model as llama.cpp would load it, and the memory that each part of it needs."""
 
@@ -123,13 +150,22 @@ class Planned:
         self.weight_sums = [0, *accumulate(round((layer.bytes or 0) * shrink) for layer in model.layers)]
         # src/llama-kv-cache.cpp pads values of different widths if it keeps them transposed.
         self.widest = max((layer.value_width or 0 for layer in model.layers), default=0)
+        # src/llama-memory-recurrent.cpp keeps the states before each token that may turn out to be drafted wrongly.
+        rolls_back = load.spec_type == DRAFT_MTP and model.architecture in ROLLBACK
+        self.states = self.sequences * (load.outputs_per_slot if rolls_back else 1)
         self.kv_sums = [0, *accumulate(self._kv())]
         self.shapes = self._shapes()
         self._known: dict[tuple[object, ...], int] = {}
-        self.draft = None
-        if of.draft:
-            # common/speculative.cpp: a draft model has the model's context, an F16 cache and one output for each slot.
-            small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
+        # What drafts: a model on the master, or layers that predict (of the model, or in a file) on the last worker.
+        self.draft: Planned | None = None
+        self.head: Planned | None = None
+        # How many of the last layers stay with the output. Some heads use the caches of two (src/llama-model.cpp).
+        self.tail = 2 if of.draft and of.draft.model.architecture == "gemma4-assistant" else 1
+        # common/speculative.cpp: it has the model's context, an F16 cache and one output for each slot.
+        small = Load(context, load.batch_size, load.ubatch_size, parallel=load.parallel, kv_unified=load.kv_unified)
+        if load.spec_type == DRAFT_MTP:
+            self.head = Planned(_predicting(of.draft or of), small)
+        elif of.draft:
             self.draft = Planned(of.draft, small)
         self.projector = 0
         if of.projector:
@@ -144,7 +180,7 @@ class Planned:
     def _kv(self) -> list[int]:
         _check_cache(self.load, self.model)
         return [
-            (layer.state_bytes or 0) * self.sequences
+            (layer.state_bytes or 0) * self.states
             + _cache_bytes(
                 layer,
                 self.load,
@@ -196,7 +232,15 @@ class Planned:
             weights += self.output_weights
         if end > part.first:
             weights += self.model.weights.shared_bytes or 0
-        return Need(weights, self.kv_sums[end] - self.kv_sums[part.first], self._compute(part, devices))
+        own = Need(weights, self.kv_sums[end] - self.kv_sums[part.first], self._compute(part, devices))
+        return own.plus(self._of_head(self.head, devices)) if self.head and part.end > self.count else own
+
+    def _of_head(self, head: Planned, devices: int) -> Need:
+        """Return the need of the layers that predict, without weights that the model has anyway."""
+        if self.of.draft:
+            return head.need(Part(0, head.count + 1), 1)
+        first = head.count - head.model.shape.predict_layers
+        return head.need(Part(first, head.count + 1), devices)._replace(weights=0)
 
     def _compute(self, part: Part, devices: int) -> int:
         known = (part, devices > 1)
@@ -225,8 +269,13 @@ class Planned:
                 last=last,
                 head=Head(self.width, self.vocabulary) if output else None,
                 before=self.shapes[-1] if first and not layers else None,
-            ) + (0 if self.compute_known else margin_bytes(self.shapes, batch, self.width))
+            ) + (0 if self.compute_known else margin_bytes(self.shapes, batch, self.width) + self._moved_states())
         return self._known[known]
+
+    def _moved_states(self) -> int:
+        """Return the bytes that a recurrent layer reads and writes of its states."""
+        state = max((layer.state_bytes or 0 for layer in self.model.layers), default=0)
+        return state * (self.sequences + self.states)
 
     def master(self, devices: int) -> Need:
         """Return the need of the master: the input, its own layers, the buffers of both, and other memory."""
@@ -236,7 +285,15 @@ class Planned:
             weights += self.model.weights.shared_bytes or 0
             compute += self._buffer(_few(self.shapes[: self.local]), devices, first=True)
         other = self.load.master_other_bytes + (self.draft.alone() if self.draft else 0) + self.projector
-        return Need(weights, self.kv_sums[self.local], compute, other)
+        own = Need(weights, self.kv_sums[self.local], compute, other)
+        return own.plus(self._master_of_head(self.head, devices)) if self.head else own
+
+    def _master_of_head(self, head: Planned, devices: int) -> Need:
+        """Return the need of the master for the layers that predict, and for what the model's last layer gives them."""
+        devices = 1 if self.of.draft else devices
+        hidden = 4 * self.width * (self.load.batch_size + head.tokens * (1 + head.batch(devices).copies))
+        need = head.master(devices)
+        return Need(need.weights if self.of.draft else 0, need.kv, need.compute + hidden)
 
     def _logits(self) -> int:
         """Return the bytes of llama.cpp's output buffer: for each output, a number for each token of the vocabulary."""

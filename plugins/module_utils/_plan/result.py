@@ -60,7 +60,7 @@ def _message(result: dict[str, Any], idle: Sequence[str], hints: Hints | None) -
 def _too_many(planned: Planned, cluster: Cluster, variables_of: str) -> str | None:
     count, layers = len(cluster.workers), planned.count - planned.local
     # If no layers are left for workers, the output alone still goes to one worker.
-    most = max(layers, 1)
+    most = max(layers - planned.tail + 1, 1)
     if count <= most:
         return None
     hints = Hints(planned, cluster, variables_of)
@@ -83,7 +83,7 @@ def _notes(planned: Planned) -> list[str]:
         notes.append(
             "The compute buffers are an upper estimate: the plan does not know what llama.cpp computes for this model."
         )
-    if planned.model.shape.predict_layers:
+    if planned.model.shape.predict_layers and planned.head is None:
         notes.append(
             "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
         )
@@ -155,9 +155,9 @@ def plan(
 ) -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `adapters` are LoRA adapters. `draft`, a model that drafts tokens for the main model, and `projector`, with which
-    that model takes pictures, are on the master. `variables_of` is the key of hints.TYPED whose variables the messages
-    name.
+    `adapters` are LoRA adapters. `draft` is a model that drafts tokens for the main model, and `projector` is a file
+    with which that model takes pictures, on the master. `variables_of` is the key of hints.TYPED whose variables the
+    messages name.
     """
     check_cluster(cluster)
     planned = Planned(source(headers, adapters=adapters, draft=draft, projector=projector), load)

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
+from .._gguf.architectures import UNDIVIDED
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
+from .._gguf.header import GgufError, read_header
+from .._plan.options import read_options
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
 
@@ -32,6 +35,8 @@ WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 BASE_S = 120
 # A run is ended if nothing moves for this long plus the time for the prompt.
 STALL_S = 120
+# The RPC protocol up to which llama.cpp sends views that no worker accepts.
+UNDIVIDED_UP_TO = 7
 # A link of 100 Mbit/s: every byte of the model may have to pass through the master's link.
 LOAD_BYTES_PER_S = 10_000_000
 PROMPT_TOKENS_PER_S = 10
@@ -145,6 +150,23 @@ def _part_bytes(path: Path) -> int:
     if magic != b"GGUF":
         raise ModelError(f"The model {path} is not a GGUF file; convert it, or give another.")
     return size
+
+
+def check_split_mode(asked: Asked, words: Sequence[str], protocol: str | None) -> None:
+    """Raise OptionError if these options ask for split mode "tensor", and llama.cpp cannot divide the model in it."""
+    newer = protocol is not None and int(protocol.partition(".")[0]) > UNDIVIDED_UP_TO
+    if newer or len(asked.workers) < 2 or read_options(words)[0].get("split_mode") != "tensor":
+        return
+    try:
+        architecture = read_header(Path(asked.model)).metadata.get("general.architecture")
+    except (GgufError, OSError):
+        return  # llama.cpp itself says what is wrong with the file.
+    if architecture in UNDIVIDED:
+        raise OptionError(_cannot_divide(f"a model of architecture {architecture}", asked, "tensor"))
+
+
+def _cannot_divide(model: str, asked: Asked, mode: str) -> str:
+    return f"llama.cpp cannot divide {model} among {len(asked.workers)} workers in split mode {mode}; use layer."
 
 
 _KIND_BY_STATE = {
@@ -456,9 +478,7 @@ def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
     where = "" if found["architecture"] else f" ({_assertion(ending)})"
-    mode = f"in split mode tensor{where}"
-    message = f"llama.cpp cannot divide {kind} among {len(asked.workers)} workers {mode}; use layer."
-    return Failure("option_rejected", None, message)
+    return Failure("option_rejected", None, _cannot_divide(kind, asked, f"tensor{where}"))
 
 
 def _assertion(ending: Ending) -> str:
@@ -481,7 +501,10 @@ def _ended_itself(ending: Ending) -> Failure | None:
 
 def _lost(gone: Sequence[WorkerStatus]) -> Failure:
     if not gone:
-        message = "A worker broke the connection during the run and all answer again; look for a restart in their logs."
+        message = (
+            "A worker broke the connection during the run and all answer again; their journals say whether one started "
+            "again or refused a request ([rpc_check] refused)."
+        )
         return Failure("worker_lost", None, message)
     names = ", ".join(status.endpoint for status in gone)
     now = " ".join(status.message for status in gone if status.state != "ready")

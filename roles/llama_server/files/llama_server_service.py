@@ -290,8 +290,12 @@ class Server:
         self.settings, self.figures = settings, figures
         self.key = first_key(Path(settings.keys_file))
         self.workers = {f"{worker.address}:{worker.port}": worker.endpoint for worker in workers}
-        names = ",".join(f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers)))
-        command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers), "--device", names]
+        names = [f"RPC{number}" for number in range(sum(len(worker.devices) for worker in workers))]
+        command = [settings.program, *settings.arguments, "--rpc", ",".join(settings.workers)]
+        command += ["--device", ",".join(names)]
+        if "--spec-draft-model" in command and "--spec-draft-device" not in command:
+            # Layers that predict further tokens may use the caches of the model's last layers.
+            command += ["--spec-draft-device", names[-1]]
         environment = {name: it for name, it in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
         # Upstream's abort would start a debugger. A file config.ini in the other folder would add options.
         environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)

@@ -14,6 +14,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.serving
     time_limit,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Measurable
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import OptionError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Stream
@@ -42,6 +43,15 @@ def test_the_context_is_that_of_all_slots() -> None:
         "--ctx-size", "8192", "--rpc", "10.0.0.11:50052,10.0.0.12:1", "--n-gpu-layers", "999", "--tensor-split", "3,1",
         "--threads", "2", "--fit", "off", "--cache-ram", "512", "--no-ui", "--jinja",
     ]  # fmt: skip
+
+
+def test_layers_that_predict_further_tokens_are_on_the_last_worker() -> None:
+    ready = [WorkerStatus(f"h:{port}", "h", port, devices=[{"memory_free_bytes": 1}]) for port in (1, 2)]
+    drafting = ("--spec-type", "draft-mtp", "--spec-draft-model", "/srv/d.gguf")
+    command = build_command(program(*KNOWN), options(extra_args=drafting), ready, 4711)
+    assert command[command.index("--device") :][:4] == ["--device", "RPC0,RPC1", "--spec-draft-device", "RPC1"]
+    on_master = (*drafting, "--spec-draft-device", "none")
+    assert "RPC1" not in build_command(program(*KNOWN), options(extra_args=on_master), ready, 4711)
 
 
 def test_what_a_build_does_not_have_is_left_out() -> None:

@@ -144,6 +144,20 @@ def test_a_draft_model_of_the_service_is_measured_too(quickest: str, found: dict
     assert {name: value for name, value in won(result).items() if "spec" in name or "draft" in name} == found
 
 
+@pytest.mark.parametrize(
+    ("file", "quickest", "keeps"),
+    [("draft-mtp", "draft-mtp", True), ("draft-mtp", "ngram-mod", False), ("draft-simple", "draft-mtp", False)],
+)
+def test_a_file_that_the_quickest_kind_does_not_take_is_left_out(file: str, quickest: str, *, keeps: bool) -> None:
+    """Layers that predict are in the file, or in the model beside a file of a smaller model."""
+    kinds = {kind: {"arguments": ["--spec-type", kind]} for kind in {file, "draft-mtp"}}
+    kinds[file]["arguments"] += ["--spec-draft-model", "/srv/d.gguf"]
+    asked = {**ASKED, "speculation": {**SPECULATION, **kinds}}
+    result, _records = sweep(lambda run: 40.0 if run["speculation"] == quickest else 30.0, **asked)
+    assert won(result)["llama_server_spec_type"] == quickest
+    assert ("llama_server_draft_model" not in won(result)) == keeps
+
+
 def test_a_service_that_drafts_for_nothing_is_told_to_leave_it_off() -> None:
     result, records = sweep(
         lambda run: 40.0 if run["speculation"] == "none" else 30.0, **ASKED, spec_type="draft-simple"

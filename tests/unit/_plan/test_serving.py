@@ -7,6 +7,7 @@ tests/integration/test_server_memory.py compares the sizes with those of llama-s
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
+# The bytes of a recurrent layer's state in the model "a layer that predicts": 3 columns of a convolution, and 4 heads.
+STATE = 4 * (3 * (256 + 2 * 2 * 64) + 4 * 64 * 64)
 ROLE = ROOT / "roles/llama_server"
 
 
@@ -111,6 +114,39 @@ def test_a_projector_is_the_masters_and_is_said_to_be_an_estimate(model: list[He
     ]
     missing = plan(model, load, cluster(master=0), projector=projector)["shortfall"]
     assert missing[0]["bytes"] - plan(model, load, cluster(master=0))["shortfall"][0]["bytes"] == more
+
+
+@pytest.mark.parametrize("place", ["of the model", "in a file of their own"])
+def test_layers_that_predict_are_on_the_last_worker(tmp_path: Path, place: str) -> None:
+    """It has their cache, of F16, and their compute buffer; a recurrent layer has a state for each drafted token."""
+    model = read_model(write_synthetic(tmp_path / "m.gguf", "a layer that predicts", layers=5))
+    small = Load(ctx_size=8192, parallel=4, outputs_per_slot=4, cache_type_k="q8_0", cache_type_v="q8_0")
+    over = replace(cluster(), tensor_split=(3.0, 3.0))
+    plain = plan(model, small, over)
+    drafts = replace(small, spec_type="draft-mtp")
+    file = read_model(write_synthetic(tmp_path / "d.gguf", "a layer that predicts", layers=5))
+    mtp = plan(model, drafts, over, draft=None if place == "of the model" else file)
+    (first, last), (first_plain, last_plain) = mtp["workers"], plain["workers"]
+    assert first_plain["kv_bytes"] == 3 * STATE * 4
+    assert first["kv_bytes"] == 4 * first_plain["kv_bytes"]
+    # The fourth layer alone has a cache, and the fifth one has another one like it.
+    assert last["kv_bytes"] - last_plain["kv_bytes"] == 8192 * 2 * 64 * 2 * 2
+    assert last["compute_bytes"] > 1.5 * last_plain["compute_bytes"]
+    assert first["weights_bytes"] == first_plain["weights_bytes"]
+    assert (last["weights_bytes"] > last_plain["weights_bytes"]) == (place == "in a file of their own")
+    assert mtp["master"]["compute_bytes"] > plain["master"]["compute_bytes"]
+    assert mtp["master"]["other_bytes"] == 0
+    counted = "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
+    assert (counted in plain["notes"], counted in mtp["notes"]) == (True, False)
+
+
+def test_a_model_without_layers_that_predict_cannot_draft_with_them(model: list[Header]) -> None:
+    load = Load(ctx_size=2048, parallel=2, spec_type="draft-mtp")
+    for draft in (None, model):
+        with pytest.raises(
+            SplitError, match="spec_type is draft-mtp, and the model that drafts has no layers that pre"
+        ):
+            plan(model, load, cluster(), draft=draft)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run 
     ModelError,
     OptionError,
     check_model,
+    check_split_mode,
     divided_by,
     worker_failure,
 )
 from hypothesis import given
 from hypothesis import strategies as st
+
+from support.synthetic_models import write_synthetic
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
 A, B, C = "10.0.0.1:50052", "10.0.0.2:50052", "10.0.0.3:50052"
@@ -199,6 +203,20 @@ def test_a_missing_model_and_a_folder_are_told_apart(tmp_path: Path) -> None:
         check_model(str(tmp_path / "m.gguf"))
     with pytest.raises(ModelError, match="is a folder"):
         check_model(str(tmp_path))
+
+
+def test_a_model_whose_states_cannot_be_divided_is_refused_in_split_mode_tensor(tmp_path: Path) -> None:
+    model = str(write_synthetic(tmp_path / "m.gguf", "hybrid, every fourth", layers=4))
+    tensor = ("--temp", "0", "-sm", "tensor")
+    said = "llama.cpp cannot divide a model of architecture qwen35 among 2 workers in split mode tensor; use layer."
+    for protocol in ("7.0.0", None):
+        with pytest.raises(OptionError, match=re.escape(said)):
+            check_split_mode(options(model=model), tensor, protocol)
+    check_split_mode(options(model=model), tensor, "8.0.0")
+    check_split_mode(options(model=model), ("-sm", "layer"), "7.0.0")
+    check_split_mode(options(A, model=model), tensor, "7.0.0")
+    check_split_mode(options(model=str(tmp_path / "none.gguf")), tensor, "7.0.0")
+    check_split_mode(options(model=str(write_synthetic(tmp_path / "d.gguf", "dense"))), tensor, "7.0.0")
 
 
 def test_the_time_limit_grows_with_model_prompt_and_tokens() -> None:
@@ -476,8 +494,8 @@ def judged(
         (BUFFERS + CUT_OFF, 134, [status(A), status(B, "refused")], "worker_lost", B, f"{B} was lost during the run"),
         (CUT_OFF, 134, [status(A), status(B, "refused")], "worker_lost", B, f"{B} was lost during the run. {B} is"),
         (BUFFERS, 141, [status(A, "unreachable"), status(B)], "worker_lost", A, f"{A} was lost during the run"),
-        (BUFFERS + CUT_OFF, 134, None, "worker_lost", None, "all answer again; look for a restart"),
-        (BUFFERS, 141, None, "worker_lost", None, "all answer again; look for a restart"),
+        (BUFFERS + CUT_OFF, 134, None, "worker_lost", None, "again or refused a request ([rpc_check] refused)."),
+        (BUFFERS, 141, None, "worker_lost", None, "again or refused a request ([rpc_check] refused)."),
         (
             (
                 f"{BUFFERS}ggml_gallocr_reserve_n: failed to allocate RPC[{B}] buffer of size 307240960\n"
