@@ -150,7 +150,7 @@ def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
     [
         ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
         # No machine has memory left beside this reserve.
-        ({}, {"inference_reserve_bytes": 1 << 60}, "It does not fit"),
+        pytest.param({}, {"inference_reserve_bytes": 1 << 60}, "It does not fit", marks=pytest.mark.long),
     ],
     ids=["option-rejected", "model-too-large"],
 )

@@ -143,7 +143,9 @@ def test_clients_come_in_at_the_door_alone(tmp_path: Path) -> None:
     assert service["spec"]["selector"].items() <= gateway.items()
 
 
-@pytest.mark.parametrize("kind", ["none", "texts", "secret"])
+@pytest.mark.parametrize(
+    "kind", ["secret", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("none", "texts"))]
+)
 def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: str) -> None:
     certificate, key = make_certificate(tmp_path, "tls")
     given = {

@@ -78,7 +78,9 @@ OBSTACLES: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OBSTACLES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "no-memory" else pytest.mark.long) for name in OBSTACLES]
+)
 def test_what_stands_in_the_way_is_said_before_the_first_change(cluster: Cluster, tmp_path: Path, name: str) -> None:
     variables, words = OBSTACLES[name]
     if name == "no-lws":

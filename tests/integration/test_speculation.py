@@ -60,7 +60,14 @@ def plain(
     return [tokens for tokens, _times in said]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind != "draft-mtp"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("draft-simple", "ngram-mod") else pytest.mark.long)
+        for kind in TYPES
+        if kind != "draft-mtp"
+    ],
+)
 def test_the_answer_is_the_same_with_speculation(
     release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
 ) -> None:

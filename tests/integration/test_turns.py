@@ -140,7 +140,7 @@ def serving(release: Release, model: Path, workers: list[str], log: Path, *optio
 PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that", "seven and one", "far", "it was"]
 
 
-@pytest.mark.parametrize("many", [2, 3])
+@pytest.mark.parametrize("many", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_what_is_said_in_turns_is_what_each_says_alone(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, many: int
 ) -> None:
@@ -175,6 +175,7 @@ def graphs_while_the_second_is_held(release: Release, model: Path, workers: list
         return first.graphs - second.graphs
 
 
+@pytest.mark.long
 def test_the_first_worker_computes_for_others_while_the_second_has_a_group(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:

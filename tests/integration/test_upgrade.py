@@ -37,6 +37,7 @@ def test_there_and_back_again(stage: Stage) -> None:
     stage.everywhere(OLD)
 
 
+@pytest.mark.long
 def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -> None:
     stage.cue(f"worker1/cue-start-{NEW}-id")
     hasty = {"ANSIBLE_ANY_ERRORS_FATAL": "1", "ANSIBLE_STRATEGY": "free"}
@@ -77,6 +78,7 @@ def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
     assert (tmp_path / "worker3/starts").read_text().splitlines() == [f"{NEW}-id"], "it was left alone"
 
 
+@pytest.mark.long
 def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
     stage = Stage(tmp_path, TWO_GROUPS)
     stage.variables["worker2"] = {"rpc_server_instances": [{"port": 50052}, {"port": 50053, "group": "b"}]}

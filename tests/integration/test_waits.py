@@ -155,6 +155,7 @@ def test_a_download_shows_percent_rate_and_time_left(tmp_path: Path, model: Path
         assert (tmp_path / callback / "srv/model.gguf").read_bytes() == content
 
 
+@pytest.mark.long
 def test_a_file_of_the_controller_shows_percent_rate_and_time_left(tmp_path: Path, model: Path) -> None:
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins/slow.py").write_text(SLOW)

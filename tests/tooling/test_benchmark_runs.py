@@ -146,6 +146,7 @@ def test_how_long_a_load_takes(tmp_path: Path) -> None:
     assert list(found["ratios"]) == ["loopback: from the cache / first", "loopback: first, seeded / first"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("release_7")
 @pytest.mark.xdist_group("gateway")
 def test_how_long_requests_wait_at_a_gateway(tmp_path: Path) -> None:
