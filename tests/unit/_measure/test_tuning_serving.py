@@ -150,7 +150,7 @@ def test_a_draft_model_of_the_service_is_measured_too(quickest: str, found: dict
 )
 def test_a_file_that_the_quickest_kind_does_not_take_is_left_out(file: str, quickest: str, *, keeps: bool) -> None:
     """Layers that predict are in the file, or in the model beside a file of a smaller model."""
-    kinds = {kind: {"arguments": ["--spec-type", kind]} for kind in {file, "draft-mtp"}}
+    kinds = {kind: {"arguments": ["--spec-type", kind]} for kind in (file, "draft-mtp")}
     kinds[file]["arguments"] += ["--spec-draft-model", "/srv/d.gguf"]
     asked = {**ASKED, "speculation": {**SPECULATION, **kinds}}
     result, _records = sweep(lambda run: 40.0 if run["speculation"] == quickest else 30.0, **asked)
