@@ -11,10 +11,10 @@ cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 
 . scripts/compilers.sh
 ansible-playbook tests/support/releases.yml
-# The tests wait a lot, so even one processor gets two processes. With more processes than processors, RPC servers that
-# spin while they wait for the next command take the time of the others.
-processes=$(nproc)
-[ "$processes" -gt 1 ] || processes=2
+# RPC servers that spin while they wait for the next command would take the time of other tests.
+export GGML_RPC_SPIN=0
+# The tests wait a lot, so there is one process more than processors.
+processes=$(($(nproc) + 1))
 [ "$processes" -lt 8 ] || processes=8
 # Tests that share the output of one play run in one process, so that the play runs once.
 exec pytest -q --durations 20 --dist loadgroup -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py
