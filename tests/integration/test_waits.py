@@ -35,7 +35,7 @@ pytestmark = pytest.mark.llama
 CALLBACKS = ("default", "oneline", "ansible.posix.json")
 LINE = re.compile(r"\[master\] ([^:]+): (\d+):(\d\d) (.+)")
 # A percentage, a rate and the time that is left.
-FLOW = re.compile(r"(\d+) % of (\d+) MiB(, ([\d.]+) ([KM])iB/s, about \d+:\d\d more)?")
+FLOW = re.compile(r"(\d+) % of (\d+) MiB(, ([\d.]+) ([KM])iB/s, about (\d+):(\d\d) more)?")
 SECONDS = 25
 # This connection sends files slowly, as one over a network does.
 SLOW = f"""# SPDX-License-Identifier: GPL-3.0-or-later
@@ -125,11 +125,18 @@ def percents(found: list[tuple[str, int, str]], task: str, what: str) -> list[in
     flows = [(seconds, flow) for seconds, flow in ((seconds, FLOW.fullmatch(line)) for seconds, line in said) if flow]
     assert len(flows) == len(said) >= 2, said
     assert all(flow[3] for _seconds, flow in flows[1:]), said
+    begun, first = flows[0]
+    total = int(first[2])
     for seconds, flow in flows:
         if flow[3]:
-            # So much at this rate takes as long as the task has run, without what came before the first byte.
             rate = float(flow[4]) / (1024 if flow[5] == "K" else 1)
-            assert seconds / 2 <= int(flow[1]) / 100 * int(flow[2]) / rate <= seconds + 2, said
+            left = (100 - int(flow[1])) / 100 * total / rate
+            # The percentage and the seconds are rounded down, and the rate may have two digits only.
+            assert 0.94 * left - total / 100 / rate - 1 <= int(flow[6]) * 60 + int(flow[7]) <= 1.06 * left + 1, said
+        if seconds > begun:
+            # A busy machine is not always equally busy.
+            mean = (int(flow[1]) - int(first[1])) / 100 * total / (seconds - begun)
+            assert rate / 3 <= mean <= 3 * rate, said
     return [int(flow[1]) for _seconds, flow in flows]
 
 
