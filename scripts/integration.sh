@@ -16,5 +16,5 @@ export GGML_RPC_SPIN=0
 # The tests wait a lot, so there is one process more than processors.
 processes=$(($(nproc) + 1))
 [ "$processes" -lt 8 ] || processes=8
-# Tests that share the output of one play run in one process, so that the play runs once.
-exec pytest -q --durations 20 --dist loadgroup -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py
+# The tests of one file run in one process, so that plays and services that they share run once.
+exec pytest -q --durations 20 --dist loadscope -n "${TEST_PROCESSES:-$processes}" "$@" tests/integration tests/tooling/test_benchmark_runs.py

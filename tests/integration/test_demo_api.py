@@ -110,7 +110,6 @@ def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, mo
         assert left_over(tmp_path / "api") == []
 
 
-@pytest.mark.xdist_group("gateway")
 def test_two_groups_go_on_when_a_worker_is_killed_and_all_ends_with_the_script(release_7: Release, model: Path) -> None:
     # pytest's own folders are too deep for a socket's path.
     with tempfile.TemporaryDirectory(prefix="demo-") as path:

@@ -32,7 +32,6 @@ from support.stand_in_groups import StandIn, StandIns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.xdist_group("gateway")
 
 CHAT = "/v1/chat/completions"
 SECOND_KEY = "key-of-the-second-client"

@@ -326,7 +326,6 @@ def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
         assert float(cached["value"][1]) > 0, "the second prompt was the first one"
 
 
-@pytest.mark.xdist_group("gateway")
 def test_a_gateway_has_all_that_rules_dashboard_and_page_ask_for(promtool: str, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "door")
     group = StandIn("a", token_s=0.1)

@@ -413,13 +413,11 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     return site.models, site.run("-i", str(site.folder / "hosts.json"), "--forks", "4", "--limit", "!node")
 
 
-@pytest.mark.xdist_group("test_bad_input_is_a_sentence")
 @pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_variables, words) in BAD.items()], ids=BAD)
 def test_bad_input_is_a_sentence(bad_input: tuple[Path, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case, bad_input[1].text)).holds(words)
 
 
-@pytest.mark.xdist_group("test_bad_input_is_a_sentence")
 def test_the_old_name_of_a_variable_is_reported(bad_input: tuple[Path, Run]) -> None:
     assert bad_input[1].holds(
         "[DEPRECATION WARNING] gguf_model_bin_dir is now gguf_model_bin_folder.", "until version 0.4.0."

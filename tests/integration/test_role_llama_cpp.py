@@ -383,7 +383,6 @@ def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
     return site, site.run("-i", str(folder / "hosts.json"), "--forks", "4", "--limit", "!node")
 
 
-@pytest.mark.xdist_group("test_a_bad_value_is_refused")
 @pytest.mark.parametrize(("case", "words"), [(case, bad[1]) for case, bad in REFUSED.items()], ids=REFUSED)
 def test_a_bad_value_is_refused(bad_values: tuple[Site, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case.replace(" ", "_"), bad_values[1].text)).holds(words)

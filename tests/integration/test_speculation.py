@@ -274,7 +274,6 @@ def found(text: str, case: str) -> str:
     return match[1].replace("''", "'")
 
 
-@pytest.mark.xdist_group("test_what_cannot_be_is_said_before_the_start")
 @pytest.mark.parametrize(
     ("case", "sentence"),
     [

@@ -148,7 +148,6 @@ def test_how_long_a_load_takes(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("release_7")
-@pytest.mark.xdist_group("gateway")
 def test_how_long_requests_wait_at_a_gateway(tmp_path: Path) -> None:
     said, found = smoke("balancing", tmp_path)
     assert "times the ideal" in said
@@ -158,7 +157,6 @@ def test_how_long_requests_wait_at_a_gateway(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("release_7")
-@pytest.mark.xdist_group("gateway")
 def test_how_many_tokens_of_prompts_chats_cost(tmp_path: Path) -> None:
     said, found = smoke("conversations", tmp_path)
     assert "tokens processed in a chat" in said
@@ -179,7 +177,6 @@ def test_what_speculation_brings(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("gateway")
 def test_what_bad_clients_do_to_the_others(tmp_path: Path) -> None:
     said, found = smoke("bad_clients", tmp_path)
     assert "times as before" in said
