@@ -313,7 +313,10 @@ class _Tensors:
     def place(self, name: str, offset: int, size: int | None) -> None:
         """Raise GgufError unless the tensor follows the last one without a gap, except for the alignment."""
         if (self.exact and offset != self.expected) or offset < self.expected or offset % self.alignment:
-            raise GgufError(f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}")
+            raise GgufError(
+                f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}: the header is damaged, "
+                "or from a fork of llama.cpp whose types have other sizes"
+            )
         self.exact = size is not None
         self.expected = offset + -(-(size or 0) // self.alignment) * self.alignment
 
@@ -378,7 +381,7 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     return header
 
 
-def _check_piece(path: Path) -> None:
+def check_piece(path: Path) -> None:
     """Raise GgufError if the name is that of a piece of a file, to be joined with the others."""
     piece, names = _PIECE.match(path.name), piece_names(path.name)
     if piece is None or not names:
@@ -392,7 +395,7 @@ def _check_piece(path: Path) -> None:
 
 
 def _examine(path: Path, texts_of: str) -> Header:
-    _check_piece(path)
+    check_piece(path)
     if path.is_dir():
         raise GgufError("it is a folder: name the GGUF file in it")
     if not path.is_file():

@@ -149,8 +149,8 @@ _NO_PERF = (
 )
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
-# What programs that collect logs write before a line: journalctl (if it writes a line for each entry) and syslog the time,
-# the host and the program with its PID; `kubectl logs --timestamps` the time; `docker compose logs` the service.
+# What programs that collect logs write before a line: journalctl (if it writes a line for each entry) and syslog the
+# time, the host and the program with its PID; `kubectl logs --timestamps` the time; `docker compose logs` the service.
 _COLLECTED = re.compile(
     r"(?:[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:\.\d{1,9})?"
     r"|(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,20}(?: [A-Z]\S{1,5})?"
