@@ -412,7 +412,8 @@ def read_header(path: Path, texts_of: str = "") -> Header:
     try:
         return _examine(path, texts_of)
     except GgufError as error:
-        raise GgufError(f"{path} is not a complete GGUF model: {error}.") from None
+        hint = _MAY_BE_A_PIECE if _AFTER_NAME.search(path.name) and not _PIECE.match(path.name) else ""
+        raise GgufError(f"{path} is not a complete GGUF model: {error}{hint}.") from None
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -430,6 +431,9 @@ def part_names(name: str) -> list[str]:
     return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
 
 
+# Other names of pieces do not say how many there are: .gguf.part1, .gguf.001, .gguf.aa, .gguf-part-b.
+_AFTER_NAME = re.compile(r"\.gguf[._-]?(?:part|split)?[._-]?(?:\d{1,4}|[a-z]{1,2})\Z", re.IGNORECASE)
+_MAY_BE_A_PIECE = "; by its name it may be a piece of a file that was cut: join all pieces in order with `cat`"
 # Some people cut a file for the hub's limit into pieces of these names, which llama.cpp cannot read.
 _PIECE = re.compile(r"(?P<whole>.+\.gguf)(?:\.part(?P<number>\d{1,3})of(?P<count>\d{1,3})|-split-(?P<letter>[a-z]))\Z")
 

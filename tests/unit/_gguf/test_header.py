@@ -419,3 +419,16 @@ def assert_read_or_refused(path: Path, content: bytes) -> None:
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(tmp_path_factory.mktemp("gguf") / "m.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["m.gguf.part1", "m.gguf.part-a", "m.gguf-part-b", "m.gguf.001", "m.gguf.aa", "m.GGUF.split-a"]
+)
+def test_a_name_may_be_that_of_a_piece(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(file_of(tensor(), tensors=1)[:-1000])
+    with pytest.raises(GgufError, match="the copy is incomplete; by its name it may be a piece of a file that was cut"):
+        read_header(path)
+    path.rename(tmp_path / "m.gguf")
+    with pytest.raises(GgufError, match=r"the copy is incomplete\.$"):
+        read_header(tmp_path / "m.gguf")
