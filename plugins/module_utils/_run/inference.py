@@ -265,7 +265,7 @@ def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
 
 def _message_lost(options: Options, ending: Ending) -> Failure | None:
     """Return the failure of a program that gave up and whose message was lost, or None."""
-    if ending.exit_status != 1 or errors(ending):
+    if ending.exit_status != 1 or errors(ending.stderr):
         return None
     if not working(options, ending):
         # If a program ends that early and for no other known reason, the model is the cause.

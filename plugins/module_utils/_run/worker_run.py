@@ -492,19 +492,19 @@ def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
     if not found:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
-    where = "" if found["architecture"] else f" ({_assertion(ending)})"
+    where = "" if found["architecture"] else f" ({_assertion(ending.stderr)})"
     return Failure("option_rejected", None, _cannot_divide(kind, asked, f"tensor{where}"))
 
 
-def _assertion(ending: Ending) -> str:
+def _assertion(log: str) -> str:
     """Return the last line with which the engine ended itself, such as `ggml.c:20: GGML_ASSERT(x) failed`, or none."""
-    found = _ASSERTION.findall(ending.stderr) or [f"an exception: {it}" for it in _EXCEPTION.findall(ending.stderr)]
+    found = _ASSERTION.findall(log) or [f"an exception: {it}" for it in _EXCEPTION.findall(log)]
     return found[-1].rstrip(" .") if found else ""
 
 
 def _ended_itself(ending: Ending) -> Failure | None:
     """Return the failure of a program that ended itself because a condition of the engine does not hold."""
-    assertion = _assertion(ending) if ending.exit_status == _ABORTED else ""
+    assertion = _assertion(ending.stderr) if ending.exit_status == _ABORTED else ""
     if not assertion:
         return None
     message = (
@@ -602,13 +602,17 @@ def context_rejected(ending: Ending) -> Failure | None:
     return Failure("option_rejected", None, message)
 
 
+def _not_loaded(log: str) -> str:
+    """Return why llama.cpp cannot load a model, as it says itself; empty if it does not."""
+    header = sorted(_BAD_HEADER.findall(log), key=lambda line: bool(_EFFECT.match(line)))
+    return [*header, *reversed(_BAD_MODEL.findall(log)), ""][0]
+
+
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
-    reasons = _BAD_MODEL.findall(ending.stderr)
-    if not reasons and not _NO_MODEL.search(ending.stderr):
+    if not _BAD_MODEL.search(ending.stderr) and not _NO_MODEL.search(ending.stderr):
         return None
-    header = sorted(_BAD_HEADER.findall(ending.stderr), key=lambda line: bool(_EFFECT.match(line)))
-    reason = [*header, *reversed(reasons), ""][0]
+    reason = _not_loaded(ending.stderr)
     why = f": {reason.rstrip('. ')}" if reason else ""
     if "does not support split buffers" in reason:
         return Failure(
@@ -651,14 +655,19 @@ def _remedy(reason: str, ending: Ending) -> str:
     return "use another file of the model, or another llama.cpp"
 
 
-def errors(ending: Ending) -> list[str]:
-    """Return what the program logged as errors, each once; the first ones have the cause."""
-    return list(dict.fromkeys(line.rstrip(" .") for line in _ERROR.findall(ending.stderr)))
+def errors(log: str) -> list[str]:
+    """Return what a program logged as errors, each once; the first ones have the cause."""
+    return list(dict.fromkeys(line.rstrip(" .") for line in _ERROR.findall(log)))
+
+
+def cause(log: str) -> str:
+    """Return in upstream's words why a program has ended, from the log of that run; empty if the log does not say."""
+    return (_assertion(log) or _not_loaded(log) or "; ".join(errors(log)[:2])).rstrip(" .")
 
 
 def unknown(ending: Ending) -> Failure:
     """Return the failure of a program that printed no known message."""
-    said = "; ".join(errors(ending)[:2])
+    said = "; ".join(errors(ending.stderr)[:2])
     how = f": {said}" if said else " and without a known message"
     message = f"{Path(ending.program).name} ended with status {ending.exit_status}{how}; see log_tail."
     return Failure("unknown", None, message)
