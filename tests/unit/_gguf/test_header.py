@@ -177,6 +177,7 @@ BAD = {
     "weights-beyond-the-file": (file_of(tensor(shape=(1 << 40,)), tensors=1), "the copy is incomplete"),
     "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp no longer reads"),
     "type-of-a-fork": (file_of(tensor(kind=138), tensors=1), "of type 138 of ik_llama.cpp, a fork, and llama.cpp does"),
+    "type-of-a-fork-the-first": (file_of(tensor(kind=133), tensors=1), "of type 133 of ik_llama.cpp, a fork"),
     "type-of-a-fork-repacked": (file_of(tensor(kind=339), tensors=1), "of type 339 of ik_llama.cpp, a fork"),
     "type-damaged": (file_of(tensor(kind=0xFFFFFFFF), tensors=1), "of type 4294967295, which does not exist"),
     "row-of-half-a-block": (
