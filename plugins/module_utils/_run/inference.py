@@ -265,9 +265,12 @@ def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
 
 def _message_lost(options: Options, ending: Ending) -> Failure | None:
     """Return the failure of a program that gave up and whose message was lost, or None."""
-    if ending.exit_status != 1 or errors(ending.stderr):
+    if ending.exit_status != 1:
         return None
     if not working(options, ending):
+        # What follows these errors may be lost.
+        if errors(ending.stderr):
+            return OutputLost(*unknown(ending))
         # If a program ends that early and for no other known reason, the model is the cause.
         message = (
             f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "

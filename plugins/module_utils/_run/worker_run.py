@@ -610,9 +610,9 @@ def _not_loaded(log: str) -> str:
 
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
-    if not _BAD_MODEL.search(ending.stderr) and not _NO_MODEL.search(ending.stderr):
-        return None
     reason = _not_loaded(ending.stderr)
+    if not reason and not _NO_MODEL.search(ending.stderr):
+        return None
     why = f": {reason.rstrip('. ')}" if reason else ""
     if "does not support split buffers" in reason:
         return Failure(

@@ -837,6 +837,16 @@ def test_the_reason_that_llama_cpp_gave_is_in_the_sentence(
     assert message in failure.message
 
 
+def test_what_follows_an_error_may_be_lost_and_is_asked_for_again() -> None:
+    failure = judged(f"{E}main: failed to parse the grammar\n", 1)
+    assert isinstance(failure, OutputLost)
+    assert "ended with status 1: main: failed to parse the grammar; see log_tail" in failure.message
+    failure = judged(f"{E}gguf_init_from_reader: failed to read tensor info\n", 1)
+    assert failure
+    assert failure.kind == "model_invalid"
+    assert "failed to read tensor info; the copy may be damaged" in failure.message
+
+
 @pytest.mark.parametrize("name", ["m.gguf.part1of2", "m.gguf.part2of2", "m.gguf-split-a"])
 def test_a_piece_of_a_model_is_named_as_that(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"GGUF and more")
