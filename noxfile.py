@@ -28,9 +28,14 @@ MATRIX = [nox.param(core, python, id=f"{core}-{python}") for core, pythons in PY
 nox.options.envdir = str(CACHE / "nox")
 nox.options.error_on_missing_interpreters = bool(os.environ.get("CI"))
 nox.options.reuse_existing_virtualenvs = True
-# Find the Pythons of pyenv, too.
-PYENV = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *map(str, sorted(PYENV.glob("versions/*/bin")))])
+# Find the Pythons of pyenv, and not its shims, which may have none.
+FOLDERS = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep) if folder]
+SHIMS = [folder for folder in FOLDERS if folder.name == "shims"]
+PYENVS = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv"), *(folder.parent for folder in SHIMS)]
+FOUND = [folder for pyenv in PYENVS for folder in sorted(pyenv.glob("versions/*/bin"))]
+os.environ["PATH"] = os.pathsep.join(
+    map(str, dict.fromkeys([*(folder for folder in FOLDERS if folder not in SHIMS), *FOUND]))
+)
 
 
 def install(session: nox.Session, core: str, *tools: str) -> None:

@@ -100,8 +100,10 @@ def write_get_pip() -> None:
 
 def runs(program: Path) -> bool:
     """Return whether an interpreter runs: a shim of pyenv may have none."""
-    done = subprocess.run([program, "-c", ""], capture_output=True, timeout=60, check=False)
-    return done.returncode == 0
+    try:
+        return subprocess.run([program, "-c", ""], capture_output=True, timeout=60, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def search_path(given: str) -> str:

@@ -18,6 +18,7 @@ description:
   - Of the log of a C(llama-server), it reads the timings that the server writes at the end of each request
     (C(print_timing)), in both of upstream's forms, into RV(_value.requests). RV(_value.perf) is then V(null).
   - Numbers may have a decimal comma, as in a log that was written in another language.
+  - Lines may begin as in the output of C(journalctl), C(docker compose logs) and C(kubectl logs --timestamps).
   - Standard output and standard error may be mixed. The filter ignores generated text that looks like a log line if the
     log itself shows that it is text. If you use the figures as proof, pass only standard error.
   - A value that the log does not contain is V(null). So is a figure that llama.cpp printed as C(inf) or C(nan).

@@ -111,7 +111,8 @@ servers:
       type: list
       elements: str
     message:
-      description: One sentence about its state, and what to do if it does not serve.
+      description: One sentence about its state, and what to do if it does not serve. If C(llama-server) has ended since
+        systemd started the service, a second one with the reason that its log gives.
       type: str
   sample:
     - unit: llama-server@8080.service
@@ -136,7 +137,9 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.numbers import printable
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.watch import sent_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import cause
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import service as services
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.api import Answer, Api
 
@@ -151,6 +154,22 @@ def load_of(service: services.Service, main_pid: int) -> dict[str, int] | None:
         return {"sent_bytes": sent, "model_bytes": sum(part.stat().st_size for part in model_parts(service.model))}
     except (GgufError, OSError):
         return None
+
+
+def why_it_ended(journal: str) -> str:
+    """Return a sentence with the reason of the last llama-server that a service has run and that ended, or nothing."""
+    run, ended, _rest = journal.rpartition("; its last lines are above.")
+    found = cause(run.rpartition("\nLoading ")[2]) if ended else ""
+    return f" llama-server has ended before: {printable(found)}." if found else ""
+
+
+def journal_of(module: AnsibleModule, unit: str) -> str:
+    """Return the last lines of a unit since the host's start; nothing if they cannot be read."""
+    program = module.get_bin_path("journalctl")
+    if program is None:
+        return ""
+    _code, text, _error = module.run_command([program, "-b", "-n", "500", "-o", "cat", "--no-pager", "-u", unit])
+    return str(text)
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
@@ -168,6 +187,10 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         answer.problem = f"its keys in {service.keys_file} cannot be read"
     state = services.state_of(properties, answer.state)
     main_pid = int(properties.get("MainPID") or 0)
+    restarts = int(properties.get("NRestarts") or 0)
+    message = services.message_of(service, state, properties, asdict(answer))
+    if restarts and state in ("waiting", "loading", "failed"):
+        message += why_it_ended(journal_of(module, service.unit))
     return {
         "unit": service.unit,
         "address": service.address,
@@ -176,14 +199,14 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "workers": service.workers,
         "state": state,
         "well": state == "serving" and not answer.problem and not answer.open_paths,
-        "restarts": int(properties.get("NRestarts") or 0),
+        "restarts": restarts,
         "models": answer.models,
         "answered": answer.answered,
         "text": answer.text,
         "release": services.release_of(main_pid),
         "load": load_of(service, main_pid) if state == "loading" else None,
         "open_paths": answer.open_paths,
-        "message": services.message_of(service, state, properties, asdict(answer)),
+        "message": message,
     }
 
 

@@ -356,8 +356,8 @@ suggestions:
   contains:
     kind:
       description: >-
-        V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(workers),
-        V(quantisation), or V(pair), which has the values of two of them.
+        V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation) and
+        V(projector) (leave it out), V(workers), V(quantisation), or V(pair), which has the values of two of them.
       type: str
     message:
       description: The change in words, with the variables of O(variables_of).

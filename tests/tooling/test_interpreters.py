@@ -15,6 +15,14 @@ from support.tree import ROOT
 SHIM = '#!/bin/sh\necho "pyenv: ${0##*/}: command not found" >&2\nexit 127\n'
 SEARCH = "import sys; sys.path.insert(0, 'scripts'); import sanity; print(sanity.search_path(sys.argv[1]))"
 
+# nox itself is not among the requirements of the tests.
+NOXFILE = """
+import os, sys, unittest.mock
+sys.modules["nox"] = unittest.mock.MagicMock()
+import noxfile
+print(os.environ["PATH"])
+"""
+
 
 @pytest.fixture
 def pyenv(tmp_path: Path) -> Path:
@@ -53,3 +61,22 @@ def test_venv_is_made_with_the_first_interpreter_that_runs(pyenv: Path, tmp_path
         check=True, stdout=subprocess.PIPE, text=True, timeout=60,
     ).stdout.strip()  # fmt: skip
     assert found == f"{later}/python3"
+
+
+def test_nox_gets_the_interpreters_of_pyenv_and_not_its_shims(pyenv: Path, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", NOXFILE],
+        cwd=ROOT, env={**environment(tmp_path), "PATH": f"{pyenv}/shims:/usr/bin"},
+        check=True, stdout=subprocess.PIPE, text=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    assert found == f"/usr/bin:{pyenv}/versions/3.11.99/bin"
+
+
+def test_what_cannot_be_started_is_no_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "python3.11").write_text("no program")
+    found = subprocess.run(
+        [sys.executable, "-c", SEARCH, f"{tmp_path}:/usr/bin"],
+        cwd=ROOT, env=environment(tmp_path), check=True, stdout=subprocess.PIPE, text=True, timeout=60,
+    ).stdout.strip()  # fmt: skip
+    assert found.split(":")[-1] == "/usr/bin"
+    assert str(tmp_path) not in found.split(":")

@@ -62,7 +62,7 @@ REMOVED_TYPES = (4, 5, 31, 32, 33, 36, 37, 38)
 LAST_PLAUSIBLE_TYPE = 255
 
 # The types of ik_llama.cpp, a fork: quantisations of its own, and the same with interleaved rows.
-_OF_FORK = (range(135, 300), range(335, 400))
+_OF_FORK = (range(133, 300), range(335, 400))
 
 
 def is_of_fork(kind: int) -> bool:

@@ -313,7 +313,10 @@ class _Tensors:
     def place(self, name: str, offset: int, size: int | None) -> None:
         """Raise GgufError unless the tensor follows the last one without a gap, except for the alignment."""
         if (self.exact and offset != self.expected) or offset < self.expected or offset % self.alignment:
-            raise GgufError(f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}")
+            raise GgufError(
+                f"its tensor {_shown(name)} has the offset {offset} instead of {self.expected}: the header is damaged, "
+                "or from a fork of llama.cpp whose types have other sizes"
+            )
         self.exact = size is not None
         self.expected = offset + -(-(size or 0) // self.alignment) * self.alignment
 
@@ -378,7 +381,7 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     return header
 
 
-def _check_piece(path: Path) -> None:
+def check_piece(path: Path) -> None:
     """Raise GgufError if the name is that of a piece of a file, to be joined with the others."""
     piece, names = _PIECE.match(path.name), piece_names(path.name)
     if piece is None or not names:
@@ -392,7 +395,7 @@ def _check_piece(path: Path) -> None:
 
 
 def _examine(path: Path, texts_of: str) -> Header:
-    _check_piece(path)
+    check_piece(path)
     if path.is_dir():
         raise GgufError("it is a folder: name the GGUF file in it")
     if not path.is_file():
@@ -409,7 +412,8 @@ def read_header(path: Path, texts_of: str = "") -> Header:
     try:
         return _examine(path, texts_of)
     except GgufError as error:
-        raise GgufError(f"{path} is not a complete GGUF model: {error}.") from None
+        hint = _MAY_BE_A_PIECE if _AFTER_NAME.search(path.name) and not _PIECE.match(path.name) else ""
+        raise GgufError(f"{path} is not a complete GGUF model: {error}{hint}.") from None
     except OSError as error:
         raise GgufError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -427,6 +431,9 @@ def part_names(name: str) -> list[str]:
     return [f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1)]
 
 
+# Other names of pieces do not say how many there are: .gguf.part1, .gguf.001, .gguf.aa, .gguf-part-b.
+_AFTER_NAME = re.compile(r"\.gguf[._-]?(?:part|split)?[._-]?(?:\d{1,4}|[a-z]{1,2})\Z", re.IGNORECASE)
+_MAY_BE_A_PIECE = "; by its name it may be a piece of a file that was cut: join all pieces in order with `cat`"
 # Some people cut a file for the hub's limit into pieces of these names, which llama.cpp cannot read.
 _PIECE = re.compile(r"(?P<whole>.+\.gguf)(?:\.part(?P<number>\d{1,3})of(?P<count>\d{1,3})|-split-(?P<letter>[a-z]))\Z")
 

@@ -115,11 +115,11 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
 
 def _note_projector(reader: Numbers, tensors: Sequence[Tensor]) -> None:
     """Note the tensors of a projector, which Ollama has in the file of the text model, and llama.cpp apart."""
-    if reader.architecture != "clip" and any(tensor.name.startswith(("v.", "mm.")) for tensor in tensors):
+    if reader.architecture != "clip" and any(tensor.name.startswith(("v.", "a.", "mm.")) for tensor in tensors):
         is_known = reader.architecture in FOLLOWED | OF_ITS_OWN
         refusal = "wrong number of tensors" if is_known else "unknown model architecture"
         reader.note(
-            "Beside the text model, the file has tensors of a projector (v.*, mm.*), as files of Ollama have, and "
+            "Beside the text model, the file has tensors of a projector (v.*, a.*, mm.*), as files of Ollama have, and "
             f"llama.cpp refuses it ({refusal}): take the model from a hub that has the text model and the projector "
             "(mmproj) in two files."
         )

@@ -157,9 +157,6 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
 # tools/llama-bench/llama-bench.cpp
 _BAD_PARAMETER = re.compile(r"^error: invalid parameter for argument: (.*)", re.MULTILINE)
 _PARAMETER_REASON = re.compile(r"^error: (?!invalid parameter for argument)(.*)", re.MULTILINE)
-_NO_CONTEXT = re.compile(r"error: failed to create context with model")
-# src/llama-context.cpp
-_CONTEXT_REASON = re.compile(r"^llama_init_from_model: (.*)", re.MULTILINE)
 
 
 def classify(options: Options, ending: Ending, protocol: str | None) -> Failure | None:
@@ -171,7 +168,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         return worker_run.dropped(options, ending, protocol)
     return (
         worker_run.failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
-        or _context_rejected(ending)
+        or worker_run.context_rejected(ending)
         or worker_run.model_invalid(options, ending)
         or worker_run.unknown(ending)
     )
@@ -188,15 +185,6 @@ def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
         return worker_run.worker_failure(ending.workers_after, protocol) or Failure("worker_dropped", None, message)
     why = f": {reason[1]}" if reason else ""
     return Failure("option_rejected", None, f"llama-bench does not take this value of {bad[1]}{why}.")
-
-
-def _context_rejected(ending: Ending) -> Failure | None:
-    if not _NO_CONTEXT.search(ending.stderr):
-        return None
-    reasons = _CONTEXT_REASON.findall(ending.stderr)
-    why = f": {reasons[-1].rstrip('.')}" if reasons else ""
-    message = f"llama.cpp cannot create a context with these options{why}; change flash_attn, cache types or sizes."
-    return Failure("option_rejected", None, message)
 
 
 class OutputError(ValueError):

@@ -188,7 +188,7 @@ def classify(options: Options, ending: Ending, client: Client, protocol: str | N
     failure = worker_run.given_up(options, ending) or worker_run.failed(
         options, ending, protocol, worker_run.argument_rejected, "lower ctx_size, parallel or the physical batch"
     )
-    failure = failure or worker_run.model_invalid(options, ending)
+    failure = failure or worker_run.context_rejected(ending) or worker_run.model_invalid(options, ending)
     if failure:
         return failure
     if client.problem:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 from .._gguf.ggml_types import CACHE_TYPES
 from .._status.limits import MAX_WORKERS
 from .choice import fits
-from .inputs import Cluster, Load, SplitError, Worker
+from .inputs import DRAFT_MTP, Cluster, Load, SplitError, Worker
 from .need import Planned
 
 # The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
@@ -30,6 +30,8 @@ _TYPED = {
     "context": "with ctx_size={ctx_size}",
     "parallel": "with parallel={parallel} and ctx_size={ctx_size}",
     "cache_type": "with cache_type_k={cache} and cache_type_v={cache}",
+    "speculation": "without spec_type and draft_model",
+    "projector": "without mmproj",
     "workers": "with {more} more worker{s} of {each} available",
     "quantisation": "with a model of at most {bits:g} bits per weight instead of {bits_now:.1f}",
     "fewer_workers": "with the first {fewer} of these workers alone",
@@ -49,6 +51,8 @@ _SERVER = {
     "context": "with llama_server_ctx_size={slot}",
     "parallel": "with llama_server_parallel={parallel}",
     "cache_type": "with --cache-type-k {cache} --cache-type-v {cache} in llama_server_extra_args",
+    "speculation": "with llama_server_spec_type=none",
+    "projector": "without llama_server_mmproj",
 }
 TYPED = {
     "module": _TYPED,
@@ -72,6 +76,8 @@ _TRIED = {
     "context": "a shorter context",
     "parallel": "fewer slots",
     "cache_type": "a smaller cache type",
+    "speculation": "no speculation",
+    "projector": "no projector",
     "workers": "more workers",
     "quantisation": "a smaller quantisation",
 }
@@ -91,11 +97,15 @@ def enumerated(words: Sequence[str], last: str = "and") -> str:
 
 
 class Trial(NamedTuple):
-    """A model to be loaded in another way, on another cluster, or with weights of `shrink` times the size."""
+    """A model to be loaded in another way, on another cluster, or with weights of `shrink` times the size.
+
+    `without` has the kinds of what is left out: `speculation`, `projector`.
+    """
 
     load: Load
     cluster: Cluster
     shrink: float = 1.0
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,9 @@ class Hints:
         weights, parameters = planned.model.weights.bytes or 0, planned.model.parameters
         self.bits = 8 * weights / parameters if parameters else 0.0
         self.each_bytes = max(worker.memory_available_bytes for worker in cluster.workers)
-        self._planned: dict[tuple[Load, float], Planned | None] = {(self.base.load, 1.0): planned}
+        self._planned: dict[tuple[Load, float, frozenset[str]], Planned | None] = {
+            (self.base.load, 1.0, frozenset()): planned
+        }
         load, layers = self.base.load, planned.count - planned.local
         self.other_mib = math.ceil(load.master_other_bytes / _MIB)
         # The contexts of all slots together, without those in which a slot has none.
@@ -136,6 +148,8 @@ class Hints:
             Kind("context", len(self.contexts), self._shorter_context),
             Kind("parallel", load.parallel - 1, self._fewer_slots),
             Kind("cache_type", 0 if load.flash_attn == "off" else len(self.caches), self._smaller_cache),
+            Kind("speculation", 1 if self.of.draft or load.spec_type == DRAFT_MTP else 0, self._without_speculation),
+            Kind("projector", 1 if self.of.projector else 0, self._without_projector),
             Kind("workers", min(MAX_WORKERS, layers - planned.tail + 1) - len(cluster.workers), self._more_workers),
             Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
@@ -167,6 +181,14 @@ class Hints:
         kind = self.caches[index]
         return trial._replace(load=replace(trial.load, cache_type_k=kind, cache_type_v=kind))
 
+    @staticmethod
+    def _without_speculation(trial: Trial, _index: int) -> Trial:
+        return trial._replace(load=replace(trial.load, spec_type="none"), without=trial.without | {"speculation"})
+
+    @staticmethod
+    def _without_projector(trial: Trial, _index: int) -> Trial:
+        return trial._replace(without=trial.without | {"projector"})
+
     def _more_workers(self, trial: Trial, index: int) -> Trial:
         added = tuple(Worker(f"more {number}", self.each_bytes) for number in range(index + 1))
         workers = (*self.base.cluster.workers, *added)
@@ -177,10 +199,14 @@ class Hints:
 
     def fits(self, trial: Trial) -> bool:
         """Return whether the model fits in a trial."""
-        key = (trial.load, trial.shrink)
+        key = (trial.load, trial.shrink, trial.without)
         if key not in self._planned:
+            of = self.of._replace(
+                draft=None if "speculation" in trial.without else self.of.draft,
+                projector=None if "projector" in trial.without else self.of.projector,
+            )
             try:
-                self._planned[key] = Planned(self.of, trial.load, shrink=trial.shrink)
+                self._planned[key] = Planned(of, trial.load, shrink=trial.shrink)
             except SplitError:
                 self._planned[key] = None
         planned = self._planned[key]
@@ -264,6 +290,8 @@ class Hints:
             "context": {"ctx_size": load.ctx_size},
             "parallel": {"parallel": load.parallel, "ctx_size": load.ctx_size},
             "cache_type": {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v},
+            "speculation": {},
+            "projector": {},
             "workers": {
                 "workers": len(trial.cluster.workers) - len(self.base.cluster.workers),
                 "memory_available_bytes": self.each_bytes,

@@ -19,8 +19,8 @@ PLANNED = {
 _FOLLOWED = {**PLANNED, **{f"--{option.replace('_', '-')}": option for option in PLANNED.values()}}
 _OTHERWISE = frozenset(
     """
-    -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo --no-kv-offload -np --parallel --swa-full
-    --lora --lora-scaled --control-vector -md --model-draft -mm --mmproj -mg --main-gpu
+    -ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -ncffn --n-cpu-ffn -nkvo --no-kv-offload -np --parallel
+    --swa-full --lora --lora-scaled --control-vector -md --model-draft -mm --mmproj -mg --main-gpu
     """.split()
 )
 _UNIFIED = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}

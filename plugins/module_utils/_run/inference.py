@@ -24,8 +24,10 @@ from .worker_run import (
     argument_rejected,
     check_number,
     check_workers,
+    context_rejected,
     device_counts,
     dropped,
+    errors,
     failed,
     given_up,
     model_invalid,
@@ -237,6 +239,7 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         return _incomplete(ending) or dropped(options, ending, protocol)
     return (
         failed(options, ending, protocol, _option_rejected, "lower ctx_size")
+        or context_rejected(ending)
         or model_invalid(options, ending)
         or _message_lost(options, ending)
         or unknown(ending)
@@ -265,6 +268,9 @@ def _message_lost(options: Options, ending: Ending) -> Failure | None:
     if ending.exit_status != 1:
         return None
     if not working(options, ending):
+        # What follows these errors may be lost.
+        if errors(ending.stderr):
+            return OutputLost(*unknown(ending))
         # If a program ends that early and for no other known reason, the model is the cause.
         message = (
             f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "

@@ -149,6 +149,15 @@ _NO_PERF = (
 )
 
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+# What programs that collect logs write before a line: journalctl (if it writes a line for each entry) and syslog the
+# time, the host and the program with its PID; `kubectl logs --timestamps` the time; `docker compose logs` the service.
+_COLLECTED = re.compile(
+    r"(?:[A-Z][a-z]{2} {1,2}\d{1,2} \d\d:\d\d:\d\d(?:\.\d{1,9})?"
+    r"|(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d\S{0,20}(?: [A-Z]\S{1,5})?"
+    r"|\d{9,11}\.\d{3,9}|\[ {0,9}\d{1,10}\.\d{3,9}\]) \S{1,255} [^\s:]{1,255}\[\d{1,10}\]: "
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S{1,20} "
+    r"|[\w.-]{1,100} {1,40}\| "
+)
 # `M.SS.mmm.uuu I cmn  `: time, level and module, each of which may be absent.
 _PREFIX = r"(?:\d{1,6}\.\d\d\.\d{3}\.\d{3} )?(?:[IWED] )?(?:[a-z]{3,5} {1,20})?"
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{1,10})?|inf|nan(?:\([a-z]{1,10}\))?)"
@@ -170,7 +179,7 @@ _UNACCOUNTED = re.compile(
 )
 _GRAPHS = re.compile(r"\d{1,18}")
 # A number with a decimal comma, as printf writes it in some languages.
-_COMMA = re.compile(r" time = {1,20}\d{1,30},\d\d ms")
+_COMMA = re.compile(r" time = {1,20}\d{1,30},\d\d ms|\[ Prompt: \d{1,30},\d t/s")
 # Builds until 2026 write this once for each request, and the figures into the lines after it.
 _SLOT = re.compile(_PREFIX + r"slot {1,12}print_timings?: id {1,4}(\d{1,9}) \| task (-?\d{1,9}) \| ?(.{0,300})$")
 _SLOT_LABEL = re.compile(r" {0,20}(prompt eval|eval|total) time = {1,20}| {0,20}(graphs reused) = {1,20}")
@@ -230,7 +239,8 @@ def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()
 
 def parse_requests(text: str) -> list[ServerRequest]:
     """Return the figures of each request in the log of a `llama-server`, in the order in which they ended."""
-    reports: dict[tuple[int, int], dict[str, dict[str, float | None]]] = {}
+    reports: list[tuple[tuple[int, int], dict[str, dict[str, float | None]]]] = []
+    latest: dict[tuple[int, int], dict[str, dict[str, float | None]]] = {}
     request: tuple[int, int] | None = None
     for line in _lines(text):
         slot = _SLOT.match(line) if "slot" in line else None
@@ -239,11 +249,16 @@ def parse_requests(text: str) -> list[ServerRequest]:
         label = _SLOT_LABEL.match(slot[3] if slot else line) if request else None
         figures = _slot_figures(label) if label else None
         if request and label and figures:
-            reports.setdefault(request, {})[label[1] or label[2]] = figures
+            name = label[1] or label[2]
+            # A server that was started again counts its requests anew, and the log may have both.
+            if request not in latest or name in latest[request]:
+                latest[request] = {}
+                reports.append((request, latest[request]))
+            latest[request][name] = figures
         elif not slot or slot[3]:
             request = None  # something else, so the report is over
     found: list[ServerRequest] = []
-    for (number, task), report in reports.items():
+    for (number, task), report in reports:
         perf = _perf(report)
         found.append(
             {
@@ -274,11 +289,12 @@ def _slot_figures(label: re.Match[str]) -> dict[str, float | None] | None:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a log without colours, and with points in its numbers if it has decimal commas."""
+    """Return the lines of a log without colours and what a collector of logs adds, and with points in its numbers."""
     plain = _ANSI.sub("", text)
     if _COMMA.search(plain):
         plain = re.sub(r"(?<=\d),(?=\d)", ".", plain)
-    return [line.rstrip() for line in plain.split("\n")]
+    lines = plain.split("\n")
+    return [line[found.end() if found else 0 :].rstrip() for line, found in zip(lines, map(_COLLECTED.match, lines))]
 
 
 def _number(text: str | None) -> float | None:

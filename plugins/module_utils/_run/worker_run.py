@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from .._gguf.architectures import UNDIVIDED
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
-from .._gguf.header import GgufError, read_header
+from .._gguf.header import GgufError, check_piece, read_header
 from .._plan.options import read_options
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
@@ -140,9 +140,12 @@ def _part_bytes(path: Path) -> int:
             raise ModelError(f"The model {path} is a folder; give the path of a GGUF file.")
         if not path.is_file():
             raise ModelError(f"There is no model {path} on this host; put it there, or correct the path.")
+        check_piece(path)
         with path.open("rb") as file:
             magic = file.read(4)
         size = path.stat().st_size
+    except GgufError as error:
+        raise ModelError(f"The model {path} cannot be loaded: {error}.") from None
     except OSError as error:
         raise ModelError(f"The model {path} cannot be read: {error.strerror}.") from error
     if size == 0:
@@ -291,9 +294,17 @@ _RETRIED = "retrying without pipeline parallelism"
 _BAD_ARGUMENT = re.compile(r'^error while handling argument "([^"]*)": (.*)', re.MULTILINE)
 _UNKNOWN_ARGUMENT = re.compile(r"^error: invalid argument: (.*)", re.MULTILINE)
 _OTHER_ARGUMENT = re.compile(r"^error: (.*)", re.MULTILINE)
-# src/llama-model.cpp
-_BAD_MODEL = re.compile(r"error loading model: (.*)")
-_NO_MODEL = re.compile(r"failed to load model")
+# src/llama-model.cpp, and tools/mtmd/clip.cpp for a projector
+_BAD_MODEL = re.compile(r"(?:error loading model|failed to load model '[^']{1,4096}'): (.*)")
+# src/llama.cpp. llama-server says "failed to load model, '...'" after whatever went wrong.
+_NO_MODEL = re.compile(r"failed to load model(?!, ')")
+# tools/server/server-context.cpp, common/speculative.cpp: a file beside the model
+_OTHER_FILE = re.compile(r"failed to load (?:draft|multimodal) model, '([^']{1,4096})'")
+# common/common.cpp and tools/llama-bench/llama-bench.cpp; src/llama-context.cpp
+_NO_CONTEXT = re.compile(r"failed to create context with model")
+_CONTEXT_REASON = re.compile(r"\bllama_init_from_model: (.*)")
+# common/log.cpp: a line of level E. Programs without these levels write `error:`.
+_ERROR = re.compile(r"^(?:\d+\.\d\d\.\d{3}\.\d{3} E |(?:\w{1,60} ?: )?error: )(\S.{0,300})", re.MULTILINE)
 # ggml/src/gguf.cpp: the first line has the reason, the others its effects. A header that is cut off has only effects.
 _BAD_HEADER = re.compile(r"\bgguf_\w{1,60}: (.*)")
 _EFFECT = re.compile(r"failed to read (?:tensor info|key-value pairs|header)$")
@@ -304,12 +315,16 @@ _DAMAGE = re.compile(
     r"|invalid (?:number|GGUF type|split)"
 )
 _NOT_KNOWN = re.compile(
-    r"unknown (?:model architecture|pre-tokenizer|tokenizer)|invalid ggml type|only supports up to version"
+    r"unknown (?:model architecture|pre-tokenizer|tokenizer|projector)|invalid ggml type|only supports up to version"
     r"|missing tensor|key not found|wrong (?:shape|type|array)|tensor '[^']*' not found"
 )
 _TYPE = re.compile(r"invalid ggml type (-?\d{1,10})\b")
 # ggml/src/ggml.c (ggml_abort): file, line, and the condition or the text
-_ASSERTION = re.compile(r"^(?:.{0,40} )?([\w./-]{1,300}\.(?:c|h|cpp|hpp):\d{1,7}: \S.{0,500})$", re.MULTILINE)
+_ASSERTION = re.compile(
+    r"^(?:.{0,300}[\s/])?([\w.+-]{1,100}\.(?:cc?|cpp|cuh?|h|hpp|inc|mm?):\d{1,7}: \S.{0,500})$", re.MULTILINE
+)
+# An exception that nothing caught, as the C++ library reports it
+_EXCEPTION = re.compile(r"^ {0,2}what\(\): {1,2}(\S.{0,500})$", re.MULTILINE)
 # ggml/src/ggml-backend-meta.cpp divides the tensors in split mode "tensor" alone.
 _NOT_DIVIDED = re.compile(
     r"ggml-backend-meta\.cpp:\d+: \S|LLAMA_SPLIT_MODE_TENSOR not implemented for architecture '(?P<architecture>[^']*)'"
@@ -477,19 +492,19 @@ def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
     if not found:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
-    where = "" if found["architecture"] else f" ({_assertion(ending)})"
+    where = "" if found["architecture"] else f" ({_assertion(ending.stderr)})"
     return Failure("option_rejected", None, _cannot_divide(kind, asked, f"tensor{where}"))
 
 
-def _assertion(ending: Ending) -> str:
+def _assertion(log: str) -> str:
     """Return the last line with which the engine ended itself, such as `ggml.c:20: GGML_ASSERT(x) failed`, or none."""
-    found = _ASSERTION.findall(ending.stderr)
-    return found[-1].rstrip(" .").rpartition("/")[2] if found else ""
+    found = _ASSERTION.findall(log) or [f"an exception: {it}" for it in _EXCEPTION.findall(log)]
+    return found[-1].rstrip(" .") if found else ""
 
 
 def _ended_itself(ending: Ending) -> Failure | None:
     """Return the failure of a program that ended itself because a condition of the engine does not hold."""
-    assertion = _assertion(ending) if ending.exit_status == _ABORTED else ""
+    assertion = _assertion(ending.stderr) if ending.exit_status == _ABORTED else ""
     if not assertion:
         return None
     message = (
@@ -577,15 +592,35 @@ def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     return None
 
 
-def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
-    """Return the failure of a run if llama.cpp reports that it cannot load the model."""
-    reasons = _BAD_MODEL.findall(ending.stderr)
-    if not reasons and not _NO_MODEL.search(ending.stderr):
+def context_rejected(ending: Ending) -> Failure | None:
+    """Return the failure of a run if llama.cpp loads the model, and refuses to make a context with these options."""
+    if not _NO_CONTEXT.search(ending.stderr):
         return None
-    header = sorted(_BAD_HEADER.findall(ending.stderr), key=lambda line: bool(_EFFECT.match(line)))
-    reason = [*header, *reversed(reasons), ""][0]
+    reasons = _CONTEXT_REASON.findall(ending.stderr)
+    why = f": {reasons[-1].rstrip('.')}" if reasons else ""
+    message = f"llama.cpp cannot create a context with these options{why}; change flash_attn, cache types or sizes."
+    return Failure("option_rejected", None, message)
+
+
+def _not_loaded(log: str) -> str:
+    """Return why llama.cpp cannot load a model, as it says itself; empty if it does not."""
+    header = sorted(_BAD_HEADER.findall(log), key=lambda line: bool(_EFFECT.match(line)))
+    return [*header, *reversed(_BAD_MODEL.findall(log)), ""][0]
+
+
+def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
+    """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
+    reason = _not_loaded(ending.stderr)
+    if not reason and not _NO_MODEL.search(ending.stderr):
+        return None
     why = f": {reason.rstrip('. ')}" if reason else ""
-    return Failure("model_invalid", None, f"llama.cpp cannot load {asked.model}{why}; {_remedy(reason, ending)}.")
+    if "does not support split buffers" in reason:
+        return Failure(
+            "option_rejected", None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
+        )
+    other = _OTHER_FILE.search(ending.stderr)
+    path = other[1] if other else asked.model
+    return Failure("model_invalid", None, f"llama.cpp cannot load {path}{why}; {_remedy(reason, ending)}.")
 
 
 def _remedy(reason: str, ending: Ending) -> str:
@@ -594,6 +629,17 @@ def _remedy(reason: str, ending: Ending) -> str:
     kind = int(found[1]) if found else 0
     if is_of_fork(kind):
         return f"type {kind} is of ik_llama.cpp, a fork: use a file with types of llama.cpp"
+    if "endianness" in reason:
+        return "if it is for machines of another byte order, convert it for this one; else fetch it again"
+    if "has offset" in reason:
+        return (
+            "the copy may be damaged, or from a fork whose types have other sizes: compare its digest with the source, "
+            "and fetch it again, or use another file"
+        )
+    if "Permission denied" in reason:
+        return "let this account read it"
+    if "compatible buffer type" in reason:
+        return "leave out options that say where tensors are, such as --override-tensor"
     if _DAMAGE.search(reason) or not 0 <= kind <= LAST_PLAUSIBLE_TYPE:
         return "the copy may be damaged: compare its digest with the source, and fetch it again"
     if "wrong number of tensors" in reason:
@@ -609,8 +655,19 @@ def _remedy(reason: str, ending: Ending) -> str:
     return "use another file of the model, or another llama.cpp"
 
 
+def errors(log: str) -> list[str]:
+    """Return what a program logged as errors, each once; the first ones have the cause."""
+    return list(dict.fromkeys(line.rstrip(" .") for line in _ERROR.findall(log)))
+
+
+def cause(log: str) -> str:
+    """Return in upstream's words why a program has ended, from the log of that run; empty if the log does not say."""
+    return (_assertion(log) or _not_loaded(log) or "; ".join(errors(log)[:2])).rstrip(" .")
+
+
 def unknown(ending: Ending) -> Failure:
     """Return the failure of a program that printed no known message."""
-    program = Path(ending.program).name
-    message = f"{program} ended with status {ending.exit_status} and without a known message; see log_tail."
+    said = "; ".join(errors(ending.stderr)[:2])
+    how = f": {said}" if said else " and without a known message"
+    message = f"{Path(ending.program).name} ended with status {ending.exit_status}{how}; see log_tail."
     return Failure("unknown", None, message)

@@ -177,6 +177,7 @@ BAD = {
     "weights-beyond-the-file": (file_of(tensor(shape=(1 << 40,)), tensors=1), "the copy is incomplete"),
     "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp no longer reads"),
     "type-of-a-fork": (file_of(tensor(kind=138), tensors=1), "of type 138 of ik_llama.cpp, a fork, and llama.cpp does"),
+    "type-of-a-fork-the-first": (file_of(tensor(kind=133), tensors=1), "of type 133 of ik_llama.cpp, a fork"),
     "type-of-a-fork-repacked": (file_of(tensor(kind=339), tensors=1), "of type 339 of ik_llama.cpp, a fork"),
     "type-damaged": (file_of(tensor(kind=0xFFFFFFFF), tensors=1), "of type 4294967295, which does not exist"),
     "row-of-half-a-block": (
@@ -419,3 +420,16 @@ def assert_read_or_refused(path: Path, content: bytes) -> None:
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(tmp_path_factory.mktemp("gguf") / "m.gguf").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["m.gguf.part1", "m.gguf.part-a", "m.gguf-part-b", "m.gguf.001", "m.gguf.aa", "m.GGUF.split-a"]
+)
+def test_a_name_may_be_that_of_a_piece(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(file_of(tensor(), tensors=1)[:-1000])
+    with pytest.raises(GgufError, match="the copy is incomplete; by its name it may be a piece of a file that was cut"):
+        read_header(path)
+    path.rename(tmp_path / "m.gguf")
+    with pytest.raises(GgufError, match=r"the copy is incomplete\.$"):
+        read_header(tmp_path / "m.gguf")

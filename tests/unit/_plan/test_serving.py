@@ -116,6 +116,21 @@ def test_a_projector_is_the_masters_and_is_said_to_be_an_estimate(model: list[He
     assert missing[0]["bytes"] - plan(model, load, cluster(master=0))["shortfall"][0]["bytes"] == more
 
 
+def test_what_takes_memory_beside_the_model_can_be_left_out(model: list[Header], tmp_path: Path) -> None:
+    load = Load(ctx_size=2048, parallel=2)
+    projector = read_header(write_projector(tmp_path / "p.gguf", 256))
+    needs = [plan(model, load, cluster(), **given)["master"]["total_bytes"] for given in ({}, {"draft": model})]
+    over = replace(cluster(), master_memory_available_bytes=sum(needs) // 2, reserve_percent=0, reserve_bytes=0)
+    drafted = plan(model, load, over, draft=model, variables_of="llama_server")
+    assert "speculation" in [it["kind"] for it in drafted["suggestions"]]
+    assert "with llama_server_spec_type=none" in drafted["message"]
+    needs[1] = plan(model, load, cluster(), projector=projector)["master"]["total_bytes"]
+    over = replace(over, master_memory_available_bytes=sum(needs) // 2)
+    pictured = plan(model, load, over, projector=projector, variables_of="llama_server")
+    assert "without llama_server_mmproj" in pictured["message"]
+    assert plan(model, load, over)["fits"]
+
+
 @pytest.mark.parametrize("place", ["of the model", "in a file of their own"])
 def test_layers_that_predict_are_on_the_last_worker(tmp_path: Path, place: str) -> None:
     """It has their cache, of F16, and their compute buffer; a recurrent layer has a state for each drafted token."""

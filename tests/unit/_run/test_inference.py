@@ -718,6 +718,142 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
     assert "\n" not in failure.message
 
 
+E = "0.00.100.000 E "
+LOADING = f"{E}llama_model_load: error loading model: "
+NOT_LOADED = f"{E}llama_model_load_from_file_impl: failed to load model\n"
+
+
+@pytest.mark.parametrize(
+    ("stderr", "exit_status", "kind", "message"),
+    [
+        ("/b/a+b~1/ggml.c:7: GGML_ASSERT(x) failed\n", 134, "engine_assertion", "at ggml.c:7: GGML"),
+        (
+            "/b/ggml.c:7: GGML_ASSERT(n % (a/b) == 0) failed\n",
+            134,
+            "engine_assertion",
+            "GGML_ASSERT(n % (a/b) == 0) failed",
+        ),
+        ("/b/ggml-cuda.cu:97: CUDA error\n", 134, "engine_assertion", "at ggml-cuda.cu:97: CUDA error: a limit"),
+        (
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  Unexpected empty stack\n",
+            134,
+            "engine_assertion",
+            "ended itself at an exception: Unexpected empty stack: a limit",
+        ),
+        (
+            (
+                f"{E}llama_init_from_model: quantized V cache requires flash_attn to be enabled\n"
+                f"{E}common_init_result: failed to create context with model '/srv/m.gguf'\n"
+                f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"
+            ),
+            1,
+            "option_rejected",
+            "a context with these options: quantized V cache requires flash_attn to be enabled; change flash_attn",
+        ),
+        (
+            f"{LOADING}device RPC0 does not support split buffers\n{NOT_LOADED}",
+            1,
+            "option_rejected",
+            "in this split mode: device RPC0 does not support split buffers; use layer.",
+        ),
+        (
+            f"{LOADING}failed to find a compatible buffer type for tensor blk.0.x\n{NOT_LOADED}",
+            1,
+            "model_invalid",
+            "tensor blk.0.x; leave out options that say where tensors are, such as --override-tensor.",
+        ),
+        (
+            (
+                f"{E}gguf_init_from_reader: failed to load model: this GGUF file version 50331648 is extremely "
+                f"large, is there a mismatch between the host and model endianness?\n{NOT_LOADED}"
+            ),
+            1,
+            "model_invalid",
+            "of another byte order, convert it for this one",
+        ),
+        (
+            f"{E}gguf_init_from_reader: tensor 'x' has offset 64, expected 32\n{NOT_LOADED}",
+            1,
+            "model_invalid",
+            "damaged, or from a fork whose types have other sizes",
+        ),
+        (
+            (
+                f"{LOADING}unknown model architecture: 'x'\n{NOT_LOADED}"
+                f"{E}srv    load_model: failed to load draft model, '/srv/draft.gguf'\n"
+            ),
+            1,
+            "model_invalid",
+            "llama.cpp cannot load /srv/draft.gguf: unknown model architecture: 'x'; ",
+        ),
+        (
+            (
+                f"{E}clip_init: failed to load model '/srv/p.gguf': load_hparams: unknown projector type: y\n"
+                f"{E}srv    load_model: failed to load multimodal model, '/srv/p.gguf'\n"
+            ),
+            1,
+            "model_invalid",
+            "llama.cpp cannot load /srv/p.gguf: load_hparams: unknown projector type: y; this llama.cpp does not know",
+        ),
+        (
+            (f"{E}gguf_init_from_file: failed to open GGUF file '/srv/d.gguf' (Permission denied)\n{NOT_LOADED}"),
+            1,
+            "model_invalid",
+            "(Permission denied); let this account read it.",
+        ),
+        (
+            (
+                f"{E}llama_adapter_lora_init: failed to apply lora adapter: failed to open /srv/l.gguf\n"
+                f"{E}common_init_from_params: failed to load lora adapter '/srv/l.gguf'\n"
+                f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"
+            ),
+            1,
+            "unknown",
+            "with status 1: llama_adapter_lora_init: failed to apply lora adapter: failed to open /srv/l.gguf; c",
+        ),
+    ],
+    ids=[
+        "odd-path",
+        "slash-in-a-condition",
+        "gpu",
+        "exception",
+        "no-context",
+        "split-mode-row",
+        "placed-where-it-cannot-be",
+        "byte-order",
+        "sizes-of-a-fork",
+        "draft-model",
+        "projector",
+        "not-readable",
+        "adapter",
+    ],
+)
+def test_the_reason_that_llama_cpp_gave_is_in_the_sentence(
+    stderr: str, exit_status: int, kind: str, message: str
+) -> None:
+    failure = judged(stderr, exit_status, None)
+    assert failure
+    assert (failure.kind, failure.endpoint) == (kind, None)
+    assert message in failure.message
+
+
+def test_what_follows_an_error_may_be_lost_and_is_asked_for_again() -> None:
+    failure = judged(f"{E}main: failed to parse the grammar\n", 1)
+    assert isinstance(failure, OutputLost)
+    assert "ended with status 1: main: failed to parse the grammar; see log_tail" in failure.message
+    failure = judged(f"{E}gguf_init_from_reader: failed to read tensor info\n", 1)
+    assert failure
+    assert failure.kind == "model_invalid"
+    assert "failed to read tensor info; the copy may be damaged" in failure.message
+
+
+@pytest.mark.parametrize("name", ["m.gguf.part1of2", "m.gguf.part2of2", "m.gguf-split-a"])
+def test_a_piece_of_a_model_is_named_as_that(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"GGUF and more")
+    with pytest.raises(ModelError, match=r"cannot be loaded: it is piece . of .*: join the pieces with `cat "):
+        check_model(str(tmp_path / name))
+
+
 @pytest.mark.parametrize(
     ("recorded", "endpoints", "kind"),
     [

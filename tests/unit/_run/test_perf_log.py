@@ -769,3 +769,36 @@ def test_a_run_has_no_requests_and_decimal_commas_are_read() -> None:
     commas = re.sub(r"(?<=\d)\.(?=\d\d ms|\d\d tokens)", ",", text)
     assert commas != text
     assert llama_perf(commas)["perf"] == points["perf"]
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Nov 27 14:00:00 master llama-server[812]: ",
+        "Fri 2026-11-27 14:00:00 UTC master llama-server[812]: ",
+        "2026-11-27T14:00:00+0000 master.example llama-server[812]: ",
+        "[    2.123456] master llama-server[812]: ",
+        "2026-11-27T14:00:00.123456789Z ",
+        "server-1  | ",
+    ],
+    ids=["journal", "journal-in-full", "journal-iso", "journal-monotonic", "kubectl", "compose"],
+)
+@pytest.mark.parametrize("text", [SERVER, OLD_SERVER], ids=["new", "old"])
+def test_a_log_may_come_from_a_collector_of_logs(text: str, prefix: str) -> None:
+    assert requests_of("".join(prefix + line for line in text.splitlines(keepends=True))) == requests_of(text)
+
+
+def test_what_collectors_of_logs_add_hides_no_device() -> None:
+    text = read(f"{OLD}")
+    collected = "".join(f"Nov 27 14:00:00 master llama[812]: {line}\n" for line in text.splitlines())
+    assert parse_log(collected) == parse_log(text)
+
+
+def test_a_server_that_was_started_again_counts_anew() -> None:
+    again = SERVER.replace("218.34", "118.34")
+    assert [one["prompt_eval"]["time_ms"] for one in parse_requests(SERVER + again)] == [218.34, 50.27, 118.34, 50.27]
+
+
+def test_the_speeds_of_the_chat_client_may_have_decimal_commas() -> None:
+    perf = llama_perf("[ Prompt: 12,3 t/s | Generation: 3,4 t/s ]\n")["perf"]
+    assert (perf["prompt_eval"]["tokens_per_second"], perf["eval"]["tokens_per_second"]) == (12.3, 3.4)

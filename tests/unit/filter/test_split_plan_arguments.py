@@ -176,6 +176,7 @@ SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     "no Linux": ({"meminfo": dict.fromkeys(HOSTS, "")}, "no MemAvailable"),
     "split mode": ({"extra_args": ["-sm", "tensor"]}, "-sm tensor"),
     "tensors elsewhere": ({"extra_args": ["--override_tensor", "x=CPU"]}, "--override_tensor"),
+    "layers in part elsewhere": ({"extra_args": ["--n-cpu-ffn", "4"]}, "--n-cpu-ffn"),
     "a value that is none": ({"extra_args": ["-ub", "many"]}, "-ub many"),
     "no value": ({"extra_args": ["-ctk"]}, "-ctk"),
     "devices": ({"statuses": [{"endpoint": "w1", "devices": [{}, {}]}]}, "worker w1 has 2 devices"),
