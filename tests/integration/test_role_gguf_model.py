@@ -335,14 +335,13 @@ def test_a_model_that_llama_cpp_refuses_is_not_downloaded(site: Site) -> None:
 
 
 def test_what_is_unusual_about_a_model_is_shown(site: Site) -> None:
-    """Such as the projector in a file of Ollama, which llama.cpp refuses."""
-    tensor = struct.pack("<Q", 2) + b"v." + struct.pack("<IQIQ", 1, 32, 0, 0)
+    tensor = struct.pack("<Q", 2) + b"t." + struct.pack("<IQIQ", 1, 32, 0, 0)
     content = (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor).ljust(64, b"\0") + bytes(128)
     site.models.mkdir(parents=True)
     site.path.write_bytes(content)
     run = site.ok()
     assert run.changed == 0
-    assert run.holds("node: ", "the file has tensors of a projector (v.*, a.*, mm.*), as files of Ollama have")
+    assert run.holds("node: ", "general.architecture is missing, so only the weights are known.")
 
 
 def test_a_model_that_is_there_is_only_looked_at(site: Site, model: Path) -> None:

@@ -365,6 +365,10 @@ def _header(reader: _Reader, texts_of: str) -> Header:
     )
 
 
+# In no text model that llama.cpp 0.3.36 knows does a tensor's name begin like this.
+_OF_PROJECTOR = ("v.", "a.", "mm.")
+
+
 def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     """Return the header at the beginning of a stream of `size` bytes, of which it reads little more than the header.
 
@@ -378,7 +382,18 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
     header = _header(_Reader(stream, size), texts_of)
     if header.end_bytes is not None and size < header.end_bytes:
         raise GgufError(f"it has {size} bytes and should have {header.end_bytes}: the copy is incomplete")
+    _check_projector(header)
     return header
+
+
+def _check_projector(header: Header) -> None:
+    """Raise GgufError if the model has a projector's tensors: Ollama has both in one file, and llama.cpp in two."""
+    architecture = header.metadata.get("general.architecture", "clip")
+    if architecture != "clip" and any(tensor.name.startswith(_OF_PROJECTOR) for tensor in header.tensors):
+        raise GgufError(
+            "it has the tensors of a projector too (v.*, a.*, mm.*), as files of Ollama have, and llama.cpp refuses "
+            "that: take the model from a hub that has the text model and the projector (mmproj) in two files"
+        )
 
 
 def check_piece(path: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .architectures import FOLLOWED, OF_ITS_OWN, RECURRENT
+from .architectures import RECURRENT
 from .cache import (
     Heads,
     all_heads_of,
@@ -25,7 +25,7 @@ from .cache import (
 )
 from .described import Layer, Model, Shape
 from .ggml_types import TABLES_OF
-from .header import MAX_LAYERS, Header, Tensor
+from .header import MAX_LAYERS, Header
 from .numbers import Numbers, same, text_of
 from .weights import Repeating, file_type_of, repeating_of, weights_of
 
@@ -113,18 +113,6 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
     return shape, heads
 
 
-def _note_projector(reader: Numbers, tensors: Sequence[Tensor]) -> None:
-    """Note the tensors of a projector, which Ollama has in the file of the text model, and llama.cpp apart."""
-    if reader.architecture != "clip" and any(tensor.name.startswith(("v.", "a.", "mm.")) for tensor in tensors):
-        is_known = reader.architecture in FOLLOWED | OF_ITS_OWN
-        refusal = "wrong number of tensors" if is_known else "unknown model architecture"
-        reader.note(
-            "Beside the text model, the file has tensors of a projector (v.*, a.*, mm.*), as files of Ollama have, and "
-            f"llama.cpp refuses it ({refusal}): take the model from a hub that has the text model and the projector "
-            "(mmproj) in two files."
-        )
-
-
 def describe(headers: Sequence[Header]) -> Model:
     """Return the description of a model from the headers of its files."""
     first = headers[0]
@@ -141,7 +129,6 @@ def describe(headers: Sequence[Header]) -> Model:
     layers = _layers(reader, count, shape, heads, repeating) if count is not None else []
     if architecture == "clip":
         followed(reader)
-    _note_projector(reader, tensors)
     newer = sorted({tensor.type_name for tensor in tensors if tensor.bytes is None})
     if newer:
         reader.note(

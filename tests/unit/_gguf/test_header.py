@@ -88,6 +88,19 @@ def test_a_whole_file_says_what_it_is(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", [b"v.patch_embd.weight", b"a.blk.0.attn_q.weight", b"mm.0.weight"])
+@pytest.mark.parametrize("architecture", [b"gemma3", b"clip"])
+def test_a_projector_in_the_file_of_the_text_model_is_refused(tmp_path: Path, name: bytes, architecture: bytes) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(file_of(pair(b"general.architecture", TEXT, text(architecture)), tensor(name), pairs=1, tensors=1))
+    if architecture == b"clip":
+        assert read_header(path).tensor_count == 1
+    else:
+        with pytest.raises(GgufError, match=r"it has the tensors of a projector too .* in two files") as raised:
+            read_header(path)
+        assert is_one_sentence(str(raised.value))
+
+
 def test_version_2_is_read_like_version_3(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf")
     third, content = read_header(path), path.read_bytes()

@@ -294,24 +294,6 @@ def test_tensors_of_a_layer_that_is_not_there() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("architecture", "refusal"),
-    [("gemma3", "wrong number of tensors"), ("qwen25vl", "unknown model architecture"), ("clip", None)],
-    ids=["known", "a name of Ollama", "a projector alone"],
-)
-def test_a_projector_in_the_file_of_the_text_model_is_noted(architecture: str, refusal: str | None) -> None:
-    notes = model(architecture, {"blk.0.attn_q.weight": 64, "v.patch_embedding.weight": 64, "mm.0.weight": 64}).notes
-    found = [note for note in notes if "tensors of a projector (v.*, a.*, mm.*), as files of Ollama have, and" in note]
-    assert [f"llama.cpp refuses it ({refusal}): take the model from a hub" in note for note in found] == (
-        [True] if refusal else []
-    )
-
-
-def test_a_projector_for_sound_is_noted_too() -> None:
-    notes = model("gemma3n", {"blk.0.attn_q.weight": 64, "a.blk.0.attn_q.weight": 64}).notes
-    assert any("the file has tensors of a projector" in note for note in notes)
-
-
 def test_a_type_of_a_later_upstream_has_no_size() -> None:
     tensors = (Tensor("blk.0.a", (8,), 77, 0, 8, None), Tensor("output.weight", (8,), 0, 0, 8, 32))
     found = describe([Header(3, 2, None, {"general.architecture": "llama", "llama.block_count": 1}, tensors=tensors)])
