@@ -132,6 +132,7 @@ def test_the_notes_say_where_the_api_is() -> None:
         assert "http://" not in notes
 
 
+@pytest.mark.long
 def test_the_chart_is_written_from_the_role_as_it_is() -> None:
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/chart.py", "--check"], capture_output=True, text=True, timeout=300, check=False

@@ -277,7 +277,10 @@ def pieces_variables(hub: Hub, folder: Path, source: str) -> dict[str, Any]:
     return {"gguf_model_controller_path": str(folder / names[0])}
 
 
-@pytest.mark.parametrize("source", ["hub", "url", pytest.param("controller", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(name, marks=() if name == "url" else pytest.mark.long) for name in ("hub", "url", "controller")],
+)
 def test_pieces_of_a_file_are_joined_once(site: Site, model: Path, source: str) -> None:
     mine = site.folder / "mine"
     digest = sha256(model.read_bytes())

@@ -492,6 +492,7 @@ def test_numbers_and_flags_may_be_text_as_the_command_line_gives_them(site: Site
     assert site.manifest["cmake_options"]["GGML_NATIVE"] is False
 
 
+@pytest.mark.long
 def test_a_build_that_is_kept_goes_on_with_other_programs(site: Site) -> None:
     def make(*programs: str, keep: bool) -> None:
         options = {"LLAMA_BUILD_SERVER": True}

@@ -168,9 +168,10 @@ def test_whether_a_worker_could_do_alone_is_planned_with_the_options_of_inferenc
     ("variables", "sentence"),
     [
         ({"tune_goal": "speed"}, "tune_goal is speed: give generation, prompt, balanced or serving."),
-        (
+        pytest.param(
             {"tune_folder": "no/such/folder"},
             "The result cannot be written to tune_folder, {parent}/no/such/folder: it is not a writable folder on",
+            marks=pytest.mark.long,
         ),
     ],
     ids=["goal", "folder"],

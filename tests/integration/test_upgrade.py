@@ -59,6 +59,7 @@ def test_a_run_that_ends_in_time_is_waited_for(stage: Stage) -> None:
     stage.everywhere(NEW)
 
 
+@pytest.mark.long
 def test_groups_change_one_after_the_other(tmp_path: Path) -> None:
     stage = Stage(tmp_path, TWO_GROUPS)
     status, said = stage.play(*UPGRADE)

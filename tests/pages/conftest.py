@@ -21,13 +21,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # llama.cpp's build finds it as ccache. Tests do not measure speed, and compiling without most optimisations takes a
-# third of the time.
+# third of the time. Versions of CMake have different places for the standard, and ccache looks at the order.
 COMPILER_CACHE = """#!/bin/sh
+standard=
 for word; do
     shift
-    [ "$word" != -O3 ] || word=-O1
-    set -- "$@" "$word"
+    case $word in
+        -O3) set -- "$@" -O1 ;;
+        -std=*) standard=$word ;;
+        *) set -- "$@" "$word" ;;
+    esac
 done
+[ -z "$standard" ] || set -- "$@" "$standard"
 [ ! -x /usr/bin/ccache ] || set -- /usr/bin/ccache "$@"
 exec "$@"
 """
