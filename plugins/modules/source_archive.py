@@ -128,7 +128,8 @@ def without_login(url: str) -> tuple[str, dict[str, str]]:
     if not login or parts.scheme not in ("http", "https"):
         return url, {}
     name, _colon, password = login.partition(":")
-    settings = [("credential.helper", ""), ("credential.helper", HELPER)]
+    # Only for this host, because the server may redirect git to another one.
+    settings = [("credential.helper", ""), (f"credential.{parts.scheme}://{place}.helper", HELPER)]
     environment = {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings):
         environment.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
