@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import select
 import shutil
 import signal
@@ -157,10 +158,20 @@ def test_only_a_known_key_that_has_not_expired_is_served(shared: Door) -> None:
 def test_a_line_of_the_log_has_the_status_whatever_a_client_asks_for(shared: Door) -> None:
     assert shared.client.request(CHAT, chat("x", model="m" * 3000))[0] == 404
     assert shared.client.request(f"/{'p' * 3000}")[0] == 404
+    # The log has six characters for each of these.
+    assert shared.client.request(CHAT, chat("x", model="\x7f" * 250))[0] == 404
+    with connect(shared.gateway, "127.0.0.1") as sock:
+        sock.sendall(b"M" * 3000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert everything(sock).startswith(b"HTTP/1.1 401")
     long = "longer-than-256-characters"
-    wait_for(lambda: shared.gateway.log().count(long) == 2, 10)
+    wait_for(lambda: shared.gateway.log().count(long) == 4, 10)
     said = [line.partition(" ")[2] for line in shared.gateway.log().splitlines() if long in line]
-    assert [line[: line.index(" 404 ")] for line in said] == [f"first {long} - POST {CHAT}", f"first - - GET {long}"]
+    assert [re.split(" 40[14] ", line)[0] for line in said] == [
+        f"first {long} - POST {CHAT}",
+        f"first - - GET {long}",
+        f"first {long} - POST {CHAT}",
+        f"- - - {long} /",
+    ]
 
 
 def test_no_group_gets_more_than_its_slots_and_the_rest_wait_in_turn(shared: Door) -> None:
@@ -474,7 +485,8 @@ def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
     alive = free_port()
     with door(folder, StandIn("a"), __llama_gateway_alive=f"127.0.0.1:{alive}") as (_stand_ins, gateway):
         # The connection ends after a request without a valid key.
-        for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models")):
+        expired = HEALTH.replace(b"\r\n\r\n", f"\r\nX-Api-Key: {EXPIRED_KEY}\r\n\r\n".encode())
+        for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models"), expired):
             with connect(gateway) as sock:
                 sock.sendall(request * 2)
                 assert everything(sock).count(b"HTTP/1.1 ") == 1
