@@ -515,6 +515,24 @@ def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
             assert not select.select([last], [], [], 1)[0], "door has no connection left for this one"
 
 
+def test_who_loads_the_chat_page_takes_no_place_of_a_request(folder: Path) -> None:
+    group = StandIn("a", slots=1, token_s=2)
+    with (
+        door(folder, group, llama_gateway_ui=True, llama_gateway_queue_length=1) as (_stand_ins, gateway),
+        ThreadPoolExecutor(2) as pool,
+        ExitStack() as stack,
+    ):
+        first = pool.submit(who_answers, gateway.client, chat("first", max_tokens=3))
+        wait_for(lambda: group.busy == 1, 10)
+        strangers = [stack.enter_context(connect(gateway)) for _number in range(20)]
+        for sock in strangers:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        second = pool.submit(who_answers, gateway.client, chat("second"))
+        assert all(everything(sock).startswith(b"HTTP/1.1 200") for sock in strangers)
+        assert not first.done(), "the page came while the only slot was taken"
+        assert (first.result(20), second.result(20)) == ("a", "a")
+
+
 def test_a_flood_of_requests_without_a_key_gets_no_answer(folder: Path) -> None:
     with door(folder, StandIn("a")) as (_stand_ins, gateway):
         answers = []
