@@ -517,11 +517,9 @@ def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
 
 def test_who_loads_the_chat_page_takes_no_place_of_a_request(folder: Path) -> None:
     group = StandIn("a", slots=1, token_s=2)
-    with (
-        door(folder, group, llama_gateway_ui=True, llama_gateway_queue_length=1) as (_stand_ins, gateway),
-        ThreadPoolExecutor(2) as pool,
-        ExitStack() as stack,
-    ):
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        options = {"llama_gateway_ui": True, "llama_gateway_queue_length": 1}
+        _stand_ins, gateway = stack.enter_context(door(folder, group, **options))
         first = pool.submit(who_answers, gateway.client, chat("first", max_tokens=3))
         wait_for(lambda: group.busy == 1, 10)
         strangers = [stack.enter_context(connect(gateway)) for _number in range(20)]

@@ -241,9 +241,11 @@ def test_what_a_peer_reports_is_checked_before_others_get_it(report: dict[str, A
 def test_a_peer_cannot_take_the_place_of_another_by_its_key() -> None:
     # With two peers of one key, wg leaves the first without an address.
     hosts = {"worker1": REPORTED, "worker2": {**REPORTED, "ansible_host": "10.0.0.12"}, "master": REPORTED}
-    with pytest.raises(AnsibleFilterError, match="^host worker2: it reports the public key of worker1: look into both"):
+    with pytest.raises(
+        AnsibleFilterError, match=r"^host worker2: it reports the public key of worker1: look into both"
+    ):
         tunnel_peers(["worker1", "worker2"], {**hosts, "master": {}}, "master")
-    with pytest.raises(AnsibleFilterError, match="^host worker1: it reports the public key of master"):
+    with pytest.raises(AnsibleFilterError, match=r"^host worker1: it reports the public key of master"):
         tunnel_peers(["worker1"], hosts, "master")
 
 
