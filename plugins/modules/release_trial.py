@@ -100,6 +100,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.confined i
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import trial
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import read_manifest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.runner import Run, RunnerError, run
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 # However busy the host is.
 START_LIMIT_S = 60
@@ -162,7 +163,7 @@ class Trial:
         self.result["programs"].append(
             {"name": name, "exit_status": ended.exit_status, "wall_time_ms": ended.wall_time_ms}
         )
-        said = ended.stdout + ended.stderr
+        said = safe_text(ended.stdout + ended.stderr)
         self.reject(trial.check_run(path, ended.exit_status, said, ended.timed_out, timeout, libc()), name)
 
     def run(self, command: list[str], timeout: int, program: str | None = None) -> Run:

@@ -109,6 +109,7 @@ from ansible.module_utils.urls import fetch_url
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import shown
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 # Gives git the name and password in the environment. The first, empty helper takes those of the user's settings away.
 HELPER = '!f() { printf "username=%s\\npassword=%s\\n" "$LLAMA_CPP_GIT_NAME" "$LLAMA_CPP_GIT_PASSWORD"; }; f'
@@ -127,7 +128,8 @@ def without_login(url: str) -> tuple[str, dict[str, str]]:
     if not login or parts.scheme not in ("http", "https"):
         return url, {}
     name, _colon, password = login.partition(":")
-    settings = [("credential.helper", ""), ("credential.helper", HELPER)]
+    # Only for this host, because the server may redirect git to another one.
+    settings = [("credential.helper", ""), (f"credential.{parts.scheme}://{place}.helper", HELPER)]
     environment = {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings):
         environment.update({f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value})
@@ -160,7 +162,7 @@ class Source:
         shutil.rmtree(str(self.part), ignore_errors=True)
         if os.strerror(errno.ENOSPC) in message:  # from any program, and with any words around it
             message = f"the disk that holds {self.path.parent} is full; nothing was kept: make room and run this again."
-        self.module.fail_json(msg=message)
+        self.module.fail_json(msg=safe_text(message))
         raise AssertionError
 
     def run(self, argv: list[str], what: str, **options: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import select
 import shutil
 import signal
@@ -157,10 +158,20 @@ def test_only_a_known_key_that_has_not_expired_is_served(shared: Door) -> None:
 def test_a_line_of_the_log_has_the_status_whatever_a_client_asks_for(shared: Door) -> None:
     assert shared.client.request(CHAT, chat("x", model="m" * 3000))[0] == 404
     assert shared.client.request(f"/{'p' * 3000}")[0] == 404
+    # The log has six characters for each of these.
+    assert shared.client.request(CHAT, chat("x", model="\x7f" * 250))[0] == 404
+    with connect(shared.gateway, "127.0.0.1") as sock:
+        sock.sendall(b"M" * 3000 + b" / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert everything(sock).startswith(b"HTTP/1.1 401")
     long = "longer-than-256-characters"
-    wait_for(lambda: shared.gateway.log().count(long) == 2, 10)
+    wait_for(lambda: shared.gateway.log().count(long) == 4, 10)
     said = [line.partition(" ")[2] for line in shared.gateway.log().splitlines() if long in line]
-    assert [line[: line.index(" 404 ")] for line in said] == [f"first {long} - POST {CHAT}", f"first - - GET {long}"]
+    assert [re.split(" 40[14] ", line)[0] for line in said] == [
+        f"first {long} - POST {CHAT}",
+        f"first - - GET {long}",
+        f"first {long} - POST {CHAT}",
+        f"- - - {long} /",
+    ]
 
 
 def test_no_group_gets_more_than_its_slots_and_the_rest_wait_in_turn(shared: Door) -> None:
@@ -474,7 +485,8 @@ def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
     alive = free_port()
     with door(folder, StandIn("a"), __llama_gateway_alive=f"127.0.0.1:{alive}") as (_stand_ins, gateway):
         # The connection ends after a request without a valid key.
-        for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models")):
+        expired = HEALTH.replace(b"\r\n\r\n", f"\r\nX-Api-Key: {EXPIRED_KEY}\r\n\r\n".encode())
+        for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models"), expired):
             with connect(gateway) as sock:
                 sock.sendall(request * 2)
                 assert everything(sock).count(b"HTTP/1.1 ") == 1
@@ -501,6 +513,22 @@ def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
             last.sendall(HEALTH)
             assert Client("127.0.0.1", alive, None).request("/health")[0] == 200
             assert not select.select([last], [], [], 1)[0], "door has no connection left for this one"
+
+
+def test_who_loads_the_chat_page_takes_no_place_of_a_request(folder: Path) -> None:
+    group = StandIn("a", slots=1, token_s=2)
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        options = {"llama_gateway_ui": True, "llama_gateway_queue_length": 1}
+        _stand_ins, gateway = stack.enter_context(door(folder, group, **options))
+        first = pool.submit(who_answers, gateway.client, chat("first", max_tokens=3))
+        wait_for(lambda: group.busy == 1, 10)
+        strangers = [stack.enter_context(connect(gateway)) for _number in range(20)]
+        for sock in strangers:
+            sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        second = pool.submit(who_answers, gateway.client, chat("second"))
+        assert all(everything(sock).startswith(b"HTTP/1.1 200") for sock in strangers)
+        assert not first.done(), "the page came while the only slot was taken"
+        assert (first.result(20), second.result(20)) == ("a", "a")
 
 
 def test_a_flood_of_requests_without_a_key_gets_no_answer(folder: Path) -> None:

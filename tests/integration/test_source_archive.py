@@ -37,6 +37,12 @@ class Mirror(BaseHTTPRequestHandler):
         self.arguments += [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
         if given:
             self.logins.append(given)
+        if self.path.startswith("/moved"):
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{self.port}/elsewhere{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self.send_response(404 if given else 401)
         self.send_header("WWW-Authenticate", 'Basic realm="mirror"')
         self.send_header("Content-Length", "0")
@@ -70,3 +76,12 @@ def test_the_login_reaches_the_server_and_nobody_else(tmp_path: Path, mirror: ty
         git = [words for words in mirror.arguments if b"git" in words and b"llama.cpp" in words]
         assert git, "git did not run while the mirror looked"
         assert not [words for words in git if PASSWORD.encode() in words or TYPED.encode() in words]
+
+
+@pytest.mark.parametrize("kind", ["git_url", "url"])
+def test_a_redirect_takes_the_login_nowhere_else(tmp_path: Path, mirror: type[Mirror], kind: str) -> None:
+    url = f"http://{NAME}:{TYPED}@localhost:{mirror.port}/moved"
+    more = {"git_commit": COMMIT} if kind == "git_url" else {"sha256": "0" * 64}
+    result = run_module("source_archive", {"path": str(tmp_path / "source.tar"), kind: url, **more})
+    assert result["failed"]
+    assert mirror.logins == []

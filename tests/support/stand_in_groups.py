@@ -89,6 +89,9 @@ class StandIn:
         if headers.get("authorization") != f"Bearer {self.key}":
             await self._json(writer, 401, {"error": {"message": "Invalid API Key", "code": 401}})
             return True
+        if path == "/":  # the chat page, which takes no slot
+            await self._json(writer, 200, {})
+            return True
         try:
             asked: dict[str, Any] = json.loads(body or b"{}")
         except ValueError:

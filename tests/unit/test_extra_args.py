@@ -60,12 +60,12 @@ GOOD: dict[str, list[Any]] = {
 }
 
 
-def said(extra_args: object) -> list[str]:
+def said(extra_args: object, **more: Any) -> list[str]:
     """Return what the role says of these options, with nothing else to complain of."""
     given = {
         "llama_server_model_path": "/srv/models/m.gguf", "llama_server_endpoints": ["10.0.0.11:50052"],
         "llama_server_bind_address": "127.0.0.1", "llama_server_ready_port": 0, "llama_server_api_keys": [],
-        "llama_server_trusted_sources": [], "llama_server_extra_args": extra_args,
+        "llama_server_trusted_sources": [], "llama_server_extra_args": extra_args, **more,
     }  # fmt: skip
     found: list[str] = worked_out(RULES["__llama_server_violations"], {**VARIABLES, **RULES, **given})
     return found
@@ -88,6 +88,14 @@ def test_other_options_are_passed_on(name: str) -> None:
 def test_each_option_has_a_sentence() -> None:
     found = said(["-b", "64", "-lv", "5", "--port", "1"])
     assert [sentence.split(", ")[0].rpartition(" ")[2] for sentence in found] == ["-lv", "--port"]
+
+
+def test_a_client_with_a_name_is_refused_because_the_filter_would_leave_it_out() -> None:
+    outside = {"llama_server_bind_address": "10.0.0.10"}
+    assert said([], **outside, llama_server_trusted_sources=["10.0.0.0/24", "10.0.1.4"]) == []
+    assert said([], **outside, llama_server_trusted_sources=["0.0.0.0/0"]) == []
+    (found,) = said([], **outside, llama_server_trusted_sources=["gateway.example"])
+    assert found.startswith("llama_server_trusted_sources cannot be used. gateway.example is neither an IPv4 or IPv6")
 
 
 def test_a_text_is_no_list() -> None:

@@ -486,6 +486,12 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {len(names) - len(shown)} more" if len(names) > len(shown) else "")
 
 
+def _value(header: Header, key: str, default: str) -> str:
+    """Return a value for a message; where a number belongs, a file may have any text."""
+    value = header.metadata.get(key, default)
+    return _shown(value) if isinstance(value, str) and value != default else str(value)
+
+
 def _check_count(path: Path, first: Header, parts: int) -> None:
     """Raise GgufError if the header of the first part says another number of parts than its name."""
     count = first.metadata.get("split.count", 0)
@@ -502,7 +508,7 @@ def _check_part(part: Path, index: int, header: Header, seen: set[str]) -> None:
     """Raise GgufError if a part does not belong at this index; `seen` has the tensor names of the parts before it."""
     if header.metadata.get("split.no") != index:
         raise GgufError(
-            f"{part} says that it is part {header.metadata.get('split.no', 'nothing')} of a split, counted from 0, "
+            f"{part} says that it is part {_value(header, 'split.no', 'nothing')} of a split, counted from 0, "
             f"and its name says part {index}: correct the names of the parts."
         )
     twice = seen.intersection(tensor.name for tensor in header.tensors)
@@ -543,5 +549,6 @@ def read_model(path: Path) -> list[Header]:
         headers.append(header)
     said = headers[0].metadata.get("split.tensors.count") if len(parts) > 1 else None
     if said is not None and said != len(seen):
-        raise GgufError(f"{path} says that the model has {said} tensors, and its {len(parts)} parts have {len(seen)}.")
+        count = _value(headers[0], "split.tensors.count", "")
+        raise GgufError(f"{path} says that the model has {count} tensors, and its {len(parts)} parts have {len(seen)}.")
     return headers

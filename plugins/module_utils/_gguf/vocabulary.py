@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from .header import read_header
+from .numbers import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,8 @@ def _token(number: int | None) -> str:
 def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
     """Return the first difference between the model and the draft model as text; empty if there is none."""
     if one.kind != other.kind:
-        return f"the tokenizer of the model is {one.kind}, and that of the draft model {other.kind}"
+        kinds = [printable(kind[:40]) for kind in (one.kind, other.kind)]
+        return f"the tokenizer of the model is {kinds[0]}, and that of the draft model {kinds[1]}"
     for what, mine, theirs in (("begins", one.begins, other.begins), ("ends", one.ends, other.ends)):
         if mine != theirs:
             return f"a text {what} with {_token(mine)} in the model, and with {_token(theirs)} in the draft model"

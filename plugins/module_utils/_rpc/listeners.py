@@ -128,7 +128,7 @@ def _owners(root: Path, inodes: set[int]) -> Iterator[tuple[int, int]]:
 def _describe(listener: Listener, folder: Path) -> None:
     listener.pid = int(folder.name)
     try:
-        listener.program = os.readlink(folder / "exe").replace(" (deleted)", "")
+        listener.program = _printable(os.readlink(folder / "exe").replace(" (deleted)", ""))
         variables = (folder / "environ").read_bytes().split(b"\0")
         groups = (folder / "cgroup").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -136,7 +136,12 @@ def _describe(listener: Listener, folder: Path) -> None:
     for variable in variables:
         name, __, value = variable.partition(b"=")
         if name == MARK.encode():
-            listener.unit_digest = value.decode("utf-8", "replace")
+            listener.unit_digest = _printable(value.decode("utf-8", "replace"))
     # 0::/system.slice/x.service, or with cgroup v1 1:name=systemd:/system.slice/x.service
     unit = re.search(r"^\d+:(?:name=systemd)?:(?:/[^/\n]*)*?/([^/\n]+\.service)", groups, re.MULTILINE)
-    listener.unit = unit.group(1) if unit else None
+    listener.unit = _printable(unit.group(1)) if unit else None
+
+
+def _printable(text: str) -> str:
+    """Return what any account of this host may have chosen without characters that control a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Protocol
 
 from .._rpc.endpoint import Endpoint, EndpointError
 from .._rpc.prober import probe
+from .._status.report import safe_text
 from .capabilities import BinaryError, find_program, read_manifest
 from .perf_log import parse_log
 from .progress import Progress
@@ -134,7 +135,8 @@ class WorkerTask:
             exit_status=ended.exit_status,
             timed_out=ended.timed_out,
             timeout=timeout,
-            stderr=ended.stderr,
+            # Messages quote it, and it may quote the model's file.
+            stderr=safe_text(ended.stderr),
             log=log,
             # Upstream does not name a worker that it lost or did not use; a probe of the workers does.
             workers_after=[] if well else probe(workers, PROBE_TIMEOUT_S),

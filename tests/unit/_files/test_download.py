@@ -354,6 +354,26 @@ def test_the_secrets_of_an_address(url: str, secrets: set[str]) -> None:
     assert web.secrets_of(url) == secrets
 
 
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 404 \x1b]0;x\x07", b"\x1b]0;x\x07", b"HTTP/1.1 302 x\r\nLocation: http://u@\x1b[m/"]
+)
+def test_what_a_server_says_does_not_control_the_terminal(tmp_path: Path, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def speak() -> None:
+            with server.accept()[0] as sock:
+                sock.recv(65536)
+                sock.sendall(answer + b"\r\n\r\n")
+
+        thread = threading.Thread(target=speak)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        with pytest.raises(DownloadError) as caught:
+            fetch(Wanted(url, tmp_path / NAME, sha256(CONTENT)), {}, limits())
+        thread.join()
+    assert str(caught.value).isprintable()
+
+
 def test_redirects_end(tmp_path: Path) -> None:
     with running_hub({}) as hub:
         hub.repo = "renamed/model-GGUF"  # leads to itself

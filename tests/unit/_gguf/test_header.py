@@ -382,6 +382,22 @@ def test_parts_of_two_models(tmp_path: Path) -> None:
         read_model(first)
 
 
+@pytest.mark.parametrize("key", [b"split.no", b"split.tensors.count"])
+def test_a_text_where_a_number_belongs_does_not_control_the_terminal(tmp_path: Path, key: bytes) -> None:
+    text = b"\x1b]0;x\x07"
+    pairs = {
+        b"split.no": pair(b"split.no", U16, struct.pack("<H", 0)),
+        b"split.count": pair(b"split.count", U16, struct.pack("<H", 2)),
+        key: pair(key, 8, struct.pack("<Q", len(text)) + text),
+    }
+    first, second = (tmp_path / name for name in part_names("m-00001-of-00002.gguf"))
+    first.write_bytes(file_of(*pairs.values(), tensor(b"a"), pairs=len(pairs), tensors=1))
+    second.write_bytes(split_part(1, b"b", 2))
+    with pytest.raises(GgufError) as caught:
+        read_model(first)
+    assert str(caught.value).isprintable()
+
+
 def test_types_are_upstreams() -> None:
     known = {kind: (kind_of.name.upper(), kind_of.block, kind_of.block_bytes) for kind, kind_of in TENSOR_TYPES.items()}
     theirs = {int(kind): (kind.name, *size) for kind, size in gguf.GGML_QUANT_SIZES.items()}

@@ -70,6 +70,12 @@ def test_it_may(tmp_path: Path, model: dict[str, Any], draft: dict[str, Any]) ->
         ),
         pytest.param(
             SENTENCE_PIECE,
+            {**SENTENCE_PIECE, "model": "\x1b]0;x\x07"},
+            "the tokenizer of the model is llama, and that of the draft model \ufffd]0;x\ufffd",
+            id="kind-that-controls-a-terminal",
+        ),
+        pytest.param(
+            SENTENCE_PIECE,
             {**SENTENCE_PIECE, "bos_token_id": 2},
             "a text begins with token 1 in the model, and with token 2 in the draft model",
             id="beginning",

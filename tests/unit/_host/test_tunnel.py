@@ -205,6 +205,7 @@ REPORTED = {
     "__rpc_tunnel_public_key": KEY,
     "__rpc_tunnel_own_endpoints": {"master": "10.0.0.11"},
     "__rpc_server_outer_address": "worker1.example.net",
+    "ansible_host": "worker1.example.net",
 }
 HOOK = "\n[Interface]\nPostUp = touch here"
 
@@ -225,6 +226,7 @@ def test_another_reader_than_the_asked_one_gets_the_usual_endpoint() -> None:
         {"__rpc_tunnel_own_endpoints": {"master": "10.0.0.11\nAllowedIPs = 0.0.0.0/0"}},
         {"__rpc_tunnel_own_endpoints": {"master": "10.213.0.9"}},
         {"__rpc_tunnel_own_endpoints": HOOK, "__rpc_server_outer_address": "10.0.0.11" + HOOK},
+        {"__rpc_tunnel_own_endpoints": {"master": "no-such-host.example.net"}},
         {"rpc_tunnel_port": "51820" + HOOK},
         {"rpc_tunnel_port": "51820\n"},
         {"rpc_tunnel_port": 65536},
@@ -234,6 +236,17 @@ def test_what_a_peer_reports_is_checked_before_others_get_it(report: dict[str, A
     with pytest.raises(AnsibleFilterError, match=r"^host worker1: .*\Z") as error:
         tunnel_peers(["worker1"], {"worker1": {**REPORTED, **report}}, "master")
     assert "\n" not in str(error.value)
+
+
+def test_a_peer_cannot_take_the_place_of_another_by_its_key() -> None:
+    # With two peers of one key, wg leaves the first without an address.
+    hosts = {"worker1": REPORTED, "worker2": {**REPORTED, "ansible_host": "10.0.0.12"}, "master": REPORTED}
+    with pytest.raises(
+        AnsibleFilterError, match=r"^host worker2: it reports the public key of worker1: look into both"
+    ):
+        tunnel_peers(["worker1", "worker2"], {**hosts, "master": {}}, "master")
+    with pytest.raises(AnsibleFilterError, match=r"^host worker1: it reports the public key of master"):
+        tunnel_peers(["worker1"], hosts, "master")
 
 
 @pytest.mark.parametrize("key", ["", "mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="])
