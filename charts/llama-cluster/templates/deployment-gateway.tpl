@@ -66,10 +66,10 @@ spec:
         resources:
           requests:
             cpu: '1'
-            memory: 2Gi
+            memory: 4Gi
           limits:
             cpu: '1'
-            memory: 2Gi
+            memory: 4Gi
         securityContext:
           allowPrivilegeEscalation: false
           readOnlyRootFilesystem: true
