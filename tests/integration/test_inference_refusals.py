@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from support.tree import COLLECTION, run
@@ -44,9 +45,11 @@ def said_after(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> dic
         (folder / "lines").write_text(lines)
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
     outcome = {"wall_time_ms": 91234.5, "failure": {"kind": "worker_lost", "endpoint": None, "message": LOST}}
-    variables = {"__inference_hosts": ["worker1"], "__inference_outcome": outcome}
-    (folder / "variables.json").write_text(json.dumps({"__inference_hosts": variables.pop("__inference_hosts")}))
-    play = PLAY.replace("tasks:", f"tasks:\n    - ansible.builtin.set_fact: {json.dumps(variables)}", 1)
+    given = {"__inference_hosts": ["worker1"], "ansible_python_interpreter": sys.executable}
+    (folder / "variables.json").write_text(json.dumps(given))
+    # A variable of the command line would win against what the role sets.
+    fact = json.dumps({"__inference_outcome": outcome})
+    play = PLAY.replace("tasks:", f"tasks:\n    - ansible.builtin.set_fact: {fact}", 1)
     (folder / "play.yml").write_text(play)
     done = run(
         "ansible-playbook", "-i", "master,worker1,", "-c", "local", "-e", "@variables.json", "play.yml", cwd=folder
