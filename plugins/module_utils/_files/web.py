@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Callable, Iterator, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
+from .._status.report import safe_text
+
 if TYPE_CHECKING:
     from email.message import Message
 
@@ -33,16 +35,11 @@ LONGEST_PAUSE_S = 30.0
 TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 
-def _printable(text: str) -> str:
-    """Return a message that may quote a server without characters that control a terminal."""
-    return "".join(c if c.isprintable() else "\ufffd" for c in text)
-
-
 class DownloadError(Exception):
     """An error whose message is one sentence: why something cannot be fetched."""
 
     def __init__(self, message: str, status: int | None = None, headers: Message | None = None) -> None:
-        super().__init__(_printable(message))
+        super().__init__(safe_text(message))
         self.status = status
         self.headers = headers
 
@@ -51,7 +48,7 @@ class TransientError(Exception):
     """An error that may pass soon; the message completes "<URL> could not be fetched: "."""
 
     def __init__(self, message: str, pause_s: float = 0) -> None:
-        super().__init__(_printable(message))
+        super().__init__(safe_text(message))
         self.pause_s = pause_s
 
 

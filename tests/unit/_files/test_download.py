@@ -354,9 +354,7 @@ def test_the_secrets_of_an_address(url: str, secrets: set[str]) -> None:
     assert web.secrets_of(url) == secrets
 
 
-@pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 404 \x1b]0;x\x07", b"\x1b]0;x\x07", b"HTTP/1.1 302 x\r\nLocation: http://u@\x1b[m/"]
-)
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 404 \x1b]0;x\x07", b"\x1b]0;x\x07"])
 def test_what_a_server_says_does_not_control_the_terminal(tmp_path: Path, answer: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
