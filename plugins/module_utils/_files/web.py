@@ -35,11 +35,16 @@ LONGEST_PAUSE_S = 30.0
 TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 
+def _line(message: str) -> str:
+    """Return a message, which may quote a server, as one line that does not control a terminal."""
+    return safe_text(message).replace("\n", " ")
+
+
 class DownloadError(Exception):
     """An error whose message is one sentence: why something cannot be fetched."""
 
     def __init__(self, message: str, status: int | None = None, headers: Message | None = None) -> None:
-        super().__init__(safe_text(message))
+        super().__init__(_line(message))
         self.status = status
         self.headers = headers
 
@@ -48,7 +53,7 @@ class TransientError(Exception):
     """An error that may pass soon; the message completes "<URL> could not be fetched: "."""
 
     def __init__(self, message: str, pause_s: float = 0) -> None:
-        super().__init__(safe_text(message))
+        super().__init__(_line(message))
         self.pause_s = pause_s
 
 
