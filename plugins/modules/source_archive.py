@@ -121,6 +121,10 @@ def last_line(text: str) -> str:
     return lines[-1] if lines else "it said nothing"
 
 
+# Many times the size of an archive of llama.cpp's source. A server must not be able to fill the disk.
+MOST_BYTES = 512 << 20
+
+
 def without_login(url: str) -> tuple[str, dict[str, str]]:
     """Return a git URL without name and password, and the environment that gives them to git, but to no other user."""
     parts = urlsplit(url)
@@ -211,7 +215,10 @@ class Source:
         fetched = folder / "archive"
         try:
             with fetched.open("wb") as sink:
-                shutil.copyfileobj(answer, sink, 1 << 20)
+                while block := answer.read(1 << 20):
+                    if sink.tell() + len(block) > MOST_BYTES:
+                        self.fail(f"{url} sends more than {MOST_BYTES >> 20} MiB, so it is no archive of a source.")
+                    sink.write(block)
         except (OSError, HTTPException) as error:
             self.fail(f"{url} could not be fetched: {error}.")
         return fetched

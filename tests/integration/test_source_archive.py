@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,13 @@ class Mirror(BaseHTTPRequestHandler):
         self.arguments += [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
         if given:
             self.logins.append(given)
+        if self.path.startswith("/endless"):
+            self.send_response(200)
+            self.end_headers()
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(bytes(1 << 20))
+            return
         if self.path.startswith("/moved"):
             self.send_response(302)
             self.send_header("Location", f"http://127.0.0.1:{self.port}/elsewhere{self.path}")
@@ -85,3 +93,10 @@ def test_a_redirect_takes_the_login_nowhere_else(tmp_path: Path, mirror: type[Mi
     result = run_module("source_archive", {"path": str(tmp_path / "source.tar"), kind: url, **more})
     assert result["failed"]
     assert mirror.logins == []
+
+
+def test_a_server_that_never_stops_sending_does_not_fill_the_disk(tmp_path: Path, mirror: type[Mirror]) -> None:
+    url = f"http://127.0.0.1:{mirror.port}/endless"
+    result = run_module("source_archive", {"path": str(tmp_path / "source.tar"), "url": url, "sha256": "0" * 64})
+    assert f"{url} sends more than 512 MiB, so it is no archive of a source." in result["msg"]
+    assert [path.name for path in tmp_path.iterdir()] == [".source.tar.lock"]
