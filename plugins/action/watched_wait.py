@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from ansible.plugins.action import ActionBase
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
 
 # These refer to the answer, so they are templates until there is one.
@@ -66,7 +67,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         given = self._task.args
         if templar.evaluate_conditional(given["until"]):
             return True, ""
-        sentence = " ".join(str(templar.template(given["shows"])).split())
+        sentence = " ".join(safe_text(str(templar.template(given["shows"]))).split())
         done = templar.template(given["bytes"]) if given.get("bytes") else None
         if done:
             sentence += f" {flow.text(elapsed, int(done[0]), int(done[1]))}"
