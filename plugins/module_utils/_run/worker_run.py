@@ -605,7 +605,7 @@ def context_rejected(ending: Ending) -> Failure | None:
 def _not_loaded(log: str) -> str:
     """Return why llama.cpp cannot load a model, as it says itself; empty if it does not."""
     header = sorted(_BAD_HEADER.findall(log), key=lambda line: bool(_EFFECT.match(line)))
-    return [*header, *reversed(_BAD_MODEL.findall(log)), ""][0]
+    return str([*header, *reversed(_BAD_MODEL.findall(log)), ""][0])
 
 
 def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
