@@ -22,9 +22,11 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Fail with the last line of a service's journal
-  ansible.builtin.fail:
-    msg: "The journal ends: {{ journal.stdout_lines | last | llama_cpp.cluster.safe_text }}"
+- name: Show the last line of a journal
+  ansible.builtin.debug:
+    msg: "The journal ends: {{ line | llama_cpp.cluster.safe_text }}"
+  vars:
+    line: "ended\e[2J"
 """
 
 RETURN = r"""

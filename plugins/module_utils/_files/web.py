@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Callable, Iterator, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from .._status.report import safe_text
-
 if TYPE_CHECKING:
     from email.message import Message
 
@@ -37,7 +35,7 @@ TRANSIENT_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 
 def _line(message: str) -> str:
     """Return a message, which may quote a server, as one line that does not control a terminal."""
-    return safe_text(message).replace("\n", " ")
+    return "".join(c if c.isprintable() else "\ufffd" for c in message)
 
 
 class DownloadError(Exception):

@@ -270,7 +270,7 @@ def _message_lost(options: Options, ending: Ending) -> Failure | None:
     if not working(options, ending):
         # What follows these errors may be lost.
         if errors(ending.stderr):
-            return OutputLost(*unknown(ending))
+            return OutputLost("unknown", None, unknown(ending).message)
         # If a program ends that early and for no other known reason, the model is the cause.
         message = (
             f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "

@@ -115,9 +115,9 @@ def test_whom_the_host_is_connected_to_and_what_is_sent_in_vain(proc: Path) -> N
 def test_a_program_whose_name_controls_a_terminal_is_shown_without_that(proc: Path) -> None:
     link = proc / "proc/4711/exe"
     link.unlink()
-    link.symlink_to("/home/somebody/\x1b]0;x\x07server")
+    link.symlink_to("/opt/some/\x1b]0;x\x07server")
     (found,) = look_at_ports([50052], proc)
-    assert found.listeners[0].program == "/home/somebody/\ufffd]0;x\ufffdserver"
+    assert found.listeners[0].program == "/opt/some/\ufffd]0;x\ufffdserver"
 
 
 def test_what_may_not_be_read_is_not_known(proc: Path) -> None:
