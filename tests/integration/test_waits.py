@@ -125,18 +125,14 @@ def percents(found: list[tuple[str, int, str]], task: str, what: str) -> list[in
     flows = [(seconds, flow) for seconds, flow in ((seconds, FLOW.fullmatch(line)) for seconds, line in said) if flow]
     assert len(flows) == len(said) >= 2, said
     assert all(flow[3] for _seconds, flow in flows[1:]), said
-    begun, first = flows[0]
-    total = int(first[2])
-    for seconds, flow in flows:
+    for _seconds, flow in flows:
         if flow[3]:
+            # How fast it is depends on what else the machine does, so the three figures are compared with each other.
+            total = int(flow[2])
             rate = float(flow[4]) / (1024 if flow[5] == "K" else 1)
             left = (100 - int(flow[1])) / 100 * total / rate
             # The percentage and the seconds are rounded down, and the rate may have two digits only.
             assert 0.94 * left - total / 100 / rate - 1 <= int(flow[6]) * 60 + int(flow[7]) <= 1.06 * left + 1, said
-        if seconds > begun:
-            # A busy machine is not always equally busy.
-            mean = (int(flow[1]) - int(first[1])) / 100 * total / (seconds - begun)
-            assert rate / 3 <= mean <= 3 * rate, said
     return [int(flow[1]) for _seconds, flow in flows]
 
 
