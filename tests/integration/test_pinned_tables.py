@@ -8,7 +8,12 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import architectures, projector, vocabulary
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import (
+    architectures,
+    header,
+    projector,
+    vocabulary,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
 from support.harness import ROOT
@@ -86,6 +91,14 @@ def test_architectures_that_keep_states_of_earlier_tokens_are_upstreams(files: d
     assert body
     upstream = {names[name] for name in re.findall(r"case (LLM_ARCH_\w+):", body[0])}
     assert upstream - architectures.OF_ITS_OWN == architectures.ROLLBACK
+
+
+def test_no_tensor_of_a_text_model_is_named_like_a_projectors(files: dict[str, str]) -> None:
+    body = re.search(r"LLM_TENSOR_NAMES = \{(.*?)\n\};", files[ARCH], re.DOTALL)
+    assert body
+    names = re.findall(r'LLM_TENSOR_\w+,\s*"([^"]+)"', body[1])
+    assert len(names) > 100
+    assert [name for name in names if name.startswith(header.OF_PROJECTOR)] == []
 
 
 def test_role_and_modules_refuse_split_mode_tensor_for_the_same_architectures() -> None:

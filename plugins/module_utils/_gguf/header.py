@@ -365,8 +365,8 @@ def _header(reader: _Reader, texts_of: str) -> Header:
     )
 
 
-# In no text model that llama.cpp 0.3.36 knows does a tensor's name begin like this.
-_OF_PROJECTOR = ("v.", "a.", "mm.")
+# So begin the names of a projector's tensors, and in llama.cpp 0.3.36 those of no text model.
+OF_PROJECTOR = ("v.", "a.", "mm.")
 
 
 def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
@@ -389,7 +389,7 @@ def header_of(stream: RawIOBase, size: int, texts_of: str = "") -> Header:
 def _check_projector(header: Header) -> None:
     """Raise GgufError if the model has a projector's tensors: Ollama has both in one file, and llama.cpp in two."""
     architecture = header.metadata.get("general.architecture", "clip")
-    if architecture != "clip" and any(tensor.name.startswith(_OF_PROJECTOR) for tensor in header.tensors):
+    if architecture != "clip" and any(tensor.name.startswith(OF_PROJECTOR) for tensor in header.tensors):
         raise GgufError(
             "it has the tensors of a projector too (v.*, a.*, mm.*), as files of Ollama have, and llama.cpp refuses "
             "that: take the model from a hub that has the text model and the projector (mmproj) in two files"
