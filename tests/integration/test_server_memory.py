@@ -4,14 +4,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import urllib.request
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import gguf
-import numpy as np
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
@@ -21,19 +16,19 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result imp
 
 from random_model import vocabulary
 from support import synthetic_models
-from support.harness import Release, Worker, end, free_port, running_worker
-from support.runs import wait_for
-from support.synthetic_models import LAYERS, WIDTH, write_synthetic
+from support.harness import Release, Worker, running_worker
+from support.server_buffers import adapter, allocated, server_log
+from support.synthetic_models import LAYERS, write_synthetic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.llama
 
 MIB = 1 << 20
 GIB = 1 << 30
 DRAFT = re.compile("loading draft model|creating MTP draft context")
-_BUFFER = re.compile(r"(\S+) +(model|KV|RS|LoRA|compute|output) buffer size = +([\d.]+) MiB")
 
 
 @pytest.fixture(scope="module")
@@ -41,57 +36,6 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("workers")
     with ExitStack() as stack:
         yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
-
-
-def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
-    """Return llama-server's log until it serves."""
-    port = free_port()
-    command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "-lv", "4", "--fit", "off"]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, "--no-warmup", *options], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-        )
-        try:
-            wait_for(lambda: process.poll() is not None or healthy(port), 120)
-        finally:
-            end(process)
-    said = log.read_text(errors="replace")
-    assert ": model loaded" in said, said[-3000:]
-    return said
-
-
-def healthy(port: int) -> bool:
-    with suppress(OSError):
-        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200)
-    return False
-
-
-def allocated(log: str) -> dict[str, dict[str, float]]:
-    """Return the MiB of each kind of buffer by device: `CPU`, or the endpoint of a worker."""
-    found: dict[str, dict[str, float]] = {}
-    for name, kind, size in _BUFFER.findall(log):
-        endpoint = re.search(r"\[(.*)\]", name)
-        device = found.setdefault(endpoint[1] if endpoint else name.partition("_")[0], {})
-        # A second reservation, or a larger output, replaces the first.
-        device[kind] = float(size) if kind in ("compute", "output") else device.get(kind, 0.0) + float(size)
-    return found
-
-
-def adapter(path: Path) -> Path:
-    """Write a LoRA adapter of rank 16 for two matrices of each layer."""
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type("adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 16.0)
-    for layer in range(LAYERS):
-        for name in ("attn_q", "attn_output"):
-            for part, shape in (("a", (16, WIDTH)), ("b", (WIDTH, 16))):
-                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", np.zeros(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 CASES: dict[str, tuple[str, Load, list[str]]] = {

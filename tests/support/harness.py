@@ -116,6 +116,10 @@ class Release:
     def rpc_cache(self) -> Path:
         return self.prefix / "current" / "libexec" / "rpc-cache"
 
+    @property
+    def plan(self) -> Path:
+        return self.prefix / "current" / "libexec" / "llama-plan"
+
 
 class AnyRelease(Protocol):
     """An object that has workers to start: a release, or a build that a test made."""

@@ -5,6 +5,9 @@ if(CMAKE_CURRENT_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR AND NOT TARGET rpc-cache)
     target_compile_features(rpc-cache PRIVATE cxx_std_17)
     # Neither for some CPU nor with the source's own flags.
     set_target_properties(rpc-cache PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin COMPILE_OPTIONS -O2)
+    if(LLAMA_BUILD_SERVER)
+        include(${CMAKE_CURRENT_LIST_DIR}/llama-plan.cmake OPTIONAL)
+    endif()
 endif()
 
 # With UNITE_SMALL_SOURCES, which is for builds that a person waits for: many small files that all read the same headers are compiled as one.

@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What llama-plan says that a model takes, compared with what llama-server and its workers then allocate."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import struct
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Sequence
+
+import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape, encoded
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Bytes, EngineError, EnginePlan, ask
+
+from support.harness import HANG_S, Release, Worker, running_worker
+from support.runs import wait_for
+from support.server_buffers import adapter, allocated, server_log, serving
+from support.synthetic_models import KINDS, LAYERS, write_synthetic
+from support.tiny_projector import write_projector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.llama
+
+MIB = 1 << 20
+DRAFT = re.compile("loading draft model|creating MTP draft context")
+
+
+def run(command: Sequence[str]) -> tuple[int, str, str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def planned(release: Release, options: Sequence[str | Path], workers: int = 2, **further: object) -> list[EnginePlan]:
+    return ask(run, str(release.plan), [str(it) for it in options], workers=[1] * workers, **further)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+    folder = tmp_path_factory.mktemp("workers")
+    with ExitStack() as stack:
+        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
+
+
+def header_only(path: Path, shape: Shape, *, tokenizer: bool = False) -> Path:
+    """Write a file with the header of a model of this shape, and holes in place of its weights."""
+    head, size = encoded(shape)
+    count = struct.unpack_from("<Q", head, 16)[0]
+    texts = {"tokenizer.ggml.model": "no_vocab"}
+    extra = b"".join(_text(key) + struct.pack("<I", 8) + _text(value) for key, value in texts.items())
+    if tokenizer:
+        # As large as those of models that people use: pieces, and pairs of them.
+        pieces = [f"piece {index}" for index in range(shape.vocabulary)]
+        pairs = [f"piece piece{index}" for index in range(2 * shape.vocabulary)]
+        extra = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2")
+        extra += _text("tokenizer.ggml.pre") + struct.pack("<I", 8) + _text("llama-bpe")
+        for key, values in (("tokens", pieces), ("merges", pairs)):
+            extra += _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(values))
+            extra += b"".join(_text(value) for value in values)
+        texts = {"model": "", "pre": "", "tokens": "", "merges": ""}
+    path.write_bytes(head[:16] + struct.pack("<Q", count + len(texts)) + extra + head[24:])
+    os.truncate(path, size + len(extra) + 64)
+    return path
+
+
+def _text(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def shape(name: str) -> Shape:
+    return next(it for it in SHAPES if it.name == name)
+
+
+def mib(held: Bytes) -> tuple[float, float, float]:
+    return held.weights / MIB, held.context / MIB, held.compute / MIB
+
+
+# What is published
+
+
+def test_the_guides_model_takes_what_the_guide_logged(release_7: Release, tmp_path: Path) -> None:
+    """Llama 70B in Q4_0 over two workers, of which the first has 41 layers: the buffers that the guide shows."""
+    path = header_only(tmp_path / "m.gguf", shape("70B"))
+    options = ["-m", path, "-c", "4096", "-ub", "512", "-np", "1", "-fa", "off"]
+    (plan,) = planned(release_7, options, divisions=[(41, 40)])
+    first, second, master = (mib(plan.on(device)) for device in ("RPC0", "RPC1", ""))
+    assert first[:2] == pytest.approx((18821.56, 656), abs=1)
+    assert second[:2] == pytest.approx((18725.42, 624), abs=1)
+    assert master[:2] == pytest.approx((563.62, 0), abs=1)
+    assert [layer.device for layer in plan.layers] == ["RPC0"] * 41 + ["RPC1"] * 40
+    assert sum(layer.context for layer in plan.layers) == plan.on("RPC0").context + plan.on("RPC1").context
+    of_layers = sum(layer.weights for layer in plan.layers)
+    assert of_layers == plan.on("RPC0").weights + plan.on("RPC1").weights
+    assert abs(of_layers + plan.input_bytes - plan.model_bytes) < MIB
+
+
+def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, tmp_path: Path) -> None:
+    """Some of the master's weights are in buffers of its processor's own kind, which no list of devices has."""
+    path = header_only(tmp_path / "m.gguf", replace(shape("30B, 128 experts"), name="30B"))
+    options = ["-m", path, "-c", "4096", "-np", "1"]
+    (plan,) = planned(release_7, [*options, "-ncmoe", "20"], divisions=[(1, 1)])
+    (without,) = planned(release_7, options, divisions=[(1, 1)])
+    held = sum(it.bytes.weights for it in plan.held)
+    assert abs(held - plan.model_bytes) < MIB
+    moved = plan.on("").weights - without.on("").weights
+    assert moved > 5000 * MIB
+    assert abs(moved - sum(layer.elsewhere for layer in plan.layers)) < MIB
+    assert plan.on("RPC0").weights == without.on("RPC0").weights - moved
+
+
+# What is real
+
+SERVER = ["-c", "4096", "-ub", "256", "--no-mmap"]
+CASES: dict[str, tuple[str, int, list[str]]] = {
+    "one slot": ("dense", 2, ["-np", "1"]),
+    "eight slots": ("dense", 3, ["-np", "8"]),
+    "slots that share a cache": ("dense", 2, ["-np", "4", "-kvu"]),
+    "slots as by default": ("grouped queries", 1, []),
+    "a small cache": ("dense", 3, ["-np", "2", "-ctk", "q8_0", "-ctv", "q8_0"]),
+    "no flash attention": ("grouped queries", 2, ["-np", "2", "-fa", "off"]),
+    "experts with the master": ("experts", 2, ["-np", "2", "-ncmoe", "3"]),
+    "tensors with the master": ("dense", 2, ["-np", "2", "-ot", "ffn_down=CPU"]),
+    "layers with the master": ("dense", 2, ["-np", "2", "-ngl", "4"]),
+    "a cache with the master": ("dense", 2, ["-np", "2", "-nkvo"]),
+    "an adapter": ("dense", 2, ["-np", "2"]),
+    "a draft over the workers": ("dense", 2, ["-np", "2", "--spec-type", "draft-simple"]),
+    "a draft with the master": ("dense", 2, ["-np", "2", "--spec-type", "draft-simple", "--spec-draft-device", "none"]),
+    "layers that predict": ("a layer that predicts", 2, ["-np", "4", "--spec-type", "draft-mtp"]),
+    "layers that predict, of a large model": (
+        "layers and states of a 27B",
+        2,
+        ["-np", "4", "-c", "16384", "--spec-type", "draft-mtp"],
+    ),
+    **{f"kind: {kind}": (kind, 1 + number % 3, ["-np", "2"]) for number, kind in enumerate(KINDS)},
+}
+EACH_TIME = ("eight slots", "experts with the master", "a draft over the workers", "layers that predict")
+LAYERS_OF = {"a layer that predicts": 5, "layers and states of a 27B": 65}
+
+
+def wrong(
+    plan: EnginePlan, real: dict[str, dict[str, float]], used: Sequence[Worker], parts: Sequence[str]
+) -> list[str]:
+    """Return what differs by more than 1 % from llama.cpp's MiB, which have two decimal places for each buffer."""
+    found = []
+    devices = {"": "CPU", **{f"RPC{number}": worker.endpoint for number, worker in enumerate(used)}}
+    for device, name in devices.items():
+        theirs = real.get(name, {})
+        mine = [sum(numbers) for numbers in zip(*(mib(plan.on(device, part)) for part in parts))]
+        kinds = (("model", "LoRA"), ("KV", "RS", "state"), ("compute",))
+        for what, value, names in zip(("weights", "context", "compute"), mine, kinds):
+            other = sum(theirs.get(kind, 0.0) for kind in names)
+            print(f"{device or 'master'}: {'+'.join(parts)}: {what} {value:.2f} as {other:.2f} MiB")
+            if abs(value - other) > other * 0.01 + 0.03:
+                found.append(f"{device or 'master'}: {what} {value:.2f}, not {other:.2f} MiB")
+    return found
+
+
+@pytest.mark.parametrize("case", [pytest.param(it, marks=() if it in EACH_TIME else pytest.mark.long) for it in CASES])
+def test_llama_server_allocates_what_the_engine_planned(
+    release_7: Release, workers: list[Worker], tmp_path: Path, case: str
+) -> None:
+    kind, count, options = CASES[case]
+    path = write_synthetic(tmp_path / "m.gguf", kind, layers=LAYERS_OF.get(kind, LAYERS))
+    options = [*SERVER, *options] if "-c" not in options else ["-ub", "256", "--no-mmap", *options]
+    if "draft" in case:
+        options += ["-md", str(path)]
+    if "adapter" in case:
+        options += ["--lora", str(adapter(tmp_path / "lora.gguf"))]
+    division = (1, 2, 1)[:count]
+    (plan,) = planned(release_7, ["-m", path, *options], count, divisions=[division])
+    used = workers[:count]
+    over = ["--rpc", ",".join(it.endpoint for it in used), "-ts", ",".join(str(part) for part in division)]
+    log = server_log(release_7, path, tmp_path / "server.log", *over, *options)
+    own, *more = (allocated(part) for part in DRAFT.split(log))
+    found = wrong(plan, own, used, ("model", "adapters"))
+    for draft in more:
+        found += wrong(plan, draft, used, ("draft",))
+    assert len(more) == ("draft" in case or "predict" in case)
+    assert found == []
+
+
+def data_of(worker: Worker) -> int:
+    status = Path(f"/proc/{worker.process.pid}/status").read_text()
+    return int(re.findall(r"VmData:\s+(\d+) kB", status)[0]) << 10
+
+
+@pytest.mark.parametrize("kind", ["dense", pytest.param("grouped queries", marks=pytest.mark.long)])
+def test_each_worker_holds_its_part_of_a_model_that_is_spread(release_7: Release, tmp_path: Path, kind: str) -> None:
+    """In split mode tensor, llama.cpp logs no buffers of workers: what their processes have gained is compared."""
+    path = write_synthetic(tmp_path / "m.gguf", kind)
+    options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "--no-mmap"]
+    (plan,) = planned(release_7, ["-m", path, *options], 2, divisions=[(1, 1)])
+    with ExitStack() as stack:
+        used = [stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log")) for index in range(2)]
+        before = [data_of(it) for it in used]
+        over = ["--rpc", ",".join(it.endpoint for it in used), "-ts", "1,1", *options]
+        with serving(release_7, path, tmp_path / "server.log", *over):
+            gained = [data_of(it) - was for it, was in zip(used, before)]
+    for number, theirs in enumerate(gained):
+        mine = plan.on(f"RPC{number}")
+        print(f"RPC{number}: {mib(mine)}, in all {mine.total / MIB:.2f} as {theirs / MIB:.2f} MiB")
+        assert mine.total == pytest.approx(theirs, rel=0.01, abs=2 * MIB)
+
+
+def test_a_projector_is_in_the_plan(release_7: Release, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    projector = write_projector(tmp_path / "p.gguf", 256)
+    options = ["-m", path, "-c", "1024", "-np", "1", "--mmproj", projector]
+    (of_worker,) = planned(release_7, options, 1)
+    (of_master,) = planned(release_7, [*options, "--no-mmproj-offload"], 1)
+    assert of_worker.on("RPC0", "projector").total > projector.stat().st_size * 0.8
+    assert of_master.on("", "projector").total > projector.stat().st_size * 0.8
+    assert of_master.on("RPC0", "projector").total == 0
+
+
+# What cannot be planned
+
+
+def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    text = tmp_path / "text.gguf"
+    text.write_text("no model")
+    cases = {
+        "No such file": ["-m", tmp_path / "none.gguf"],
+        "magic": ["-m", text],
+        "invalid argument: --no-such-option": ["-m", path, "--no-such-option"],
+        "--model is missing": [],
+        "quantized V cache": ["-m", path, "-ctv", "q8_0", "-fa", "off", "-c", "512"],
+        "none.gguf": ["-m", path, "-c", "512", "--lora", tmp_path / "none.gguf"],
+    }
+    for said, options in cases.items():
+        with pytest.raises(EngineError) as caught:
+            planned(release_7, options)
+        message = str(caught.value)
+        print(message)
+        assert said in message, said
+        assert message.endswith(".")
+        assert "\n" not in message
+
+
+def test_one_division_of_several_can_be_refused(release_7: Release, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    plans = planned(release_7, ["-m", path, "-c", "512", "-np", "1"], divisions=[(1, 1), (6, 1), (1, 6)])
+    assert [sum(layer.device == "RPC0" for layer in plan.layers) for plan in plans] == [4, 6, 1]
+    with pytest.raises(EngineError, match="invalid value"):
+        planned(release_7, ["-m", path, "-c", "512", "--division", "one"], divisions=[()])
+
+
+# What it costs
+
+LARGE = Shape("671B", 61, 7168, 2048, 128, 8, 129280, experts=256)
+
+
+@pytest.mark.parametrize(("of", "limit_s"), [(shape("70B"), 3), pytest.param(LARGE, 5, marks=pytest.mark.long)])
+def test_a_plan_takes_seconds_and_little_memory(release_7: Release, tmp_path: Path, of: Shape, limit_s: float) -> None:
+    path = header_only(tmp_path / "m.gguf", of, tokenizer=True)
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    planned(release_7, ["-m", path, "-c", "16384", "-np", "4"], 4, divisions=[(1, 1, 1, 1), (2, 1, 1, 1)])
+    after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"{of.name}: {took:.2f} s, {used:.2f} s of processor time, {after.ru_maxrss >> 10} MiB")
+    # The host may be busy, so the time of its processors counts.
+    assert used < limit_s
+    assert after.ru_maxrss < 300 << 10
+
+
+def stand_ins(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task/{parent}/children")
+    return [int(it) for it in tasks.read_text().split()] if tasks.exists() else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_planner_leaves_nothing(release_7: Release, tmp_path: Path, number: signal.Signals) -> None:
+    path = header_only(tmp_path / "m.gguf", shape("70B"), tokenizer=True)
+    process = subprocess.Popen(
+        [release_7.plan, "--stand-ins", "1,1,1", "-m", path, "-c", "4096"],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        children = wait_for(lambda: (found := stand_ins(process.pid)) and len(found) == 3 and found, 20)
+    finally:
+        process.send_signal(number)
+        process.wait(10)
+    assert process.returncode == -number
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10)
+
+
+def test_it_ends_with_its_parent_and_at_its_limit(release_7: Release, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    # A file that nobody writes: a plan that never ends.
+    parent = subprocess.Popen(
+        ["sh", "-c", '"$@" & wait', "sh", str(release_7.plan), "--stand-ins", "1", "-m", str(fifo)]
+    )
+    try:
+        (child,) = wait_for(lambda: stand_ins(parent.pid), 20)
+        others = wait_for(lambda: stand_ins(child), 20)
+    finally:
+        parent.kill()
+        parent.wait(10)
+    wait_for(lambda: not any(Path(f"/proc/{it}").exists() for it in (child, *others)), 10)
+    with pytest.raises(EngineError, match="longer than the time limit"):
+        planned(release_7, ["-m", fifo], limit_s=1)

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What llama-server allocates, from its log, and an adapter for it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import urllib.request
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import gguf
+import numpy as np
+
+from support.harness import Release, end, free_port
+from support.runs import wait_for
+from support.synthetic_models import LAYERS, WIDTH
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# KV caches, recurrent states, and the states of DeepSeek V4.
+_BUFFER = re.compile(r"(\S+) +(?:DSV4 \S+ )?(model|KV|RS|state|LoRA|compute|output) buffer size = +([\d.]+) MiB")
+
+
+@contextmanager
+def serving(release: Release, model: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start llama-server; yield it once it serves, and end it by its own process id."""
+    port = free_port()
+    command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "-lv", "4", "--fit", "off"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            [*command, "--no-warmup", *options], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+        )
+        try:
+            wait_for(lambda: process.poll() is not None or healthy(port), 120)
+            yield process
+        finally:
+            end(process)
+
+
+def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
+    """Return llama-server's log until it serves."""
+    with serving(release, model, log, *options):
+        pass
+    said = log.read_text(errors="replace")
+    assert ": model loaded" in said, said[-3000:]
+    return said
+
+
+def healthy(port: int) -> bool:
+    with suppress(OSError):
+        return bool(urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).status == 200)
+    return False
+
+
+def allocated(log: str) -> dict[str, dict[str, float]]:
+    """Return the MiB of each kind of buffer by device: `CPU`, or the endpoint of a worker."""
+    found: dict[str, dict[str, float]] = {}
+    for name, kind, size in _BUFFER.findall(log):
+        endpoint = re.search(r"\[(.*)\]", name)
+        device = found.setdefault(endpoint[1] if endpoint else name.partition("_")[0], {})
+        # A second reservation, or a larger output, replaces the first.
+        device[kind] = float(size) if kind in ("compute", "output") else device.get(kind, 0.0) + float(size)
+    return found
+
+
+def adapter(path: Path) -> Path:
+    """Write a LoRA adapter of rank 16 for two matrices of each layer."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 16.0)
+    for layer in range(LAYERS):
+        for name in ("attn_q", "attn_output"):
+            for part, shape in (("a", (16, WIDTH)), ("b", (WIDTH, 16))):
+                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", np.zeros(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
