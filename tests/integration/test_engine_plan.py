@@ -90,7 +90,7 @@ def test_the_guides_model_takes_what_the_guide_logged(release_7: Release, tmp_pa
     """Llama 70B in Q4_0 over two workers, of which the first has 41 layers: the buffers that the guide shows."""
     path = header_only(tmp_path / "m.gguf", shape("70B"))
     options = ["-m", path, "-c", "4096", "-ub", "512", "-np", "1", "-fa", "off"]
-    (plan,) = planned(release_7, options, divisions=[(41, 40)])
+    (plan,) = planned(release_7, options, variants=[["-ts", "41,40"]])
     first, second, master = (mib(plan.on(device)) for device in ("RPC0", "RPC1", ""))
     assert first[:2] == pytest.approx((18821.56, 656), abs=1)
     assert second[:2] == pytest.approx((18725.42, 624), abs=1)
@@ -106,8 +106,8 @@ def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, t
     """Some of the master's weights are in buffers of its processor's own kind, which no list of devices has."""
     path = header_only(tmp_path / "m.gguf", replace(shape("30B, 128 experts"), name="30B"))
     options = ["-m", path, "-c", "4096", "-np", "1"]
-    (plan,) = planned(release_7, [*options, "-ncmoe", "20"], divisions=[(1, 1)])
-    (without,) = planned(release_7, options, divisions=[(1, 1)])
+    (plan,) = planned(release_7, [*options, "-ncmoe", "20"], variants=[["-ts", "1,1"]])
+    (without,) = planned(release_7, options, variants=[["-ts", "1,1"]])
     held = sum(it.bytes.weights for it in plan.held)
     assert abs(held - plan.model_bytes) < MIB
     moved = plan.on("").weights - without.on("").weights
@@ -174,10 +174,10 @@ def test_llama_server_allocates_what_the_engine_planned(
         options += ["-md", str(path)]
     if "adapter" in case:
         options += ["--lora", str(adapter(tmp_path / "lora.gguf"))]
-    division = (1, 2, 1)[:count]
-    (plan,) = planned(release_7, ["-m", path, *options], count, divisions=[division])
+    split = ["-ts", ("1", "1,2", "1,2,1")[count - 1]]
+    (plan,) = planned(release_7, ["-m", path, *options, *split], count)
     used = workers[:count]
-    over = ["--rpc", ",".join(it.endpoint for it in used), "-ts", ",".join(str(part) for part in division)]
+    over = ["--rpc", ",".join(it.endpoint for it in used), *split]
     log = server_log(release_7, path, tmp_path / "server.log", *over, *options)
     own, *more = (allocated(part) for part in DRAFT.split(log))
     found = wrong(plan, own, used, ("model", "adapters"))
@@ -197,7 +197,7 @@ def test_each_worker_holds_its_part_of_a_model_that_is_spread(release_7: Release
     """In split mode tensor, llama.cpp logs no buffers of workers: what their processes have gained is compared."""
     path = write_synthetic(tmp_path / "m.gguf", kind)
     options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "--no-mmap"]
-    (plan,) = planned(release_7, ["-m", path, *options], 2, divisions=[(1, 1)])
+    (plan,) = planned(release_7, ["-m", path, *options], 2, variants=[["-ts", "1,1"]])
     with ExitStack() as stack:
         used = [stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log")) for index in range(2)]
         before = [data_of(it) for it in used]
@@ -246,12 +246,18 @@ def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Pat
         assert "\n" not in message
 
 
-def test_one_division_of_several_can_be_refused(release_7: Release, tmp_path: Path) -> None:
+def test_one_run_plans_several_variants(release_7: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
-    plans = planned(release_7, ["-m", path, "-c", "512", "-np", "1"], divisions=[(1, 1), (6, 1), (1, 6)])
+    options = ["-m", path, "-c", "512", "-np", "1"]
+    variants = [["-ts", "1,1"], ["-ts", "6,1"], ["-ts", "1,6", "-c", "1024"]]
+    plans = planned(release_7, options, variants=variants)
     assert [sum(layer.device == "RPC0" for layer in plan.layers) for plan in plans] == [4, 6, 1]
-    with pytest.raises(EngineError, match="invalid value"):
-        planned(release_7, ["-m", path, "-c", "512", "--division", "one"], divisions=[()])
+    assert [plan.n_ctx for plan in plans] == [512, 512, 1024]
+    for plan, variant in zip(plans, variants):
+        (alone,) = planned(release_7, [*options, *variant])
+        assert plan == alone
+    with pytest.raises(EngineError, match="no-such-option"):
+        planned(release_7, options, variants=[*variants, ["--no-such-option"]])
 
 
 # What it costs
@@ -263,7 +269,7 @@ LARGE = Shape("671B", 61, 7168, 2048, 128, 8, 129280, experts=256)
 def test_a_plan_takes_seconds_and_little_memory(release_7: Release, tmp_path: Path, of: Shape, limit_s: float) -> None:
     path = header_only(tmp_path / "m.gguf", of, tokenizer=True)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    planned(release_7, ["-m", path, "-c", "16384", "-np", "4"], 4, divisions=[(1, 1, 1, 1), (2, 1, 1, 1)])
+    planned(release_7, ["-m", path, "-c", "16384", "-np", "4"], 4, variants=[["-ts", "1,1,1,1"], ["-ts", "2,1,1,1"]])
     after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"{of.name}: {took:.2f} s, {used:.2f} s of processor time, {after.ru_maxrss >> 10} MiB")

@@ -56,9 +56,8 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What the engine holds, and where, with one division of the model."""
+    """What the engine holds, and where."""
 
-    division: tuple[float, ...]
     n_ctx: int
     n_ctx_slot: int
     slots: int
@@ -73,12 +72,11 @@ class EnginePlan:
         return Bytes(*(sum(numbers) for numbers in zip(*found))) if found else Bytes(0, 0, 0)
 
 
-def _read(document: dict[str, Any], division: Sequence[float]) -> EnginePlan:
+def _read(document: dict[str, Any]) -> EnginePlan:
     if "error" in document:
         raise EngineError(f"llama.cpp cannot load it: {document['error']}.")
     numbers = ("weights", "context", "compute")
     return EnginePlan(
-        division=tuple(division),
         n_ctx=document["n_ctx"],
         n_ctx_slot=document["n_ctx_slot"],
         slots=document["slots"],
@@ -98,27 +96,26 @@ def ask(
     options: Sequence[str],
     *,
     workers: Sequence[int] = (),
-    divisions: Sequence[Sequence[float]] = ((),),
+    variants: Sequence[Sequence[str]] = ((),),
     limit_s: int = LIMIT_S,
 ) -> list[EnginePlan]:
-    """Return the engine's plan for each division of a model among workers, of which each has so many devices.
+    """Return the engine's plan with these options of llama-server and, for each variant, its further ones.
 
-    An empty division is that of the options, which are llama-server's own. Raise EngineError if one has no plan.
+    Each number of workers is how many devices a worker has. Raise EngineError if a variant has no plan.
     """
     command = ["env", "-i", "LC_ALL=C", program, "--seconds", str(limit_s)]
     command += ["--stand-ins", ",".join(str(devices) for devices in workers)] if workers else []
-    for division in divisions:
-        command += ["--division", ",".join(f"{part:g}" for part in division)] if division else []
+    for variant in variants:
+        command += ["--variant", " ".join(variant)]
     status, output, errors = run([*command, *options])
-    documents = []
+    plans = []
     for line in output.splitlines():
         try:
-            documents.append(json.loads(line))
-        except ValueError:
-            continue
-    plans = [_read(document, division) for document, division in zip(documents, divisions)]
-    if status or len(plans) < len(divisions):
+            plans.append(_read(json.loads(line)))
+        except (ValueError, KeyError) as error:
+            raise EngineError(f"{program} said what nobody understands: {line[:200]}.") from error
+    if status or len(plans) != len(variants):
         said = [line.strip() for line in errors.splitlines() if line.strip()]
         reason = said[-1].rstrip(".") if said else f"{program} ended with status {status} and said nothing"
-        raise EngineError(f"llama.cpp cannot plan it: {reason}.")
+        raise EngineError(f"llama.cpp cannot load it: {reason}.")
     return plans

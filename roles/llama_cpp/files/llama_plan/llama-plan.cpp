@@ -2,11 +2,11 @@
 // Says what llama-server would hold with the same options, in bytes: the engine loads the model with no_alloc, which reads
 // its header, and allocates and sends none of its weights. Built with a release.
 //
-//   llama-plan [--seconds N] [--stand-ins N,...] [--division N,...]... <options of llama-server>
+//   llama-plan [--seconds N] [--stand-ins N,...] [--variant "<more options>"]... <options of llama-server>
 //
 // --stand-ins starts RPC servers in place of the workers, one for each number, with so many devices. No worker is asked.
-// Each --division takes the place of --tensor-split. Prints a line of JSON for each, and ends with 1 if one has an "error".
-// It ends with the process that started it, or after --seconds, and so do the stand-ins.
+// Prints a line of JSON for each --variant, whose words are further options, such as another --tensor-split. A line has what
+// is held, or an "error", with which the program ends. It also ends with the process that started it, and after --seconds.
 #include "common.h"
 #include "arg.h"
 #include "log.h"
@@ -61,7 +61,7 @@ void __wrap_ggml_backend_tensor_set(ggml_tensor *, const void *, size_t, size_t)
 }
 
 static FILE *      out;                // standard output; the engine's own goes to standard error
-static std::string division, refusal;  // of the division that is being planned; the first error that the engine has logged
+static std::string refusal;  // the first error that the engine has logged
 
 static std::string quoted(const std::string & text) {
     std::string all = "\"";
@@ -75,7 +75,7 @@ static std::string quoted(const std::string & text) {
 }
 
 static void print_error(const std::string & reason) {
-    fprintf(out, "{\"division\": %s, \"error\": %s}\n", quoted(division).c_str(), quoted(reason).c_str());
+    fprintf(out, "{\"error\": %s}\n", quoted(reason).c_str());
     fflush(out);
 }
 
@@ -103,12 +103,12 @@ static void keep_error(ggml_log_level level, const char * text, void *) {
 
 [[noreturn]] static void on_crash(int number) {
     // The engine may have crashed anywhere: nothing that allocates.
-    dprintf(fileno(out), "{\"division\": \"%s\", \"error\": \"the engine crashed (signal %d)\"}\n", division.c_str(), number);
+    dprintf(fileno(out), "{\"error\": \"the engine crashed (signal %d)\"}\n", number);
     _exit(1);
 }
 
 [[noreturn]] static void on_alarm(int) {
-    dprintf(fileno(out), "{\"division\": \"%s\", \"error\": \"it took longer than the time limit\"}\n", division.c_str());
+    dprintf(fileno(out), "{\"error\": \"it took longer than the time limit\"}\n");
     _exit(1);
 }
 
@@ -424,7 +424,7 @@ static void add_projector(held & all, const common_params & params) {
 }
 
 //
-// One division
+// One plan
 //
 
 // As llama-server changes the options before it loads (tools/server/server.cpp, server-context.cpp: load_model).
@@ -533,8 +533,8 @@ static void plan(common_params params) {
         add_projector(all, params);
     }
 
-    fprintf(out, "{\"division\": %s, \"n_ctx\": %u, \"n_ctx_slot\": %u, \"slots\": %d, \"file\": %zu, ", quoted(division).c_str(),
-            ctx.n_ctx(), ctx.n_ctx_seq(), params.n_parallel, loaded->model()->size());
+    fprintf(out, "{\"n_ctx\": %u, \"n_ctx_slot\": %u, \"slots\": %d, \"file\": %zu, ", ctx.n_ctx(), ctx.n_ctx_seq(), params.n_parallel,
+            loaded->model()->size());
     print_layers(ctx);
     fprintf(out, ", \"held\": [");
     const char * between = "";
@@ -546,22 +546,6 @@ static void plan(common_params params) {
     }
     fprintf(out, "]}\n");
     fflush(out);
-}
-
-static bool try_plan(common_params params, bool divided) {
-    refusal.clear();
-    try {
-        if (divided) {
-            const auto parts = string_split<float>(division, ',');
-            std::fill(std::begin(params.tensor_split), std::end(params.tensor_split), 0.0f);
-            std::copy_n(parts.begin(), std::min(parts.size(), llama_max_devices()), params.tensor_split);
-        }
-        plan(std::move(params));
-        return true;
-    } catch (const std::exception & e) {
-        print_error(refusal.empty() ? plain(e.what()) : refusal);
-        return false;
-    }
 }
 
 int main(int argc, char ** argv) {
@@ -577,9 +561,8 @@ int main(int argc, char ** argv) {
     }
     ggml_set_abort_callback(on_abort);
 
-    std::string               devices;
-    std::vector<std::string>  divisions;
-    std::vector<char *>       options = {argv[0]};
+    std::string              devices;
+    std::vector<std::string> variants, options = {argv[0]};
     for (int i = 1; i < argc; i++) {
         const std::string option = argv[i];
         if (option == "--stand-ins" && i + 1 < argc) {
@@ -587,15 +570,14 @@ int main(int argc, char ** argv) {
         } else if (option == "--seconds" && i + 1 < argc) {
             signal(SIGALRM, on_alarm);
             alarm(unsigned(std::max(1, atoi(argv[++i]))));
-        } else if (option == "--division" && i + 1 < argc) {
-            divisions.push_back(argv[++i]);
+        } else if (option == "--variant" && i + 1 < argc) {
+            variants.push_back(argv[++i]);
         } else {
-            options.push_back(argv[i]);
+            options.push_back(option);
         }
     }
 
     stand_ins workers;
-    std::string rpc = "--rpc";
     try {
         if (!devices.empty()) {
             leave_network();
@@ -604,36 +586,38 @@ int main(int argc, char ** argv) {
         ggml_backend_load_all();
         if (!devices.empty()) {
             workers.start(devices);
+            options.insert(options.begin() + 1, {"--rpc", workers.endpoints});
+        }
+        common_init();
+        llama_backend_init();
+        if (variants.empty()) {
+            variants.push_back("");
+        }
+        for (const std::string & variant : variants) {
+            std::vector<std::string> words = options;
+            if (!variant.empty()) {
+                const auto more = string_split<std::string>(variant, ' ');
+                words.insert(words.end(), more.begin(), more.end());
+            }
+            std::vector<char *> all;
+            for (std::string & word : words) {
+                all.push_back(word.data());
+            }
+            common_params params;
+            if (!common_params_parse(int(all.size()), all.data(), params, LLAMA_EXAMPLE_SERVER)) {
+                return 1;  // it has said why
+            }
+            if (params.model.path.empty()) {
+                throw std::runtime_error("--model is missing");
+            }
+            common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT);
+            llama_log_set(keep_error, nullptr);
+            mtmd_log_set(keep_error, nullptr);
+            plan(std::move(params));
         }
     } catch (const std::exception & e) {
-        print_error(e.what());
+        print_error(refusal.empty() ? plain(e.what()) : refusal);
         return 1;
     }
-    if (!workers.endpoints.empty()) {
-        options.insert(options.begin() + 1, {rpc.data(), workers.endpoints.data()});
-    }
-
-    common_init();
-    common_params params;
-    if (!common_params_parse(int(options.size()), options.data(), params, LLAMA_EXAMPLE_SERVER)) {
-        return 1;  // it has said why
-    }
-    if (params.model.path.empty()) {
-        fprintf(stderr, "--model is missing\n");
-        return 1;
-    }
-    llama_backend_init();
-    common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT);
-    llama_log_set(keep_error, nullptr);
-    mtmd_log_set(keep_error, nullptr);
-
-    bool all_planned = true;
-    if (divisions.empty()) {
-        all_planned = try_plan(params, false);
-    }
-    for (const std::string & each : divisions) {
-        division    = each;
-        all_planned = try_plan(params, true) && all_planned;
-    }
-    return all_planned ? 0 : 1;
+    return 0;
 }
