@@ -594,6 +594,7 @@ int main(int argc, char ** argv) {
             variants.push_back("");
         }
         for (const std::string & variant : variants) {
+            refusal.clear();
             std::vector<std::string> words = options;
             if (!variant.empty()) {
                 const auto more = string_split<std::string>(variant, ' ');
