@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What is read of llama-plan's output, and what is said if it has none. tests/integration/test_engine_plan.py runs it."""
+"""What is read of the output of llama-plan, and what is said without one. test_engine_plan.py runs the program."""
 
 from __future__ import annotations
 
