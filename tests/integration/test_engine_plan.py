@@ -19,6 +19,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape, encoded
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Bytes, EngineError, EnginePlan, ask
 
+from support.builds import PATCHES, QUICK, build
 from support.harness import HANG_S, Release, Worker, running_worker
 from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
@@ -185,6 +186,43 @@ def test_llama_server_allocates_what_the_engine_planned(
         found += wrong(plan, draft, used, ("draft",))
     assert len(more) == ("draft" in case or "predict" in case)
     assert found == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["layer", "tensor"])
+def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker], tmp_path: Path, mode: str) -> None:
+    """Upstream's own test program makes a small model of each architecture that it can load."""
+    made = build("archs", {**QUICK, "LLAMA_BUILD_TESTS": "ON"}, ["test-llama-archs"], PATCHES)
+    subprocess.run([made.bin / "test-llama-archs", "-o", tmp_path], check=True, capture_output=True, timeout=600)
+    models = sorted(tmp_path.glob("*.gguf"))
+    assert len(models) > 100
+    found = {}
+    for number, path in enumerate(models):
+        count = 1 + number % 3
+        options = ["-sm", mode, "-c", "1024", "-np", "2", "-ub", "128", "--no-mmap"]
+        try:
+            (plan,) = planned(release_7, ["-m", path, *options], count)
+        except EngineError as error:
+            refused = loaded(release_7, path, tmp_path, workers[:count], options)
+            found[path.stem] = [] if refused is None else [f"{error}, and it can"]
+            continue
+        log = loaded(release_7, path, tmp_path, workers[:count], options)
+        if log is None:
+            found[path.stem] = ["it is not refused"]
+        elif mode == "layer":
+            found[path.stem] = wrong(plan, allocated(log), workers[:count], ("model",))
+    bad = {name: lines for name, lines in found.items() if lines}
+    print(f"{len(models)} models, {len(bad)} of them otherwise than planned: {bad}")
+    assert bad == {}
+
+
+def loaded(release: Release, path: Path, folder: Path, used: Sequence[Worker], options: Sequence[str]) -> str | None:
+    """Return the log of a llama-server that has loaded a model over these workers, or None if it refuses it."""
+    over = ["--rpc", ",".join(it.endpoint for it in used)]
+    try:
+        return server_log(release, path, folder / "server.log", *over, *options)
+    except AssertionError:
+        return None
 
 
 def data_of(worker: Worker) -> int:
