@@ -55,19 +55,20 @@ def header_only(path: Path, shape: Shape, *, tokenizer: bool = False) -> Path:
     """Write a file with the header of a model of this shape, and holes in place of its weights."""
     head, size = encoded(shape)
     count = struct.unpack_from("<Q", head, 16)[0]
-    texts = {"tokenizer.ggml.model": "no_vocab"}
-    extra = b"".join(_text(key) + struct.pack("<I", 8) + _text(value) for key, value in texts.items())
+    epsilon = f"{'qwen3moe' if shape.experts else 'llama'}.attention.layer_norm_rms_epsilon"
+    extra = _text(epsilon) + struct.pack("<If", 6, 1e-5)
+    keys = 2
     if tokenizer:
         # As large as those of models that people use: pieces, and pairs of them.
         pieces = [f"piece {index}" for index in range(shape.vocabulary)]
         pairs = [f"piece piece{index}" for index in range(2 * shape.vocabulary)]
-        extra = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2")
         extra += _text("tokenizer.ggml.pre") + struct.pack("<I", 8) + _text("llama-bpe")
         for key, values in (("tokens", pieces), ("merges", pairs)):
             extra += _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(values))
             extra += b"".join(_text(value) for value in values)
-        texts = {"model": "", "pre": "", "tokens": "", "merges": ""}
-    path.write_bytes(head[:16] + struct.pack("<Q", count + len(texts)) + extra + head[24:])
+        keys = 5
+    extra += _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2" if tokenizer else "no_vocab")
+    path.write_bytes(head[:16] + struct.pack("<Q", count + keys) + extra + head[24:])
     os.truncate(path, size + len(extra) + 64)
     return path
 
@@ -119,7 +120,7 @@ def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, t
 
 # What is real
 
-SERVER = ["-c", "4096", "-ub", "256", "--no-mmap"]
+SERVER = ["-c", "4096", "-ub", "256", "-lm", "none"]
 CASES: dict[str, tuple[str, int, list[str]]] = {
     "one slot": ("dense", 2, ["-np", "1"]),
     "eight slots": ("dense", 3, ["-np", "8"]),
@@ -159,7 +160,10 @@ def wrong(
         for what, value, names in zip(("weights", "context", "compute"), mine, kinds):
             other = sum(theirs.get(kind, 0.0) for kind in names)
             print(f"{device or 'master'}: {'+'.join(parts)}: {what} {value:.2f} as {other:.2f} MiB")
-            if abs(value - other) > other * 0.01 + 0.03:
+            # A dry run counts the four copies of what a worker gets from the one before it (256 tokens of 256 numbers)
+            # once more than a load does: it says too much, by up to 1 MiB here.
+            more = 1.01 if device and what == "compute" else 0.03
+            if not -other * 0.01 - 0.03 < value - other < other * 0.01 + more:
                 found.append(f"{device or 'master'}: {what} {value:.2f}, not {other:.2f} MiB")
     return found
 
@@ -170,7 +174,7 @@ def test_llama_server_allocates_what_the_engine_planned(
 ) -> None:
     kind, count, options = CASES[case]
     path = write_synthetic(tmp_path / "m.gguf", kind, layers=LAYERS_OF.get(kind, LAYERS))
-    options = [*SERVER, *options] if "-c" not in options else ["-ub", "256", "--no-mmap", *options]
+    options = [*SERVER, *options] if "-c" not in options else ["-ub", "256", "-lm", "none", *options]
     if "draft" in case:
         options += ["-md", str(path)]
     if "adapter" in case:
@@ -199,7 +203,7 @@ def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker
     found = {}
     for number, path in enumerate(models):
         count = 1 + number % 3
-        options = ["-sm", mode, "-c", "1024", "-np", "2", "-ub", "128", "--no-mmap"]
+        options = ["-sm", mode, "-c", "1024", "-np", "2", "-ub", "128", "-lm", "none"]
         try:
             (plan,) = planned(release_7, ["-m", path, *options], count)
         except EngineError as error:
@@ -234,7 +238,7 @@ def data_of(worker: Worker) -> int:
 def test_each_worker_holds_its_part_of_a_model_that_is_spread(release_7: Release, tmp_path: Path, kind: str) -> None:
     """In split mode tensor, llama.cpp logs no buffers of workers: what their processes have gained is compared."""
     path = write_synthetic(tmp_path / "m.gguf", kind)
-    options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "--no-mmap"]
+    options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "-lm", "none"]
     (plan,) = planned(release_7, ["-m", path, *options], 2, variants=[["-ts", "1,1"]])
     with ExitStack() as stack:
         used = [stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log")) for index in range(2)]
@@ -293,7 +297,10 @@ def test_one_run_plans_several_variants(release_7: Release, tmp_path: Path) -> N
     assert [plan.n_ctx for plan in plans] == [512, 512, 1024]
     for plan, variant in zip(plans, variants):
         (alone,) = planned(release_7, [*options, *variant])
-        assert plan == alone
+        assert [plan.on(device) for device in ("", "RPC0", "RPC1")] == [
+            alone.on(device) for device in ("", "RPC0", "RPC1")
+        ]
+        assert plan.layers == alone.layers
     with pytest.raises(EngineError, match="no-such-option"):
         planned(release_7, options, variants=[*variants, ["--no-such-option"]])
 
@@ -326,7 +333,7 @@ def test_a_killed_planner_leaves_nothing(release_7: Release, tmp_path: Path, num
     path = header_only(tmp_path / "m.gguf", shape("70B"), tokenizer=True)
     process = subprocess.Popen(
         [release_7.plan, "--stand-ins", "1,1,1", "-m", path, "-c", "4096"],
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stdin=subprocess.DEVNULL,
     )
     try:
