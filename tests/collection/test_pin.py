@@ -55,7 +55,7 @@ def test_the_default_version_is_patched() -> None:
 
 def test_a_version_has_all_that_belongs_to_it() -> None:
     for version, archive in ARCHIVES.items():
-        assert archive.keys() - {"patches"} == {"sha256", "commit", "protocol", "holes"}, version
+        assert archive.keys() - {"patches", "plans"} == {"sha256", "commit", "protocol", "holes"}, version
         assert re.fullmatch("[0-9a-f]{64}", archive["sha256"]), version
         assert re.fullmatch("[0-9a-f]{40}", archive["commit"]), version
         assert re.fullmatch(VERSION, archive["protocol"]), version

@@ -131,7 +131,6 @@ CASES: dict[str, tuple[str, int, list[str]]] = {
     "experts with the master": ("experts", 2, ["-np", "2", "-ncmoe", "3"]),
     "tensors with the master": ("dense", 2, ["-np", "2", "-ot", "ffn_down=CPU"]),
     "layers with the master": ("dense", 2, ["-np", "2", "-ngl", "4"]),
-    "a cache with the master": ("dense", 2, ["-np", "2", "-nkvo"]),
     "an adapter": ("dense", 2, ["-np", "2"]),
     "a draft over the workers": ("dense", 2, ["-np", "2", "--spec-type", "draft-simple"]),
     "a draft with the master": ("dense", 2, ["-np", "2", "--spec-type", "draft-simple", "--spec-draft-device", "none"]),
