@@ -18,8 +18,7 @@ description:
   - If groups share a host, each worker there has a share of its memory. The share is the worker's limit. Workers
     without a limit get equal parts of the rest. The part of their shares that workers of other groups do not use
     yet is not available.
-  - If there can be no plan, because the memory of a worker is unknown or an option of llama.cpp divides the model
-    in another way, C(skipped) gives the reason.
+  - If there can be no plan, because the memory of a worker is unknown, C(skipped) gives the reason.
 positional: _input, hostvars
 options:
   _input:
@@ -92,7 +91,7 @@ from typing import Any, Callable, Mapping, Sequence
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import in_words
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import PLANNED, read_options
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import named_options
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTP]?|%)B?", re.IGNORECASE)
@@ -198,15 +197,6 @@ def _sentence(host: str, left: Mapping[str, int]) -> str:
     )
 
 
-def _check(statuses: Sequence[Mapping[str, Any]], unplanned: str | None) -> None:
-    for status in statuses:
-        devices = status.get("devices") or []
-        if len(devices) > 1:
-            raise _SkippedError(f"worker {status['endpoint']} has {len(devices)} devices, and a plan is for one each")
-    if unplanned:
-        raise _SkippedError(unplanned)
-
-
 def split_plan_arguments(
     endpoints: Sequence[str],
     hostvars: Mapping[str, Any],
@@ -224,21 +214,20 @@ def split_plan_arguments(
         "workers": [],
         "master_memory_available_bytes": None,
         "master_host": master,
-        **dict.fromkeys(PLANNED.values()),
-        "kv_unified": None,
+        **named_options(extra_args),
         "left": [],
         "skipped": "",
     }
     texts = meminfo or {}
-    if any((status.get("protocol") or {}).get("major", 3) < 3 for status in statuses):
+    if result["flash_attn"] is None and any((it.get("protocol") or {}).get("major", 3) < 3 for it in statuses):
         # Builds with such an old protocol have flash attention off by default.
         result["flash_attn"] = "off"
-    options, unplanned = read_options(extra_args)
-    # Return all options, even without a plan, because a benchmark measures the model with them.
-    result.update(options)
+    devices = {it["endpoint"]: len(it.get("devices") or []) for it in statuses if "endpoint" in it}
     try:
-        _check(statuses, unplanned)
         result["workers"], result["left"] = _workers(endpoints, _places(hosts, hostvars), texts, given or {})
+        for worker in result["workers"]:
+            if devices.get(worker["endpoint"], 1) > 1:
+                worker["devices"] = devices[worker["endpoint"]]
         if master in texts:
             result["master_memory_available_bytes"] = _meminfo(texts[str(master)], "MemAvailable")
     except _SkippedError as reason:

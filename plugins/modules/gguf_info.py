@@ -8,13 +8,13 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 ---
 module: gguf_info
-short_description: Check whether a path is a complete GGUF model, and what it needs to be loaded
+short_description: Check whether a path is a complete GGUF model, and what it is
 version_added: 0.1.0
 description:
   - Reads the header of a GGUF file, and of the other parts of a split model, and checks whether the model is
     complete.
-  - Returns what the model is (architecture, shape, quantisation), how large its weights are (for each layer, and
-    outside of layers), and how many bytes llama.cpp's KV cache takes for each token, for each cache type.
+  - Returns what the model is (architecture, shape, quantisation), and how large its weights are (for each layer, and
+    outside of layers). M(llama_cpp.cluster.split_plan_info) says what it takes when it is loaded.
   - The module does not read the weights, so it takes less than a second and little memory for a model of any size.
     It still detects a truncated file, because the header says how long the file must be.
   - It reads versions 2 and 3 of the format, in little-endian byte order. It refuses what llama.cpp itself refuses
@@ -50,8 +50,6 @@ extends_documentation_fragment:
 notes:
   - Types, names and sizes are those of llama.cpp in release 0.3.36. A model with a later tensor type or architecture is
     still RV(valid=true); unknown values are V(null), and RV(notes) says so.
-  - llama.cpp caches values in a quantised type only with flash attention. Without it, if the values of layers differ in
-    width, every layer gets the width of the widest. This is not counted here.
 """
 
 EXAMPLES = r"""
@@ -65,10 +63,9 @@ EXAMPLES = r"""
     that: model.valid
     fail_msg: "{{ model.message }}"
 
-- name: Show how many GiB 8192 tokens of context take
+- name: Show for how many tokens of context the model was trained
   ansible.builtin.debug:
-    msg: "{{ (model.cache.bytes_per_token.f16 * 8192 / 1024 ** 3) | round(2) }}"
-  when: model.cache.known
+    msg: "{{ model.shape.context_length }}"
 """
 
 RETURN = r"""
@@ -222,8 +219,8 @@ weights:
       type: int
     tied_embeddings:
       description: >-
-        Whether the output uses the token embedding. If a worker computes the output, it then gets a second copy of the
-        embedding.
+        Whether there is no matrix for the output. If the model has an output, it then uses the token embedding, and
+        the worker that computes the output gets a second copy of the embedding.
       type: bool
     types:
       description: The types that tensors have, the one with the most bytes first.
@@ -242,38 +239,6 @@ weights:
         bytes:
           description: How many bytes they take.
           type: int
-cache:
-  description: >-
-    The memory of the context; V(null) if not RV(valid). Unknown values are V(null), and RV(notes) says why.
-  returned: success
-  type: dict
-  contains:
-    known:
-      description: Whether all of it is known.
-      type: bool
-    bytes_per_token:
-      description: >-
-        By cache type (the same for C(--cache-type-k) and C(--cache-type-v)), the bytes that a token takes in all layers
-        that keep the whole context. V(null) for a type whose blocks do not fit the heads, which llama.cpp refuses.
-      type: dict
-    window_tokens:
-      description: How many tokens the layers with a sliding window keep; V(null) if there are none.
-      type: int
-    window_bytes_per_token:
-      description: >-
-        Like RV(cache.bytes_per_token), for all layers with a sliding window. There llama.cpp allocates
-        RV(cache.window_tokens) and a batch (C(--ubatch-size)), rounded up to 256, or the whole context if that is less.
-      type: dict
-    state_bytes:
-      description: What the recurrent layers keep for each sequence, whatever the context and cache type; 0 without any.
-      type: int
-  sample:
-    known: true
-    bytes_per_token: {bf16: 131072, f16: 131072, f32: 262144, iq4_nl: 36864, q4_0: 36864, q4_1: 40960, q5_0: 45056,
-      q5_1: 49152, q8_0: 69632}
-    window_tokens: null
-    window_bytes_per_token: {bf16: 0, f16: 0, f32: 0, iq4_nl: 0, q4_0: 0, q4_1: 0, q5_0: 0, q5_1: 0, q8_0: 0}
-    state_bytes: 0
 layers:
   description: The repeating layers (C(blk.N.)) in order; empty if not RV(valid), or if their number is unknown.
   returned: success
@@ -297,23 +262,6 @@ layers:
       type: int
     feed_forward_length:
       description: The width of its feed-forward network.
-      type: int
-    cache:
-      description: >-
-        Which part of the context it keeps, V(full), a sliding V(window), a V(recurrent) state of fixed size, V(both)
-        the context and a state, or V(none); V(null) if that is unknown.
-      type: str
-    key_width:
-      description: Elements of a token's keys in the cache.
-      type: int
-    value_width:
-      description: Elements of a token's values in the cache; 0 with multi-head latent attention.
-      type: int
-    kv_bytes_per_token:
-      description: By cache type, the bytes that a token takes in this layer.
-      type: dict
-    state_bytes:
-      description: What it keeps for each sequence if it is recurrent.
       type: int
 draft_problem:
   description: >-

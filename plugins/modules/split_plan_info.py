@@ -11,8 +11,12 @@ module: split_plan_info
 short_description: Divide a model among llama.cpp RPC workers and check whether it fits
 version_added: 0.3.0
 description:
-  - Reads the header of a GGUF model. For each worker and for the master it returns the layers, the memory that they
-    need (weights, KV cache, compute buffers), and the memory that is left.
+  - For each worker and for the master it returns the layers, the memory that they need (weights, KV cache, compute
+    buffers), and the memory that is left.
+  - Asks the program C(llama-plan) of the release that will load the model (O(bin_folder)). It loads the model as that
+    release would, without its weights, over servers of its own on loopback. It knows each architecture and split mode
+    that the release can load. Started by root, it goes on without root's privileges and without the network.
+  - Without such a release, the figures are an estimate from the model's header (RV(exact)).
   - Chooses RV(tensor_split) so that the fullest worker has as much memory left as possible. If workers have a
     O(workers[].weight), it balances their work by their speed instead. If you give O(tensor_split), it checks that
     one.
@@ -52,89 +56,37 @@ options:
       memory_max_bytes:
         description: The most memory that the worker may use (C(MemoryMax) of its service), if there is a limit.
         type: int
-  ctx_size:
-    description: The context in tokens (C(--ctx-size)). V(0) means the context that the model was trained for.
-    type: int
-    default: 0
-  batch_size:
-    description: The tokens of a batch (C(--batch-size)).
-    type: int
-    default: 2048
-  ubatch_size:
-    description: The tokens that are computed at a time (C(--ubatch-size)).
-    type: int
-    default: 512
-  cache_type_k:
-    description: The type of the keys in the cache (C(--cache-type-k)).
-    type: str
-    choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
-    default: f16
-  cache_type_v:
-    description: The type of the values in the cache (C(--cache-type-v)).
-    type: str
-    choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
-    default: f16
-  flash_attn:
+      devices:
+        description: How many devices it has. llama.cpp gives each of them a part.
+        type: int
+        default: 1
+        version_added: 0.4.0
+  options:
     description:
-      - Whether flash attention is used (C(--flash-attn)). V(auto) is on with CPU workers.
-      - Quote V('on') and V('off').
-    type: str
-    choices: [auto, 'on', 'off']
-    default: auto
-  n_gpu_layers:
-    description:
-      - How many layers go to the workers (C(--n-gpu-layers)). The output counts as one layer, as in llama.cpp. The
-        first layers stay with the master. A number larger than the model's layers means all.
-    type: int
-    default: 999
-  parallel:
-    description:
-      - How many slots C(llama-server) serves at a time (C(--parallel)). O(ctx_size) is the context of all slots
-        together.
-      - V(0) means a program that serves one sequence and may need the output of each token.
-    type: int
-    default: 0
-  outputs_per_slot:
-    description:
-      - With O(parallel), for how many tokens of a slot the program needs the output at a time. This is 1, plus one
-        for each drafted token. If the program serves embeddings, it is O(ubatch_size).
-    type: int
-    default: 1
-  kv_unified:
-    description: Whether the slots share one cache (C(--kv-unified)).
-    type: bool
-    default: false
-  spec_type:
-    description:
-      - How tokens are drafted (C(--spec-type)).
-      - Only V(draft-mtp) changes what is planned. Layers that predict further tokens then have a context on the last
-        worker. They are those of the model or, with O(draft_model), those of that file, whose weights the last worker
-        then has too. Some architectures with recurrent layers keep O(outputs_per_slot) states for each slot.
-    type: str
-    default: none
-    version_added: 0.4.0
-  draft_model:
-    description: >-
-      A model that drafts tokens for the main model (C(--spec-draft-model)). It is in the master's own memory, unless
-      O(spec_type) is V(draft-mtp).
-    type: path
-  mmproj:
-    description: >-
-      A projector, with which the model takes pictures (C(--mmproj) with C(--no-mmproj-offload)). It is in the master's
-      own memory.
-    type: path
-    version_added: 0.4.0
-  lora:
-    description: Files of LoRA adapters (C(--lora)). Each tensor is on the worker that has the tensor that it changes.
+      - The options with which llama.cpp will load the model. Those that change no memory are ignored.
+      - Leave out C(--tensor-split), which O(tensor_split) gives, and C(--rpc).
     type: list
-    elements: path
+    elements: str
     default: []
+    version_added: 0.4.0
+  program:
+    description: >-
+      The program that will load the model. V(llama-completion) has one sequence, and may need the output of each token.
+    type: str
+    choices: [llama-server, llama-completion]
+    default: llama-server
+    version_added: 0.4.0
+  bin_folder:
+    description: The folder with the programs of that release, such as V(/opt/llama_cpp/current/bin); empty without one.
+    type: path
+    default: ""
+    version_added: 0.4.0
   master_other_bytes:
     description: Other memory that the program uses on the master, such as for prompts (C(--cache-ram), there in MiB).
     type: int
     default: 0
   tensor_split:
-    description: A share for each worker, to be checked. If the list is empty, the module chooses the shares.
+    description: A share for each device of each worker, to be checked. If the list is empty, the module chooses them.
     type: list
     elements: float
     default: []
@@ -168,12 +120,8 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - The division and the sizes are those of llama.cpp in release 0.3.36 with C(--split-mode layer), and of workers with
-    one CPU device each.
   - The module does not count checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes for models
-    with sliding windows or recurrent layers while it serves, and what a LoRA adapter adds to the compute buffers.
-  - The compute buffer of O(mmproj) is an estimate for the largest picture that a slot can take. The module does not
-    count pictures while they are unpacked.
+    with sliding windows or recurrent layers while it serves, nor pictures while they are unpacked.
   - Weights that llama.cpp leaves in the file (C(--mmap)) count as memory of the master, because they are read for each
     token.
 """
@@ -182,7 +130,8 @@ EXAMPLES = r"""
 - name: Divide the model between two hosts
   llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
-    ctx_size: 8192
+    bin_folder: /opt/llama_cpp/current/bin
+    options: [--ctx-size, 8192, --parallel, 4]
     workers:
       - endpoint: 192.0.2.11:50052
         memory_available_bytes: 16000000000
@@ -207,8 +156,7 @@ EXAMPLES = r"""
 - name: Check a split of your own, with a smaller cache and one worker that is twice as fast
   llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
-    cache_type_k: q8_0
-    cache_type_v: q8_0
+    options: [--cache-type-k, q8_0, --cache-type-v, q8_0]
     tensor_split: [2, 1]
     workers:
       - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000, weight: 2}
@@ -217,9 +165,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fits:
-  description:
-    - Whether each host has enough memory with its reserve left free, and each worker gets a layer.
-    - V(null) if the model fits without the cache, whose size is unknown for this architecture (RV(kv_known)).
+  description: Whether each host has enough memory with its reserve left free, and each worker gets a layer.
   returned: success
   type: bool
   sample: true
@@ -231,7 +177,8 @@ message:
 tensor_split:
   description:
     - The value for llama.cpp's C(--tensor-split), in the order of O(workers). If the module chose it, it contains the
-      number of layers of each worker, where the output counts as one. llama.cpp's rounding reproduces these exactly.
+      number of layers of each device, where the output counts as one. llama.cpp's rounding reproduces these exactly.
+    - In split mode C(tensor), it contains shares, and each worker has a part of each layer.
     - Empty if there are more workers than layers.
   returned: success
   type: list
@@ -269,7 +216,7 @@ workers:
       description: What llama.cpp's log calls its model buffer.
       type: int
     kv_bytes:
-      description: Its KV buffer, with the state of recurrent layers.
+      description: Its KV buffer, with the states of recurrent layers.
       type: int
     compute_bytes:
       description: Its compute buffer.
@@ -321,18 +268,12 @@ master:
       description: How much of that stays free; V(0) on a worker's host, where the worker's reserve counts.
       type: int
     headroom_bytes: *headroom
-kv_known:
-  description: Whether the size of the cache is known. If not, only the known part is counted.
+exact:
+  description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
   type: bool
   sample: true
-compute_known:
-  description: >-
-    Whether the size of the compute buffers is known for this architecture (within 25 %, commonly within a few
-    percent). If not, RV(workers[].compute_bytes) is an upper estimate.
-  returned: success
-  type: bool
-  sample: true
+  version_added: 0.4.0
 shortfall:
   description: What hosts lack; empty if they lack nothing.
   returned: success
@@ -402,8 +343,7 @@ fits_on_one:
       type: str
   sample: null
 notes:
-  description: A sentence for each thing that is unknown about the model, or that is counted in another way than in
-    llama.cpp.
+  description: A sentence for each thing that is not as in llama.cpp.
   returned: success
   type: list
   elements: str
@@ -411,15 +351,14 @@ notes:
 """
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.asking import plan_files
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import TYPED
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import planned_options
 
 WORKER: dict[str, dict[str, Any]] = {
     "endpoint": {"type": "str", "required": True},
@@ -427,6 +366,7 @@ WORKER: dict[str, dict[str, Any]] = {
     "weight": {"type": "float"},
     "host": {"type": "str"},
     "memory_max_bytes": {"type": "int"},
+    "devices": {"type": "int", "default": 1},
 }
 
 
@@ -446,25 +386,13 @@ def cluster_of(params: dict[str, Any]) -> Cluster:
 
 def main() -> None:
     """Run the module."""
-    names = list(CACHE_TYPES)
     module = AnsibleModule(
         argument_spec={
             "model": {"type": "path", "required": True},
             "workers": {"type": "list", "elements": "dict", "required": True, "options": WORKER},
-            "ctx_size": {"type": "int", "default": 0},
-            "batch_size": {"type": "int", "default": 2048},
-            "ubatch_size": {"type": "int", "default": 512},
-            "cache_type_k": {"type": "str", "choices": names, "default": "f16"},
-            "cache_type_v": {"type": "str", "choices": names, "default": "f16"},
-            "flash_attn": {"type": "str", "choices": ["auto", "on", "off"], "default": "auto"},
-            "n_gpu_layers": {"type": "int", "default": 999},
-            "parallel": {"type": "int", "default": 0},
-            "outputs_per_slot": {"type": "int", "default": 1},
-            "kv_unified": {"type": "bool", "default": False},
-            "spec_type": {"type": "str", "default": "none"},
-            "draft_model": {"type": "path"},
-            "mmproj": {"type": "path"},
-            "lora": {"type": "list", "elements": "path", "default": []},
+            "options": {"type": "list", "elements": "str", "default": []},
+            "program": {"type": "str", "choices": ["llama-server", "llama-completion"], "default": "llama-server"},
+            "bin_folder": {"type": "path", "default": ""},
             "master_other_bytes": {"type": "int", "default": 0},
             "tensor_split": {"type": "list", "elements": "float", "default": []},
             "reserve_bytes": {"type": "int", "default": 268435456},
@@ -476,15 +404,13 @@ def main() -> None:
         supports_check_mode=True,
     )
     params = module.params
-    load = Load(**{field.name: params[field.name] for field in fields(Load)})
     try:
-        result = plan(
-            read_model(Path(params["model"])),
-            load,
+        result = plan_files(
+            params["model"],
+            Load(tuple(planned_options(params["options"])), params["master_other_bytes"]),
             cluster_of(params),
-            adapters=[read_header(Path(path)) for path in params["lora"]],
-            draft=read_model(Path(params["draft_model"])) if params["draft_model"] else None,
-            projector=read_header(Path(params["mmproj"])) if params["mmproj"] else None,
+            bin_folder=params["bin_folder"],
+            one_run=params["program"] == "llama-completion",
             variables_of=params["variables_of"],
         )
     except (GgufError, SplitError) as error:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One repeating layer (`blk.N.`).
-
-    `cache` says which part of the context it keeps: `full`, `window` (the last tokens only), `recurrent` (a state of
-    fixed size), `both` (full and a state), `none`, or None if that is not known. Widths are elements per token.
-    """
+    """One repeating layer (`blk.N.`)."""
 
     index: int
     tensors: int
@@ -20,11 +16,6 @@ class Layer:
     heads: int | None = None
     kv_heads: int | None = None
     feed_forward_length: int | None = None
-    cache: str | None = None
-    key_width: int | None = None
-    value_width: int | None = None
-    kv_bytes_per_token: dict[str, int | None] = field(default_factory=dict)
-    state_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +52,8 @@ class Weights:
     """The bytes of the weights by place.
 
     `bytes` is the sum of layers, input, output and shared. Shared weights are small and go to each device that has
-    layers. With `tied_embeddings` the output uses the embedding (`embedding_bytes`), and llama.cpp keeps a second copy
-    of it where the output is.
+    layers. With `tied_embeddings` there is no matrix for the output: if the model has one, it uses the embedding
+    (`embedding_bytes`), and llama.cpp keeps a second copy of it where the output is.
     """
 
     bytes: int | None
@@ -76,22 +67,6 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Cache:
-    """The memory for the context by cache type, all layers together; None if it is not known.
-
-    A type whose blocks do not fit the heads is also None, because llama.cpp refuses it.
-    """
-
-    known: bool
-    bytes_per_token: dict[str, int | None]
-    # The layers with a window keep at most this many tokens, and those of a batch.
-    window_tokens: int | None
-    window_bytes_per_token: dict[str, int | None]
-    # The state of the recurrent layers, for each sequence.
-    state_bytes: int | None
-
-
-@dataclass(frozen=True)
 class Model:
     """The description of a model that is not loaded yet."""
 
@@ -101,6 +76,5 @@ class Model:
     parameters: int
     shape: Shape
     weights: Weights
-    cache: Cache
     layers: list[Layer]
     notes: list[str]

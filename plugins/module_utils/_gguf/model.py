@@ -1,28 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: describes a model from its headers as llama.cpp sees it: shape, weights by layer, and size of its cache.
+"""Private: describes a model from its headers: shape, and weights by layer.
 
-`describe` never fails. A value is None if the header does not give it, or if llama.cpp handles it in a way that this
-code does not follow. Then `notes` says so in a sentence.
+`describe` never fails. A value is None if the header does not give it. Then `notes` says so in a sentence.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .architectures import RECURRENT
-from .cache import (
-    Heads,
-    all_heads_of,
-    cache_kinds,
-    cache_of,
-    followed,
-    kv_bytes,
-    kv_heads_of,
-    read_heads,
-    state_bytes,
-    widths,
-    window_size,
-)
 from .described import Layer, Model, Shape
 from .ggml_types import TABLES_OF
 from .header import MAX_LAYERS, Header
@@ -37,8 +23,8 @@ def _layer_count(reader: Numbers) -> int | None:
     count = reader.number("block_count")
     if count is None or not 0 < count <= MAX_LAYERS:
         reader.note(
-            f"{reader.architecture}.block_count is {'missing' if count is None else count}, so the layers and the "
-            f"cache are not known; llama.cpp wants 1 to {MAX_LAYERS}."
+            f"{reader.architecture}.block_count is {'missing' if count is None else count}, so the layers are not "
+            f"known; llama.cpp wants 1 to {MAX_LAYERS}."
         )
         return None
     return count
@@ -49,48 +35,15 @@ def _vocabulary(reader: Numbers) -> int | None:
     return reader.number("vocab_size") if length is None else length
 
 
-def _layers(reader: Numbers, count: int, shape: Shape, heads: Heads, repeating: dict[int, Repeating]) -> list[Layer]:
-    """Return the repeating layers."""
-    all_heads = all_heads_of(reader, count)
-    kv_heads = kv_heads_of(reader, count, all_heads)
-    feed_forward = reader.each("feed_forward_length", count, 0)
-    kinds: Sequence[str | None] = [None] * count
-    if followed(reader):
-        main = count - shape.predict_layers
-        found = cache_kinds(reader, main, kv_heads, feed_forward)
-        # The other layers do not attend to the layers that predict further tokens.
-        kinds = [*found, *["none"] * shape.predict_layers] if found is not None else kinds
-    state = state_bytes(reader, shape.embedding_length, all_heads[0])
-    layers = []
-    for index, kind in enumerate(kinds):
-        keys, values, key_head, value_head = (None,) * 4 if kind is None else widths(kind, kv_heads[index], heads)
-        weights = repeating.get(index, Repeating(0, 0))
-        layers.append(
-            Layer(
-                index=index,
-                tensors=weights.tensors,
-                bytes=weights.bytes,
-                heads=all_heads[index],
-                kv_heads=kv_heads[index],
-                feed_forward_length=feed_forward[index],
-                cache=kind,
-                key_width=keys,
-                value_width=values,
-                kv_bytes_per_token=kv_bytes(keys, values, key_head, value_head),
-                state_bytes=(state if kind in ("recurrent", "both") else 0) if kind else None,
-            )
-        )
-    return layers
-
-
-def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
+def _shape(reader: Numbers, count: int | None) -> tuple[Shape, list[Layer]]:
+    """Return the shape, and the layers without their weights."""
     embedding = reader.number("embedding_length")
-    all_heads = all_heads_of(reader, count)
-    for name in ["embedding_length"] + ["attention.head_count"] * (reader.architecture not in RECURRENT):
-        if not reader.has(name) and reader.architecture != "clip":
-            reader.note(f"{reader.architecture}.{name} is missing, which llama.cpp needs.")
-    kv_heads = kv_heads_of(reader, count, all_heads)
-    heads = read_heads(reader, embedding, all_heads[0])
+    heads = reader.each("attention.head_count", count)
+    kv_heads = reader.each("attention.head_count_kv", count) if reader.has("attention.head_count_kv") else heads
+    feed_forward = reader.each("feed_forward_length", count, 0)
+    if not reader.has("embedding_length") and reader.architecture != "clip":
+        reader.note(f"{reader.architecture}.embedding_length is missing, which llama.cpp needs.")
+    each = embedding // heads[0] if embedding is not None and heads[0] else None
     predict = reader.number("nextn_predict_layers", 0) or 0
     if count is not None and predict > count:
         reader.note(f"{reader.architecture}.nextn_predict_layers is {predict}, more than there are layers.")
@@ -99,18 +52,19 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, Heads]:
         layers=count,
         predict_layers=predict,
         embedding_length=embedding,
-        heads=same(all_heads),
+        heads=same(heads),
         kv_heads=same(kv_heads),
-        key_length=heads.key,
-        value_length=heads.value,
-        feed_forward_length=same(reader.each("feed_forward_length", count, 0)),
+        key_length=reader.number("attention.key_length", each),
+        value_length=reader.number("attention.value_length", each),
+        feed_forward_length=same(feed_forward),
         experts=reader.number("expert_count", 0) or 0,
         experts_used=max((used or 0 for used in reader.each("expert_used_count", count, 0)), default=0),
         expert_feed_forward_length=same(reader.each("expert_feed_forward_length", count)),
         context_length=reader.number("context_length"),
         vocabulary=_vocabulary(reader),
     )
-    return shape, heads
+    layers = [Layer(index, 0, 0, *numbers) for index, numbers in enumerate(zip(heads, kv_heads, feed_forward))]
+    return shape, layers if count is not None else []
 
 
 def describe(headers: Sequence[Header]) -> Model:
@@ -119,16 +73,18 @@ def describe(headers: Sequence[Header]) -> Model:
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = text_of(first.metadata.get("general.architecture"))
     reader = Numbers(first, architecture or "")
+    layers: list[Layer] = []
+    count = None
     if architecture is None:
         reader.note("general.architecture is missing, so only the weights are known.")
-        shape, heads, count = Shape(vocabulary=_vocabulary(reader)), Heads(None, None, None, None, latent=False), None
+        shape = Shape(vocabulary=_vocabulary(reader))
     else:
         count = _layer_count(reader) if architecture != "clip" else None
-        shape, heads = _shape(reader, count)
+        shape, layers = _shape(reader, count)
     repeating = repeating_of(tensors)
-    layers = _layers(reader, count, shape, heads, repeating) if count is not None else []
+    layers = [replace(layer, **repeating.get(layer.index, Repeating(0, 0))._asdict()) for layer in layers]
     if architecture == "clip":
-        followed(reader)
+        reader.note("This is the vision or audio part of a model: it has no layers and no cache of its own.")
     newer = sorted({tensor.type_name for tensor in tensors if tensor.bytes is None})
     if newer:
         reader.note(
@@ -143,10 +99,7 @@ def describe(headers: Sequence[Header]) -> Model:
         file_type=file_type_of(first, tensors),
         parameters=sum(tensor.elements for tensor in tensors),
         shape=shape,
-        weights=weights_of(tensors, architecture or ""),
-        cache=cache_of(
-            layers, known=count is not None, window=window_size(reader, (count or 0) - shape.predict_layers)
-        ),
+        weights=weights_of(tensors),
         layers=layers,
         notes=reader.notes,
     )

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from .architectures import INPUT, NORM_IS_OUTPUT, SHARED, WITHOUT_OUTPUT
 from .described import TypeShare, Weights
 from .ggml_types import FILE_TYPES, GUESSED, GUESSED_FILE_TYPES, GUESSED_PREFIX, UNKNOWN_FILE_TYPE
 from .header import Header, Tensor
@@ -17,6 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+# The places of tensors outside of the layers (src/llama-arch.cpp, LLM_TENSOR_INFOS): INPUT tensors go with the input,
+# which stays in the master's memory. SHARED tensors go with layers, to each device. All others go with the output.
+INPUT = frozenset("token_embd position_embd token_types per_layer_token_embd".split())
+SHARED = frozenset(
+    """
+    per_layer_model_proj per_layer_proj_norm rope_factors_long rope_factors_short rope_freqs token_embd_norm
+    """.split()
+)
 # The layer of a tensor. Models with an encoder have two layers of each number, which go to the same place.
 _LAYER = re.compile(r"^(?:enc\.|dec\.)?blk\.(\d{1,3})\.")
 
@@ -39,31 +46,27 @@ def repeating_of(tensors: Iterable[Tensor]) -> dict[int, Repeating]:
     return found
 
 
-def place(name: str, architecture: str) -> str:
+def place(name: str) -> str:
     """Return the place of a tensor: layers, input, shared or output."""
     if _LAYER.match(name):
         return "layers"
     kind = name.partition(".")[0]
-    if kind in INPUT:
-        return "input"
-    if kind in SHARED and not (kind == "token_embd_norm" and architecture in NORM_IS_OUTPUT):
-        return "shared"
-    return "output"
+    return "input" if kind in INPUT else "shared" if kind in SHARED else "output"
 
 
-def weights_of(tensors: Sequence[Tensor], architecture: str) -> Weights:
+def weights_of(tensors: Sequence[Tensor]) -> Weights:
     types: dict[str, list[Tensor]] = {}
     places: dict[str, list[Tensor]] = {"layers": [], "input": [], "output": [], "shared": []}
     for tensor in tensors:
         types.setdefault(tensor.type_name, []).append(tensor)
-        places[place(tensor.name, architecture)].append(tensor)
+        places[place(tensor.name)].append(tensor)
     shares = [
         TypeShare(name, len(of), sum(tensor.elements for tensor in of), total(tensor.bytes for tensor in of))
         for name, of in types.items()
     ]
     embedding = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
     has_output = any(tensor.name == "output.weight" for tensor in tensors)
-    tied = embedding is not None and not has_output and architecture not in WITHOUT_OUTPUT
+    tied = embedding is not None and not has_output
     return Weights(
         bytes=total(tensor.bytes for tensor in tensors),
         layers_bytes=total(tensor.bytes for tensor in places["layers"]),

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the part of a model that each worker gets, and whether the worker has the memory for it."""
+"""Private: the part of a model that each device of the workers gets, and whether the hosts have the memory for it."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from .assignment import Part, parts_of
-from .need import Need, Planned
+from .assignment import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .inputs import Cluster
+    from .inputs import Cluster, Load
+    from .sizes import Asker, Need, Sizes
+
+# A division is asked for at most so many times: each answer may move a layer.
+_ROUNDS = 3
 
 
 class Room(NamedTuple):
@@ -27,7 +30,7 @@ class Room(NamedTuple):
         return max(0, self.available - self.reserve)
 
 
-def rooms_of(planned: Planned, cluster: Cluster) -> list[Room]:
+def rooms_of(cluster: Cluster, master: Need) -> list[Room]:
     """Return each worker's equal share of its host's memory, after the master's need if the master is there too."""
     workers = cluster.workers
     rooms = []
@@ -37,7 +40,7 @@ def rooms_of(planned: Planned, cluster: Cluster) -> list[Room]:
         available = min(other.memory_available_bytes for other in on_host)
         reserve = max(cluster.reserve_bytes, math.ceil(available * cluster.reserve_percent / 100))
         if worker.host is not None and worker.host == cluster.master_host:
-            available = max(0, available - planned.master(len(workers)).total)
+            available = max(0, available - master.total)
         share = available // len(on_host)
         if worker.memory_max_bytes is not None:
             share = min(share, worker.memory_max_bytes)
@@ -45,22 +48,65 @@ def rooms_of(planned: Planned, cluster: Cluster) -> list[Room]:
     return rooms
 
 
-def _reach(planned: Planned, rooms: Sequence[Room], within: Callable[[int, Part, Need], bool]) -> list[Part] | None:
-    """Return parts with as many layers as each worker in turn takes; None if layers are left or a worker gets none."""
-    count = len(rooms)
-    beyond = planned.count + 1
-    at = planned.local
-    parts = []
-    for index in range(count):
-        # Leave a layer for each later worker, so that the last one does not get the output alone.
-        left = count - index - 1
-        furthest = beyond if not left else planned.count - planned.tail - left + 1
+def master_room(cluster: Cluster) -> Room | None:
+    """Return the memory of the master; None if it is not known."""
+    available = cluster.master_memory_available_bytes
+    if available is None:
+        return None
+    # If the master shares a host with a worker, the worker already keeps the reserve.
+    shared = any(worker.host is not None and worker.host == cluster.master_host for worker in cluster.workers)
+    reserve = max(cluster.reserve_bytes, math.ceil(available * cluster.reserve_percent / 100))
+    return Room(available, 0 if shared else reserve)
+
+
+def needs_of(sizes: Sizes, cluster: Cluster) -> list[Need]:
+    """Return what each worker holds on all of its devices."""
+    needs = [type(sizes.master)()] * len(cluster.workers)
+    for owner, held in zip(cluster.owners, sizes.held):
+        needs[owner] = needs[owner].plus(held)
+    return needs
+
+
+def idle(sizes: Sizes, cluster: Cluster) -> list[int]:
+    """Return the workers that have a device without a layer."""
+    return sorted({owner for owner, part in zip(cluster.owners, sizes.parts) if part.end <= part.first})
+
+
+def holds(sizes: Sizes, cluster: Cluster) -> bool:
+    """Return whether each host has the memory for what it gets, and each device gets something."""
+    room = master_room(cluster)
+    return (
+        (room is None or sizes.master.total <= room.usable)
+        and not idle(sizes, cluster)
+        and all(
+            need.total <= room.usable for need, room in zip(needs_of(sizes, cluster), rooms_of(cluster, sizes.master))
+        )
+    )
+
+
+def _usable(sizes: Sizes, cluster: Cluster) -> list[float]:
+    """Return what a model may use of each device: workers with several have equal parts of their memory."""
+    rooms = rooms_of(cluster, sizes.master)
+    return [rooms[owner].usable / cluster.workers[owner].devices for owner in cluster.owners]
+
+
+def _speeds(cluster: Cluster) -> list[float]:
+    return [(cluster.workers[owner].weight or 1.0) / cluster.workers[owner].devices for owner in cluster.owners]
+
+
+def _reach(sizes: Sizes, tail: int, within: Callable[[int, Need], bool]) -> list[Part] | None:
+    """Return parts with as many layers as each device in turn takes; None if layers are left or a device gets none."""
+    count, beyond = len(sizes.held), sizes.count + 1
+    at, parts = sizes.local, []
+    for device in range(count):
+        # Leave a layer for each later device, so that the last one does not get the output alone.
+        left = count - device - 1
+        furthest = beyond if not left else sizes.count - tail - left + 1
         end = at
         while end < furthest:
             # The last layers and the output stay together.
-            longer = beyond if end + planned.tail >= planned.count else end + 1
-            part = Part(at, longer)
-            if not within(index, part, planned.need(part, count)):
+            longer = beyond if end + tail >= sizes.count else end + 1
+            if not within(device, sizes.need(device, Part(at, longer))):
                 break
             end = longer
         if end == at:
@@ -88,59 +134,64 @@ def _least(levels: Callable[[float], list[Part] | None], high: float) -> list[Pa
     return best
 
 
-def choose(planned: Planned, cluster: Cluster, rooms: Sequence[Room]) -> list[Part]:
-    """Return the parts with the lowest maximum of weights per speed or, without speeds or a fit, of memory use."""
+def _divide(sizes: Sizes, cluster: Cluster, tail: int) -> list[float]:
+    """Return the layers of each device.
+
+    They have the lowest maximum of weights per speed or, without speeds or a fit, of the use of memory.
+    """
+    usable, speeds = _usable(sizes, cluster), _speeds(cluster)
 
     def by_memory(level: float) -> list[Part] | None:
-        return _reach(planned, rooms, lambda index, _part, need: need.total <= level * max(rooms[index].usable, 1))
+        return _reach(sizes, tail, lambda device, need: need.total <= level * max(usable[device], 1))
 
     def by_speed(level: float) -> list[Part] | None:
         return _reach(
-            planned,
-            rooms,
-            lambda index, _part, need: (
-                need.total <= rooms[index].usable and need.weights <= level * (cluster.workers[index].weight or 1.0)
-            ),
+            sizes, tail, lambda device, need: need.total <= usable[device] and need.weights <= level * speeds[device]
         )
 
-    everything = planned.need(Part(planned.local, planned.count + 1), len(rooms))
+    everything = 2.0 * (sum(need.total for need in sizes.held) + 1) * len(sizes.held)
     chosen = None
     if any(worker.weight is not None for worker in cluster.workers):
-        slowest = min(worker.weight or 1.0 for worker in cluster.workers)
-        chosen = _least(by_speed, 2.0 * everything.weights / slowest + 1)
+        chosen = _least(by_speed, everything / min(speeds))
+    # At this level even the device with the least memory may take the whole model.
+    chosen = chosen or _least(by_memory, everything / max(1, min(usable)))
     if chosen is None:
-        # At this level even the worker with the least memory may take the whole model.
-        chosen = _least(by_memory, 2.0 * (everything.total + 1) / max(1, min(room.usable for room in rooms)))
-    if chosen is None:
-        raise AssertionError("each worker takes a layer if it may be as full as it likes")
-    return chosen
+        raise AssertionError("each device takes a layer if it may be as full as it likes")
+    # With whole numbers, upstream's division by their sum gives exactly these counts.
+    return [float(part.end - part.first) for part in chosen]
 
 
-def master_room(cluster: Cluster) -> Room | None:
-    """Return the memory of the master; None if it is not known."""
-    available = cluster.master_memory_available_bytes
-    if available is None:
-        return None
-    # If the master shares a host with a worker, the worker already keeps the reserve.
-    shared = any(worker.host is not None and worker.host == cluster.master_host for worker in cluster.workers)
-    reserve = max(cluster.reserve_bytes, math.ceil(available * cluster.reserve_percent / 100))
-    return Room(available, 0 if shared else reserve)
+def _spread(sizes: Sizes, cluster: Cluster, shares: Sequence[float]) -> list[float]:
+    """Return shares of each tensor: by speed, which is equal without weights, or by memory if these do not fit."""
+    if holds(sizes, cluster):
+        return list(shares)
+    left = [max(1.0, usable - held.compute) for usable, held in zip(_usable(sizes, cluster), sizes.held)]
+    return [round(1000 * part / sum(left)) or 1.0 for part in left]
 
 
-def _master_fits(planned: Planned, cluster: Cluster) -> bool:
-    room = master_room(cluster)
-    return room is None or planned.master(len(cluster.workers)).total <= room.usable
+def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Sizes]:
+    """Return the division that leaves the most room, or is the fastest, and what it takes."""
+    owners = cluster.owners
+    shares = _speeds(cluster) if load.spread else [1.0] * len(owners)
+    sizes = asker.sizes(load, len(owners), shares)
+    tried: list[tuple[list[float], Sizes]] = []
+    for _round in range(_ROUNDS):
+        again = _spread(sizes, cluster, shares) if load.spread else _divide(sizes, cluster, asker.tail)
+        if tried and again == shares:
+            break
+        shares, sizes = again, asker.sizes(load, len(owners), again)
+        tried.append((shares, sizes))
+    return next((it for it in reversed(tried) if holds(it[1], cluster)), tried[-1])
 
 
-def fits(planned: Planned, cluster: Cluster) -> bool:
-    """Return whether the given split fits or, without one, whether any split fits."""
-    rooms = rooms_of(planned, cluster)
-    if not _master_fits(planned, cluster):
+def could_hold(asker: Asker, load: Load, cluster: Cluster) -> bool:
+    """Return whether the given division fits or, without one, whether one with the sizes of equal parts seems to."""
+    owners = cluster.owners
+    shares = list(cluster.tensor_split) or (_speeds(cluster) if load.spread else [1.0] * len(owners))
+    sizes = asker.sizes(load, len(owners), shares)
+    if cluster.tensor_split or load.spread:
+        return holds(sizes, cluster)
+    room, usable = master_room(cluster), _usable(sizes, cluster)
+    if room is not None and sizes.master.total > room.usable:
         return False
-    if cluster.tensor_split:
-        parts = parts_of(planned.count, planned.load.n_gpu_layers, cluster.tensor_split)
-        return all(
-            part.end > part.first and planned.need(part, len(rooms)).total <= room.usable
-            for part, room in zip(parts, rooms)
-        )
-    return _reach(planned, rooms, lambda index, _part, need: need.total <= rooms[index].usable) is not None
+    return _reach(sizes, asker.tail, lambda device, need: need.total <= usable[device]) is not None

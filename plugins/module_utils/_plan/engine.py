@@ -7,12 +7,14 @@ The program asks no worker. It starts servers of its own on loopback in their pl
 from __future__ import annotations
 
 import json
+import subprocess
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
-if TYPE_CHECKING:
-    # Runs a command; returns its exit status, output and error output, as AnsibleModule.run_command does.
-    Run = Callable[[Sequence[str]], "tuple[int, str, str]"]
+from .._gguf.numbers import printable
+from .inputs import SplitError
 
 # Beside the programs of a release, in the folder that holds bin.
 PROGRAM = "libexec/llama-plan"
@@ -20,7 +22,7 @@ PROGRAM = "libexec/llama-plan"
 LIMIT_S = 120
 
 
-class EngineError(Exception):
+class EngineError(SplitError):
     """The engine has no plan; the message is one sentence, with the engine's reason."""
 
 
@@ -74,7 +76,7 @@ class EnginePlan:
 
 def _read(document: dict[str, Any]) -> EnginePlan:
     if "error" in document:
-        raise EngineError(f"llama.cpp cannot load it: {document['error']}.")
+        raise EngineError(f"llama.cpp cannot load it: {printable(str(document['error']))}.")
     numbers = ("weights", "context", "compute")
     return EnginePlan(
         n_ctx=document["n_ctx"],
@@ -90,32 +92,87 @@ def _read(document: dict[str, Any]) -> EnginePlan:
     )
 
 
-def ask(
-    run: Run,
-    program: str,
-    options: Sequence[str],
-    *,
-    workers: Sequence[int] = (),
-    variants: Sequence[Sequence[str]] = ((),),
-    limit_s: int = LIMIT_S,
-) -> list[EnginePlan]:
-    """Return the engine's plan with these options of llama-server and, for each variant, its further ones.
+class Engine:
+    """A llama-plan for a model over workers with so many devices each.
 
-    Each number of workers is how many devices a worker has. Raise EngineError if a variant has no plan.
+    It starts when it is asked, and ends with `close`, at its limit, and with this process.
     """
-    command = ["env", "-i", "LC_ALL=C", program, "--seconds", str(limit_s)]
-    command += ["--stand-ins", ",".join(str(devices) for devices in workers)] if workers else []
-    for variant in variants:
-        command += ["--variant", " ".join(variant)]
-    status, output, errors = run([*command, *options])
-    plans = []
-    for line in output.splitlines():
+
+    def __init__(
+        self,
+        program: str,
+        model: str,
+        workers: Sequence[int] = (),
+        *,
+        one_run: bool = False,
+        limit_s: int = LIMIT_S,
+    ) -> None:
+        """Prepare the command."""
+        self.program = program
+        self.command = [program, "--seconds", str(limit_s), *(["--one-run"] if one_run else [])]
+        self.command += ["--stand-ins", ",".join(map(str, workers))] if workers else []
+        self.command += ["-m", model]
+        self._running: _Running | None = None
+
+    def close(self) -> None:
+        """End the program."""
+        if self._running is not None:
+            self._running.end()
+            self._running = None
+
+    def ask(self, options: Sequence[str]) -> EnginePlan:
+        """Return the engine's plan with further options of llama-server; raises EngineError if it has none."""
         try:
-            plans.append(_read(json.loads(line)))
+            if self._running is None:
+                self._running = _Running(self.command)
+            line = self._running.answer("\t".join(options))
+        except OSError as error:
+            self.close()
+            raise EngineError(f"{self.program} cannot be started: {error.strerror}.") from error
+        if not line:
+            reason = self._running.reason()
+            self.close()
+            raise EngineError(f"llama.cpp cannot load it: {reason}." if reason else f"{self.program} said nothing.")
+        try:
+            return _read(json.loads(line))
+        except EngineError:
+            self.close()  # after some errors it has ended
+            raise
         except (ValueError, KeyError) as error:
-            raise EngineError(f"{program} said what nobody understands: {line[:200]}.") from error
-    if status or len(plans) != len(variants):
-        said = [line.strip() for line in errors.splitlines() if line.strip()]
-        reason = said[-1].rstrip(".") if said else f"{program} ended with status {status} and said nothing"
-        raise EngineError(f"llama.cpp cannot load it: {reason}.")
-    return plans
+            self.close()
+            raise EngineError(f"{self.program} said what nobody understands: {printable(line[:200])}.") from error
+
+
+class _Running:
+    """The program while it runs."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by end
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(  # noqa: S603 - of a release
+            command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, env={"LC_ALL": "C"}
+        )
+
+    def answer(self, line: str) -> str:
+        """Return the line that it says to this one; empty if it has ended."""
+        ask, said = self.process.stdin, self.process.stdout
+        if ask is None or said is None:
+            return ""
+        with suppress(BrokenPipeError):
+            ask.write(line + "\n")
+            ask.flush()
+        return said.readline()
+
+    def reason(self) -> str:
+        """Return the last line of its error output, without the end of a sentence."""
+        self.process.wait()
+        self.errors.seek(0)
+        said = [text.strip() for text in self.errors.read().splitlines() if text.strip()]
+        return printable(said[-1].rstrip(".")) if said else ""
+
+    def end(self) -> None:
+        """End it."""
+        self.process.kill()
+        with suppress(BrokenPipeError):
+            self.process.__exit__(None, None, None)
+        self.errors.close()

@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 from .._status.limits import MAX_WORKERS
-from .choice import fits
-from .inputs import DRAFT_MTP, Cluster, Load, SplitError, Worker
-from .need import Planned
+from .choice import choose, could_hold, holds
+from .inputs import Cluster, Load, SplitError, Worker
+from .options import DRAFT_MTP, PROJECTOR, SPECULATION, number_of, value_of, without
+
+if TYPE_CHECKING:
+    from .sizes import Asker, Sizes
 
 # The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")
@@ -20,22 +24,22 @@ _FEWEST_TENTHS_OF_BITS = 20
 # A cache consists of blocks of so many tokens.
 _BLOCK = 256
 _MIB = 1 << 20
-# If no single change is enough, so many pairs of changes are proposed.
-_PAIRS = 3
+# If no single change is enough, so many pairs of changes are proposed. After this time, no further change is tried.
+_PAIRS, _LIMIT_S = 3, 60
 
 # How a change is typed, by what a plan is made for: the module, a role, or the playbook size.
 _TYPED = {
     "tensor_split": "with tensor_split=[]",
     "prompts": "with master_other_bytes={other}",
-    "context": "with ctx_size={ctx_size}",
-    "parallel": "with parallel={parallel} and ctx_size={ctx_size}",
-    "cache_type": "with cache_type_k={cache} and cache_type_v={cache}",
-    "speculation": "without spec_type and draft_model",
-    "projector": "without mmproj",
+    "context": "with --ctx-size {ctx_size} in options",
+    "parallel": "with --parallel {parallel} --ctx-size {ctx_size} in options",
+    "cache_type": "with --cache-type-k {cache} --cache-type-v {cache} in options",
+    "speculation": "without --spec-type in options",
+    "projector": "without --mmproj in options",
     "workers": "with {more} more worker{s} of {each} available",
     "quantisation": "with a model of at most {bits:g} bits per weight instead of {bits_now:.1f}",
     "fewer_workers": "with the first {fewer} of these workers alone",
-    "n_gpu_layers": "with n_gpu_layers={n_gpu_layers}",
+    "n_gpu_layers": "with --n-gpu-layers {n_gpu_layers} in options",
 }
 _INFERENCE = {
     **_TYPED,
@@ -97,15 +101,24 @@ def enumerated(words: Sequence[str], last: str = "and") -> str:
 
 
 class Trial(NamedTuple):
-    """A model to be loaded in another way, on another cluster, or with weights of `shrink` times the size.
-
-    `without` has the kinds of what is left out: `speculation`, `projector`.
-    """
+    """A model to be loaded in another way, on another cluster, or with weights of `shrink` times the size."""
 
     load: Load
     cluster: Cluster
     shrink: float = 1.0
-    without: frozenset[str] = frozenset()
+
+
+class Shrunk:
+    """An asker about the same model with smaller weights, as another quantisation has them."""
+
+    def __init__(self, asker: Asker, factor: float) -> None:
+        """Ask the other asker."""
+        self.asker, self.factor = asker, factor
+        self.tail, self.bits, self.notes = asker.tail, asker.bits * factor, asker.notes
+
+    def sizes(self, load: Load, devices: int, shares: Sequence[float]) -> Sizes:
+        """Return the sizes with smaller weights."""
+        return self.asker.sizes(load, devices, shares).shrunk(self.factor)
 
 
 @dataclass(frozen=True)
@@ -117,77 +130,68 @@ class Kind:
     change: Callable[[Trial, int], Trial]
 
 
-def _slot(load: Load) -> int:
-    return load.ctx_size // max(1, load.parallel)
-
-
 class Hints:
     """The changes with which a model would fit on a cluster."""
 
-    def __init__(self, planned: Planned, cluster: Cluster, typed: str) -> None:
-        self.of, self.kv_known = planned.of, planned.kv_known
-        self.typed = TYPED[typed]
-        self.base = Trial(replace(planned.load, ctx_size=planned.context), cluster)
-        weights, parameters = planned.model.weights.bytes or 0, planned.model.parameters
-        self.bits = 8 * weights / parameters if parameters else 0.0
+    def __init__(self, asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, typed: str) -> None:
+        """Prepare the changes of a load that was planned with these sizes."""
+        self.asker, self.typed, self.bits = asker, TYPED[typed], asker.bits
+        self.ends = time.monotonic() + _LIMIT_S
+        self.serves, self.slots = "-np" in load.options, sizes.slots
+        self.base = Trial(load.with_options("-c", sizes.context), cluster)
+        options = load.options
         self.each_bytes = max(worker.memory_available_bytes for worker in cluster.workers)
-        self._planned: dict[tuple[Load, float, frozenset[str]], Planned | None] = {
-            (self.base.load, 1.0, frozenset()): planned
-        }
-        load, layers = self.base.load, planned.count - planned.local
-        self.other_mib = math.ceil(load.master_other_bytes / _MIB)
+        self.other_mib = math.ceil(load.other_bytes / _MIB)
         # The contexts of all slots together, without those in which a slot has none.
-        self.contexts = range((planned.context - 1) // _BLOCK * _BLOCK, max(0, load.parallel - 1), -_BLOCK)
-        self.caches = [
-            kind for kind in _SMALLER_CACHES if self._cache_bits(kind, kind) < self._cache_bits(*self._types)
-        ]
+        self.contexts = range((sizes.context - 1) // _BLOCK * _BLOCK, max(0, self.slots - 1), -_BLOCK)
+        self.caches = [kind for kind in _SMALLER_CACHES if _bits(kind, kind) < _bits(*self._types(options))]
         self.tenths_of_bits = range(math.ceil(self.bits * 10) - 1, _FEWEST_TENTHS_OF_BITS - 1, -1)
+        drafts = "-md" in options or value_of(options, "--spec-type") == DRAFT_MTP
+        most = min(MAX_WORKERS, sizes.count - sizes.local - asker.tail + 1)
         self.kinds = [
             Kind("tensor_split", 1 if cluster.tensor_split else 0, self._without_split),
             Kind("prompts", self.other_mib, self._fewer_prompts),
             Kind("context", len(self.contexts), self._shorter_context),
-            Kind("parallel", load.parallel - 1, self._fewer_slots),
-            Kind("cache_type", 0 if load.flash_attn == "off" else len(self.caches), self._smaller_cache),
-            Kind("speculation", 1 if self.of.draft or load.spec_type == DRAFT_MTP else 0, self._without_speculation),
-            Kind("projector", 1 if self.of.projector else 0, self._without_projector),
-            Kind("workers", min(MAX_WORKERS, layers - planned.tail + 1) - len(cluster.workers), self._more_workers),
+            Kind("parallel", self.slots - 1 if self.serves else 0, self._fewer_slots),
+            Kind("cache_type", 0 if value_of(options, "-fa") == "off" else len(self.caches), self._smaller_cache),
+            Kind("speculation", 1 if drafts else 0, self._without(*SPECULATION)),
+            Kind("projector", 1 if "-mm" in options else 0, self._without(*PROJECTOR)),
+            Kind("workers", most - len(cluster.workers), self._more_workers),
             Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
 
-    @property
-    def _types(self) -> tuple[str, str]:
-        return self.base.load.cache_type_k, self.base.load.cache_type_v
-
     @staticmethod
-    def _cache_bits(*kinds: str) -> float:
-        return sum(CACHE_TYPES[kind].block_bytes / CACHE_TYPES[kind].block for kind in kinds)
+    def _types(options: Sequence[str]) -> tuple[str, str]:
+        return value_of(options, "-ctk", "f16"), value_of(options, "-ctv", "f16")
+
+    def _slot(self, load: Load) -> int:
+        return number_of(load.options, "-c") // number_of(load.options, "-np", self.slots)
 
     @staticmethod
     def _without_split(trial: Trial, _index: int) -> Trial:
         return trial._replace(cluster=replace(trial.cluster, tensor_split=()))
 
     def _fewer_prompts(self, trial: Trial, index: int) -> Trial:
-        return trial._replace(load=replace(trial.load, master_other_bytes=(self.other_mib - 1 - index) * _MIB))
+        return trial._replace(load=replace(trial.load, other_bytes=(self.other_mib - 1 - index) * _MIB))
 
     def _shorter_context(self, trial: Trial, index: int) -> Trial:
-        slot = self.contexts[index] // max(1, self.base.load.parallel)
-        return trial._replace(load=replace(trial.load, ctx_size=slot * max(1, trial.load.parallel)))
+        slots = number_of(trial.load.options, "-np", self.slots)
+        return trial._replace(load=trial.load.with_options("-c", self.contexts[index] // self.slots * slots))
 
     def _fewer_slots(self, trial: Trial, index: int) -> Trial:
-        slots = self.base.load.parallel - 1 - index
-        return trial._replace(load=replace(trial.load, parallel=slots, ctx_size=slots * _slot(trial.load)))
+        slots = self.slots - 1 - index
+        return trial._replace(load=trial.load.with_options("-c", slots * self._slot(trial.load), "-np", slots))
 
     def _smaller_cache(self, trial: Trial, index: int) -> Trial:
         kind = self.caches[index]
-        return trial._replace(load=replace(trial.load, cache_type_k=kind, cache_type_v=kind))
+        return trial._replace(load=trial.load.with_options("-ctk", kind, "-ctv", kind))
 
     @staticmethod
-    def _without_speculation(trial: Trial, _index: int) -> Trial:
-        return trial._replace(load=replace(trial.load, spec_type="none"), without=trial.without | {"speculation"})
+    def _without(*names: str) -> Callable[[Trial, int], Trial]:
+        def change(trial: Trial, _index: int) -> Trial:
+            return trial._replace(load=replace(trial.load, options=without(trial.load.options, names)))
 
-    @staticmethod
-    def _without_projector(trial: Trial, _index: int) -> Trial:
-        return trial._replace(without=trial.without | {"projector"})
+        return change
 
     def _more_workers(self, trial: Trial, index: int) -> Trial:
         added = tuple(Worker(f"more {number}", self.each_bytes) for number in range(index + 1))
@@ -197,24 +201,19 @@ class Hints:
     def _smaller_weights(self, trial: Trial, index: int) -> Trial:
         return trial._replace(shrink=self.tenths_of_bits[index] / 10 / self.bits)
 
-    def fits(self, trial: Trial) -> bool:
-        """Return whether the model fits in a trial."""
-        key = (trial.load, trial.shrink, trial.without)
-        if key not in self._planned:
-            of = self.of._replace(
-                draft=None if "speculation" in trial.without else self.of.draft,
-                projector=None if "projector" in trial.without else self.of.projector,
-            )
-            try:
-                self._planned[key] = Planned(of, trial.load, shrink=trial.shrink)
-            except SplitError:
-                self._planned[key] = None
-        planned = self._planned[key]
-        return planned is not None and fits(planned, trial.cluster)
+    def fits(self, trial: Trial, *, divided: bool = False) -> bool:
+        """Return whether the model fits in a trial; if `divided`, with the division that would be chosen."""
+        asker = self.asker if trial.shrink == 1.0 else Shrunk(self.asker, trial.shrink)
+        try:
+            if not divided or trial.cluster.tensor_split:
+                return could_hold(asker, trial.load, trial.cluster)
+            return holds(choose(asker, trial.load, trial.cluster)[1], trial.cluster)
+        except SplitError:
+            return False
 
     def _least(self, kind: Kind, trial: Trial) -> int | None:
         """Return the smallest change of a kind with which a trial fits; None if the largest does not fit."""
-        if kind.count < 1 or not self.fits(kind.change(trial, kind.count - 1)):
+        if kind.count < 1 or time.monotonic() > self.ends or not self.fits(kind.change(trial, kind.count - 1)):
             return None
         low, high = 0, kind.count - 1
         while low < high:
@@ -223,7 +222,11 @@ class Hints:
                 high = middle
             else:
                 low = middle + 1
-        return high
+        # The chosen division may take a little more than equal parts let expect.
+        for index in range(high, min(high + 3, kind.count)):
+            if self.fits(kind.change(trial, index), divided=True):
+                return index
+        return None
 
     def _alone(self) -> Iterator[dict[str, Any]]:
         for kind in self.kinds:
@@ -249,11 +252,11 @@ class Hints:
             return [it for it in alone if it["kind"] != "workers"]  # which the division that is given rules out
         return alone or list(islice(self._pairs(), _PAIRS))
 
-    def with_which_it_fits(self, changes: Sequence[str]) -> str:
+    @staticmethod
+    def with_which_it_fits(changes: Sequence[str]) -> str:
         """Return the end of a sentence that names changes with which the model fits."""
-        without = "" if self.kv_known else ", without the cache, whose size is not known,"
         pairs = any(" and with " in change for change in changes)
-        return f": it fits{without} {'; or '.join(changes) if pairs else enumerated(changes, 'or')}"
+        return f": it fits {'; or '.join(changes) if pairs else enumerated(changes, 'or')}"
 
     def tried(self) -> str:
         """Return the kinds of changes that were tried, as the end of a sentence."""
@@ -264,12 +267,12 @@ class Hints:
         load, workers = trial.load, len(trial.cluster.workers)
         more = workers - len(self.base.cluster.workers)
         return self.typed[name].format(
-            other=load.master_other_bytes,
-            other_mib=load.master_other_bytes // _MIB,
-            ctx_size=load.ctx_size,
-            slot=_slot(load),
-            parallel=load.parallel,
-            cache=load.cache_type_k,
+            other=load.other_bytes,
+            other_mib=load.other_bytes // _MIB,
+            ctx_size=number_of(load.options, "-c"),
+            slot=self._slot(load),
+            parallel=number_of(load.options, "-np", self.slots),
+            cache=value_of(load.options, "-ctk", "f16"),
             workers=workers,
             pods=workers + 1,
             fewer=workers,
@@ -278,18 +281,20 @@ class Hints:
             each=in_words(self.each_bytes),
             bits=round(trial.shrink * self.bits, 1),
             bits_now=self.bits,
-            n_gpu_layers=load.n_gpu_layers,
+            n_gpu_layers=number_of(load.options, "-ngl"),
         )
 
     def _said(self, trial: Trial, *kinds: Kind) -> dict[str, Any]:
         """Return a change as the result has it."""
-        load = trial.load
+        options = trial.load.options
+        key, value = self._types(options)
+        ctx_size, slots = number_of(options, "-c"), number_of(options, "-np", self.slots)
         values: dict[str, dict[str, Any]] = {
             "tensor_split": {},
-            "prompts": {"master_other_bytes": load.master_other_bytes},
-            "context": {"ctx_size": load.ctx_size},
-            "parallel": {"parallel": load.parallel, "ctx_size": load.ctx_size},
-            "cache_type": {"cache_type_k": load.cache_type_k, "cache_type_v": load.cache_type_v},
+            "prompts": {"master_other_bytes": trial.load.other_bytes},
+            "context": {"ctx_size": ctx_size},
+            "parallel": {"parallel": slots, "ctx_size": ctx_size},
+            "cache_type": {"cache_type_k": key, "cache_type_v": value},
             "speculation": {},
             "projector": {},
             "workers": {
@@ -303,3 +308,7 @@ class Hints:
         for kind in kinds:
             merged.update(values[kind.name])
         return merged
+
+
+def _bits(*kinds: str) -> float:
+    return sum(CACHE_TYPES[kind].block_bytes / CACHE_TYPES[kind].block for kind in kinds if kind in CACHE_TYPES)

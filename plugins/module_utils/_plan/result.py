@@ -6,14 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Sequence
 
-from .assignment import Part, parts_of
-from .choice import Room, choose, fits, master_room, rooms_of
+from .choice import Room, choose, could_hold, idle, master_room, needs_of, rooms_of
 from .hints import Hints, enumerated, in_words
-from .inputs import Cluster, Load, check_cluster, source
-from .need import Need, Planned
+from .inputs import Cluster, Load, check_cluster
+from .options import value_of
 
 if TYPE_CHECKING:
-    from .._gguf.header import Header
+    from .sizes import Asker, Need, Sizes
 
 
 ONE_HOST = (
@@ -23,19 +22,20 @@ ONE_HOST = (
 )
 
 
-def _one_host(planned: Planned, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
+def _one_host(asker: Asker, load: Load, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
     """Return the host that could hold the whole model: the master, or the worker with the most memory."""
     room = master_room(cluster)
-    whole = planned.need(Part(planned.local, planned.count + 1), 1).total + planned.master(1).total
-    if room is not None and whole <= room.usable:
-        return "the master"
+    if room is not None:
+        alone = asker.sizes(load, 1, [1.0])
+        if alone.held[0].total + alone.master.total <= room.usable:
+            return "the master"
     if len(cluster.workers) < 2:
         return None
     largest = max(range(len(workers)), key=lambda index: cluster.workers[index].memory_available_bytes)
     return str(workers[largest]["endpoint"]) if workers[largest]["fits_alone"] else None
 
 
-def _message(result: dict[str, Any], idle: Sequence[str], hints: Hints | None) -> str:
+def _message(result: dict[str, Any], idle_workers: Sequence[str], hints: Hints | None) -> str:
     if hints:
         proposals = [it["message"] for it in result["suggestions"]]
         helps = (
@@ -43,53 +43,37 @@ def _message(result: dict[str, Any], idle: Sequence[str], hints: Hints | None) -
             if proposals
             else f"; these changes were tried, alone and in pairs, and none is enough: {hints.tried()}"
         )
-        if idle:
-            whom = f"worker{'s' if len(idle) > 1 else ''} {enumerated(idle)}"
+        if idle_workers:
+            whom = f"worker{'s' if len(idle_workers) > 1 else ''} {enumerated(idle_workers)}"
             return f"The tensor_split leaves {whom} without a layer{helps}."
         lacks = [f"{it['host']} lacks {in_words(it['bytes'])}" for it in result["shortfall"]]
-        by = "" if result["compute_known"] else " by an upper estimate of the compute buffers"
+        by = "" if result["exact"] else " by an estimate"
         return f"It does not fit{by}, {enumerated(lacks)}{helps}."
-    if result["fits"] is None:
-        return "Without the cache, whose size is not known for this architecture, it fits."
     fullest = min(result["workers"], key=lambda it: it["headroom_bytes"])
-    room = f"It fits; the least room is left on {fullest['endpoint']}, {in_words(fullest['headroom_bytes'])}"
+    fits = "It fits" if result["exact"] else "It fits by an estimate"
+    room = f"{fits}; the least room is left on {fullest['endpoint']}, {in_words(fullest['headroom_bytes'])}"
     alone = result["fits_on_one"]
     return f"{room}. {alone['message']}" if alone else f"{room}."
 
 
-def _too_many(planned: Planned, cluster: Cluster, variables_of: str) -> str | None:
-    count, layers = len(cluster.workers), planned.count - planned.local
+def _too_many(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variables_of: str) -> str | None:
+    count, layers = len(cluster.owners), sizes.count - sizes.local
     # If no layers are left for workers, the output alone still goes to one worker.
-    most = max(layers - planned.tail + 1, 1)
+    most = max(layers - asker.tail + 1, 1)
     if count <= most:
         return None
-    hints = Hints(planned, cluster, variables_of)
+    hints = Hints(asker, load, cluster, sizes, variables_of)
     base = hints.base
     trials = {"fewer_workers": base._replace(cluster=replace(cluster, workers=cluster.workers[:most]))}
-    if not layers and count <= planned.count:
-        trials["n_gpu_layers"] = base._replace(load=replace(base.load, n_gpu_layers=count + 1))
+    if not layers and count <= sizes.count:
+        trials["n_gpu_layers"] = base._replace(load=base.load.with_options("-ngl", count + 1))
     proposals = [hints.typed_as(name, trial) for name, trial in trials.items() if hints.fits(trial)]
     helps = hints.with_which_it_fits(proposals) if proposals else f", and it does not fit on the first {most} either"
+    offloaded = f"n_gpu_layers ({value_of(load.options, '-ngl')})"
     if not layers:
-        given = f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them only the output"
-        return f"There are {count} workers, and {given}{helps}."
-    given = "the model has" if not planned.local else f"n_gpu_layers ({planned.load.n_gpu_layers}) leaves them"
+        return f"There are {count} workers, and {offloaded} leaves them only the output{helps}."
+    given = "the model has" if not sizes.local else f"{offloaded} leaves them"
     return f"There are more workers ({count}) than layers ({given} {layers}){helps}."
-
-
-def _notes(planned: Planned) -> list[str]:
-    notes = []
-    if not planned.compute_known:
-        notes.append(
-            "The compute buffers are an upper estimate: the plan does not know what llama.cpp computes for this model."
-        )
-    if planned.model.shape.predict_layers and planned.head is None:
-        notes.append(
-            "The layers that only predict further tokens are counted in full; llama.cpp leaves most of it out."
-        )
-    if planned.projector:
-        notes.append("The projector's compute buffer is an estimate for the largest picture that a slot can take.")
-    return notes
 
 
 def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
@@ -105,90 +89,78 @@ def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
     }
 
 
-def _workers(planned: Planned, cluster: Cluster, rooms: Sequence[Room], parts: Sequence[Part]) -> list[dict[str, Any]]:
+def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[dict[str, Any]]:
     found = []
-    for worker, room, part in zip(cluster.workers, rooms, parts):
-        layers = min(part.end, planned.count) - part.first
-        alone = replace(cluster, workers=(worker,), tensor_split=())
+    rooms = rooms_of(cluster, sizes.master)
+    for index, (worker, need, room) in enumerate(zip(cluster.workers, needs_of(sizes, cluster), rooms)):
+        parts = [part for owner, part in zip(cluster.owners, sizes.parts) if owner == index and part.end > part.first]
+        first, end = (parts[0].first, parts[-1].end) if parts else (0, 0)
+        layers = min(end, sizes.count) - first
+        alone = replace(cluster, workers=(replace(worker, devices=1),), tensor_split=())
         found.append(
             {
                 "endpoint": worker.endpoint,
-                "first_layer": part.first if layers else None,
-                "layers": layers,
-                "has_output": part.end > planned.count,
-                **_memory(planned.need(part, len(rooms)), room),
-                "fits_alone": planned.kv_known and fits(planned, alone),
+                "first_layer": first if layers > 0 else None,
+                "layers": max(0, layers),
+                "has_output": end > sizes.count,
+                **_memory(need, room),
+                "fits_alone": could_hold(asker, load, alone),
             }
         )
     return found
 
 
-def _judge(result: dict[str, Any], planned: Planned, cluster: Cluster, variables_of: str) -> None:
+def _judge(result: dict[str, Any], asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variables_of: str) -> None:
     """Write into the result whether the model fits, what is missing, and what would help."""
-    idle = [it["endpoint"] for it in result["workers"] if not it["layers"] and not it["has_output"]]
+    without_layer = [cluster.workers[index].endpoint for index in idle(sizes, cluster)]
     result["shortfall"] = [
         {"host": host, "bytes": -it["headroom_bytes"]}
         for host, it in [("the master", result["master"]), *((it["endpoint"], it) for it in result["workers"])]
         if it["headroom_bytes"] is not None and it["headroom_bytes"] < 0
     ]
     hints = None
-    if result["shortfall"] or idle:
-        hints = Hints(planned, cluster, variables_of)
+    if result["shortfall"] or without_layer:
+        hints = Hints(asker, load, cluster, sizes, variables_of)
         result["suggestions"] = hints.found()
     else:
-        result["fits"] = True if planned.kv_known else None
-        alone = _one_host(planned, cluster, result["workers"])
-        if alone and planned.kv_known:
+        result["fits"] = True
+        alone = _one_host(asker, load, cluster, result["workers"])
+        if alone:
             result["fits_on_one"] = {"endpoint": alone, "message": f"It would fit on {alone} alone. {ONE_HOST}."}
-    result["message"] = _message(result, idle, hints)
+    result["message"] = _message(result, without_layer, hints)
 
 
-def plan(
-    headers: Sequence[Header],
-    load: Load,
-    cluster: Cluster,
-    *,
-    adapters: Sequence[Header] = (),
-    draft: Sequence[Header] | None = None,
-    projector: Header | None = None,
-    variables_of: str = "module",
-) -> dict[str, Any]:
+def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "module") -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `adapters` are LoRA adapters. `draft` is a model that drafts tokens for the main model, and `projector` is a file
-    with which that model takes pictures, on the master. `variables_of` is the key of hints.TYPED whose variables the
-    messages name.
+    `variables_of` is the key of hints.TYPED whose variables the messages name.
     """
     check_cluster(cluster)
-    planned = Planned(source(headers, adapters=adapters, draft=draft, projector=projector), load)
-    rooms = rooms_of(planned, cluster)
+    owners = cluster.owners
+    sizes = asker.sizes(load, len(owners), cluster.tensor_split or [1.0] * len(owners))
     result: dict[str, Any] = {
         "fits": False,
+        "exact": sizes.exact,
         "message": "",
         "tensor_split": [],
-        "ctx_size": planned.context,
-        "layers": planned.count,
+        "ctx_size": sizes.context,
+        "layers": sizes.count,
         "workers": [],
         "master": None,
-        "kv_known": planned.kv_known,
-        "compute_known": planned.compute_known,
         "shortfall": [],
         "suggestions": [],
         "fits_on_one": None,
-        "notes": [*planned.model.notes, *_notes(planned)],
+        "notes": asker.notes,
     }
-    too_many = None if cluster.tensor_split else _too_many(planned, cluster, variables_of)
-    if too_many:
-        return {**result, "message": too_many}
-    if cluster.tensor_split:
-        parts = parts_of(planned.count, load.n_gpu_layers, cluster.tensor_split)
-        result["tensor_split"] = list(cluster.tensor_split)
+    if not cluster.tensor_split:
+        too_many = None if load.spread else _too_many(asker, load, cluster, sizes, variables_of)
+        if too_many:
+            return {**result, "message": too_many}
+        result["tensor_split"], sizes = choose(asker, load, cluster)
     else:
-        parts = choose(planned, cluster, rooms)
-        # With whole numbers, upstream's division by their sum gives exactly these counts.
-        result["tensor_split"] = [part.end - part.first for part in parts]
-    result["workers"] = _workers(planned, cluster, rooms, parts)
-    own = planned.master(len(cluster.workers))
-    result["master"] = {"layers": planned.local, **_memory(own, master_room(cluster)), "other_bytes": own.other}
-    _judge(result, planned, cluster, variables_of)
+        result["tensor_split"] = list(cluster.tensor_split)
+    result["workers"] = _workers(asker, load, cluster, sizes)
+    own = sizes.master
+    result["master"] = {"layers": sizes.local, **_memory(own, master_room(cluster)), "other_bytes": own.other}
+    _judge(result, asker, load, cluster, sizes, variables_of)
     return result

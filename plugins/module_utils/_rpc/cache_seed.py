@@ -54,24 +54,23 @@ def pieces(model: Path, part: Part | None = None) -> list[Piece]:
     Raises GgufError if the model is not complete.
     """
     headers = read_model(model)
-    described = describe(headers)
-    tied = described.weights.tied_embeddings
+    tied = describe(headers).weights.tied_embeddings
     found = []
     for path, header in zip(model_parts(model), headers):
         for tensor in header.tensors:
             size = tensor.bytes or 0
-            if size > LARGEST_UNHASHED_BYTES and _goes(tensor.name, described.architecture or "", part, tied=tied):
+            if size > LARGEST_UNHASHED_BYTES and _goes(tensor.name, part, tied=tied):
                 found.append(Piece(str(path), tensor.name, header.start_bytes + tensor.offset, size))
     return found
 
 
-def _goes(name: str, architecture: str, part: Part | None, *, tied: bool) -> bool:
+def _goes(name: str, part: Part | None, *, tied: bool) -> bool:
     """Return whether a tensor goes to a worker with this part. The input stays with the master."""
     layer = _LAYER.match(name)
     if layer:
         index = int(layer[1])
         return part is None or (part.layers > 0 and 0 <= index - (part.first_layer or 0) < part.layers)
-    kind = "output" if name == _EMBEDDING and tied else place(name, architecture)
+    kind = "output" if name == _EMBEDDING and tied else place(name)
     if kind == "input":
         return False
     return part is None or (part.has_output if kind == "output" else part.layers > 0)

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
-from .._gguf.architectures import UNDIVIDED
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
 from .._gguf.header import GgufError, check_piece, read_header
-from .._plan.options import read_options
+from .._plan.options import planned_options, value_of
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
 
@@ -35,8 +34,10 @@ WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 BASE_S = 120
 # A run is ended if nothing moves for this long plus the time for the prompt.
 STALL_S = 120
-# The RPC protocol up to which llama.cpp sends views that no worker accepts.
-UNDIVIDED_UP_TO = 7
+# In split mode "tensor", llama.cpp divides the states of these among devices (src/llama-model.cpp), and points views
+# without elements (src/llama-graph.cpp, build_rs) beyond a device's part, up to this RPC protocol. RPC servers refuse
+# these views, or end.
+UNDIVIDED, UNDIVIDED_UP_TO = frozenset(("qwen35", "qwen35moe", "qwen3next")), 7
 # A link of 100 Mbit/s: every byte of the model may have to pass through the master's link.
 LOAD_BYTES_PER_S = 10_000_000
 PROMPT_TOKENS_PER_S = 10
@@ -158,7 +159,7 @@ def _part_bytes(path: Path) -> int:
 def check_split_mode(asked: Asked, words: Sequence[str], protocol: str | None) -> None:
     """Raise OptionError if these options ask for split mode "tensor", and llama.cpp cannot divide the model in it."""
     newer = protocol is not None and int(protocol.partition(".")[0]) > UNDIVIDED_UP_TO
-    if newer or len(asked.workers) < 2 or read_options(words)[0].get("split_mode") != "tensor":
+    if newer or len(asked.workers) < 2 or value_of(planned_options(words), "-sm") != "tensor":
         return
     try:
         architecture = read_header(Path(asked.model)).metadata.get("general.architecture")

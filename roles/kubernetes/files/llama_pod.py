@@ -19,11 +19,11 @@ from typing import Any, Mapping, NoReturn, Sequence
 import llama_server_service as service
 from _rpc.listeners import addresses_of
 
-from module_utils._gguf.header import GgufError, read_header, read_model
+from module_utils._gguf.header import GgufError
 from module_utils._host.cpu_topology import read_topology
+from module_utils._plan.asking import plan_files
 from module_utils._plan.inputs import Cluster, Load, SplitError, Worker
-from module_utils._plan.options import read_options
-from module_utils._plan.result import plan
+from module_utils._plan.options import planned_options
 
 LOOK_AGAIN_S = 15
 # The memory that a plan leaves free in each pod for the program itself, as split_plan_info does by default.
@@ -64,16 +64,15 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
 
 def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
     """Return whether the model can be loaded, the plan as a sentence, and each worker's share; no shares if no plan."""
-    wanted, model, limit = written["plan"], Path(written["service"]["model"]), written["worker_memory_bytes"]
-    told, unplanned = read_options(wanted["options"], "llama_server_extra_args")
-    if unplanned:
-        return True, f"The model is not planned before it is loaded, since {unplanned}.", []
-    # A plan is always for split mode layer.
-    told.pop("split_mode", None)
+    wanted, model, limit = written["plan"], written["service"]["model"], written["worker_memory_bytes"]
     cluster = Cluster(
         workers=tuple(
             # A worker on a CPU reports the memory of its node, but may only take the limit of its pod.
-            Worker(str(it.endpoint), min([limit, *(device["memory_free_bytes"] for device in it.devices)]))
+            Worker(
+                str(it.endpoint),
+                min([limit, *(device["memory_free_bytes"] for device in it.devices)]),
+                devices=max(1, len(it.devices)),
+            )
             for it in workers
         ),
         reserve_bytes=RESERVE_BYTES,
@@ -82,19 +81,18 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
         master_memory_available_bytes=written["leader_memory_bytes"],
     )
     try:
-        result = plan(
-            read_model(model),
-            Load(**wanted["load"], **told),
+        result = plan_files(
+            model,
+            Load(tuple(planned_options(wanted["options"])), wanted["master_other_bytes"]),
             cluster,
-            adapters=[read_header(Path(path)) for path in wanted["lora"]],
-            draft=read_model(Path(wanted["draft_model"])) if wanted["draft_model"] else None,
+            bin_folder=str(Path(written["service"]["program"]).parent),
             variables_of="kubernetes",
         )
     except (GgufError, SplitError) as error:
         return False, str(error), []
     except OSError as error:
         return False, f"{error.filename or model} cannot be read: {error.strerror}.", []
-    return result["fits"] is not False, result["message"], result["tensor_split"]
+    return result["fits"], result["message"], result["tensor_split"]
 
 
 def divide(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> list[str]:

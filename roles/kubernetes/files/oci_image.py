@@ -30,7 +30,9 @@ PACKAGES = ("base-files", "coreutils", "libgomp1", "libstdc++6", "python3")
 _LEFT_OUT = re.compile(r"\./(usr/share/(locale|man|info|zoneinfo|lintian|bash-completion)|var/(cache|lib/apt)|dev)/.")
 _DOCUMENTATION = re.compile(r"\./usr/share/doc/[^/]+/(?!copyright$).")
 # The files of a release that a pod needs.
-_PROGRAMS = re.compile(r"\./(bin|lib|libexec|manifest\.json|bin/(llama-server|rpc-server)|libexec/rpc-cache|lib/.*)$")
+_PROGRAMS = re.compile(
+    r"\./(bin|lib|libexec|manifest\.json|bin/(llama-server|rpc-server)|libexec/(rpc-cache|llama-plan)|lib/.*)$"
+)
 # e_machine of an ELF file (include/uapi/linux/elf-em.h), as Go and Debian call it.
 ARCHITECTURES = {62: "amd64", 183: "arm64"}
 NEEDED = ("./bin/llama-server", "./bin/rpc-server")

@@ -2,11 +2,14 @@
 // Says what llama-server would hold with the same options, in bytes: the engine loads the model with no_alloc, which reads
 // its header, and allocates and sends none of its weights. Built with a release.
 //
-//   llama-plan [--seconds N] [--stand-ins N,...] [--variant "<more options>"]... <options of llama-server>
+//   llama-plan [--seconds N] [--stand-ins N,...] [--one-run] <options of llama-server>
 //
+// For each line of its input it prints a line of JSON: what is held, or an "error". The line has further options, separated by
+// tabs, such as another --tensor-split; it may be empty. The program ends with its input, after --seconds, and with the
+// process that started it.
 // --stand-ins starts RPC servers in place of the workers, one for each number, with so many devices. No worker is asked.
-// Prints a line of JSON for each --variant, whose words are further options, such as another --tensor-split. A line has what
-// is held, or an "error", with which the program ends. It also ends with the process that started it, and after --seconds.
+// --one-run plans what llama-completion would hold, which has one sequence, and may want the output of each token.
+// If root starts it, it goes on as nobody, who may read files, and in a network of its own.
 #include "common.h"
 #include "arg.h"
 #include "log.h"
@@ -17,6 +20,7 @@
 #include "ggml-rpc.h"
 
 #include "llama-adapter.h"
+#include "llama-arch.h"
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-graph.h"
@@ -24,14 +28,18 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,6 +51,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -53,15 +62,38 @@
 #include <utility>
 #include <vector>
 
-// A plan writes to no buffer. So the few that the engine allocates all the same (recurrent states, adapters, projectors) take
-// addresses, but no memory, here and in the stand-ins. See --wrap in llama-plan.cmake.
+static const size_t LARGE = 1 << 20;
+
+// A plan writes to no buffer. So those that the engine allocates all the same (compute buffers, recurrent states, adapters,
+// projectors) take addresses, but no memory, here and in the stand-ins. See --wrap in llama-plan.cmake.
 extern "C" {
 void __wrap_ggml_backend_buffer_clear(ggml_backend_buffer_t, uint8_t) {}
 void __wrap_ggml_backend_tensor_set(ggml_tensor *, const void *, size_t, size_t) {}
+
+void * __real_ggml_aligned_malloc(size_t);
+void   __real_ggml_aligned_free(void *, size_t);
+
+// More than the host has can be planned: the kernel does not count these addresses.
+void * __wrap_ggml_aligned_malloc(size_t size) {
+    if (size < LARGE) {
+        return __real_ggml_aligned_malloc(size);
+    }
+    void * found = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return found == MAP_FAILED ? nullptr : found;
+}
+
+void __wrap_ggml_aligned_free(void * memory, size_t size) {
+    if (size < LARGE) {
+        __real_ggml_aligned_free(memory, size);
+    } else if (memory) {
+        munmap(memory, size);
+    }
+}
 }
 
 static FILE *      out;                // standard output; the engine's own goes to standard error
 static std::string refusal;  // the first error that the engine has logged
+static bool        one_run;
 
 static std::string quoted(const std::string & text) {
     std::string all = "\"";
@@ -130,6 +162,22 @@ static void leave_network() {
         throw std::runtime_error(std::string("no loopback in a network of its own: ") + strerror(errno));
     }
     close(fd);
+}
+
+// As nobody, who may read each file and nothing else.
+static void leave_root() {
+    if (geteuid() != 0) {
+        return;
+    }
+    prctl(PR_SET_KEEPCAPS, 1);
+    if (setgroups(0, nullptr) != 0 || setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) {
+        throw std::runtime_error(std::string("it cannot go on as nobody: ") + strerror(errno));
+    }
+    __user_cap_header_struct header  = {_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct   data[2] = {};
+    data[0].effective = data[0].permitted = 1u << CAP_DAC_READ_SEARCH;
+    syscall(SYS_capset, &header, data);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
 static sockaddr_in loopback_address(int port) {
@@ -309,52 +357,65 @@ static std::vector<ggml_backend_dev_t> spread_devices(const common_params & para
     return all;
 }
 
-// The compute buffers of a context. A context with no_alloc measures the first of the three graphs that it reserves
-// (llama_context::sched_reserve), but each buffer gets the largest size.
+// The compute buffers of a context: reserved as in llama_context::sched_reserve. With no_alloc, that function measures the
+// first graph alone, and after a reset that forgets on which devices the graph's builder wants its tensors.
 static std::map<ggml_backend_buffer_type_t, size_t> compute_buffers(llama_context & ctx) {
-    std::map<ggml_backend_buffer_type_t, size_t> largest;
-    for (const auto & [type, size] : llama_get_memory_breakdown(&ctx)) {
-        largest[type] = size.compute;
-    }
     const llama_cparams & cparams = ctx.get_cparams();
+    const uint32_t        n_seqs  = cparams.n_seq_max;
     const uint32_t        tokens  = std::min(cparams.n_ctx, cparams.n_ubatch);
+    const uint32_t        outputs = std::min(tokens, cparams.n_outputs_max);
     const llm_arch        arch    = ctx.get_model().arch;
-    std::vector<std::pair<uint32_t, uint32_t>> graphs = {{cparams.n_seq_max, cparams.n_seq_max}};
-    if (arch == LLM_ARCH_KIMI_LINEAR || arch == LLM_ARCH_MINIMAX_01) {
-        graphs.push_back({tokens, 1});
-    }
-    graphs.push_back({tokens, cparams.n_seq_max});  // the last one stays: stored_tensors reads it
-    for (const auto & [n_tokens, n_seqs] : graphs) {
-        ggml_backend_sched_t sched = ctx.get_sched();
+    const bool            apart   = arch == LLM_ARCH_KIMI_LINEAR || arch == LLM_ARCH_MINIMAX_01;
+    ggml_backend_sched_t  sched   = ctx.get_sched();
+
+    const uint32_t graphs[][3] = {{tokens, n_seqs, outputs}, {n_seqs, n_seqs, n_seqs}, {tokens, apart ? 1 : n_seqs, outputs}};
+    for (const auto & [n_tokens, seqs, n_outputs] : graphs) {
         llama_memory_context_ptr memory;
         if (llama_get_memory(&ctx)) {
             memory = llama_get_memory(&ctx)->init_full();
         }
-        std::vector<size_t> sizes(size_t(ggml_backend_sched_get_n_backends(sched)));
-        const uint32_t outputs = n_tokens == tokens ? std::min(tokens, std::max(1u, cparams.n_outputs_max)) : n_seqs;
-        ctx.graph_reserve(n_tokens, n_seqs, outputs, memory.get(), true, sizes.data());
-        std::map<ggml_backend_buffer_type_t, size_t> of_graph;
-        for (size_t i = 0; i < sizes.size(); i++) {
-            of_graph[ggml_backend_sched_get_buffer_type(sched, ggml_backend_sched_get_backend(sched, int(i)))] += sizes[i];
-        }
-        for (const auto & [type, size] : of_graph) {
-            largest[type] = std::max(largest[type], size);
+        if (!ctx.graph_reserve(n_tokens, seqs, n_outputs, memory.get())) {
+            throw std::runtime_error("the compute buffers cannot be allocated");
         }
     }
-    return largest;
+    std::map<ggml_backend_buffer_type_t, size_t> all;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); i++) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        all[ggml_backend_sched_get_buffer_type(sched, backend)] += ggml_backend_sched_get_buffer_size(sched, backend);
+    }
+    return all;
+}
+
+// The buffer for what the graphs give (llama_context::output_reserve), once so many tokens of a batch have wanted it.
+static size_t output_buffer(const llama_context & ctx, size_t outputs) {
+    const llama_cparams & cparams = ctx.get_cparams();
+    const llama_hparams & hparams = ctx.get_model().hparams;
+    const size_t          width   = hparams.n_embd_out();
+    size_t floats = outputs * ctx.get_model().vocab.n_tokens();
+    floats += cparams.embeddings ? outputs * width : 0;
+    floats += cparams.embeddings_nextn ? width * (cparams.embeddings_nextn_masked ? outputs : cparams.n_batch) : 0;
+    for (const bool enabled : cparams.embeddings_layer_inp) {
+        floats += enabled ? size_t(hparams.n_embd) * cparams.n_batch : 0;
+    }
+    return floats * sizeof(float);
 }
 
 // What a context holds, and its model's weights unless it shares them.
 static void add_context(held & all, const std::string & part, llama_context & ctx, const common_params & params, bool weights) {
     const llama_model & model   = ctx.get_model();
     const auto          compute = compute_buffers(ctx);
+    const auto compute_of = [&compute](ggml_backend_buffer_type_t type) {
+        return compute.count(type) ? compute.at(type) : 0;
+    };
+    // llama-completion wants that of one token, and has room for more.
+    const size_t outputs = std::max<size_t>(one_run ? 1 : ctx.get_cparams().n_outputs_max, ctx.n_seq_max());
     for (const auto & [type, size] : llama_get_memory_breakdown(&ctx)) {
         const std::string name = ggml_backend_buft_name(type);
         if (!is_spread(type)) {
             bytes & sum = all[{part, device_of(type, model), name}];
             sum.weights += weights ? size.model : 0;
             sum.context += size.context;
-            sum.compute += compute.at(type);
+            sum.compute += compute_of(type);
             continue;
         }
         const auto devices = spread_devices(params);
@@ -383,9 +444,10 @@ static void add_context(held & all, const std::string & part, llama_context & ct
             sum.weights += each[j].weights;
             // What the graph does not show is taken as held by each.
             sum.context += each[j].context + (size.context > contexts ? size.context - contexts : 0);
-            sum.compute += compute.at(type);
+            sum.compute += compute_of(type);
         }
     }
+    all[{"outputs", "", "CPU"}].compute += output_buffer(ctx, outputs);
 }
 
 static void add_adapters(held & all, const common_params & params, const llama_model & model) {
@@ -429,6 +491,9 @@ static void add_projector(held & all, const common_params & params) {
 
 // As llama-server changes the options before it loads (tools/server/server.cpp, server-context.cpp: load_model).
 static void as_the_server(common_params & params) {
+    if (one_run) {
+        params.n_parallel = 1;
+    }
     if (params.embedding && params.n_batch > params.n_ubatch) {
         params.n_batch = params.n_ubatch;
     }
@@ -439,7 +504,9 @@ static void as_the_server(common_params & params) {
     if (params.kv_unified_per_slot > 0 && params.n_ctx == 0 && uint32_t(params.fit_params_min_ctx) != UINT32_MAX) {
         params.n_ctx = params.n_parallel * params.kv_unified_per_slot;
     }
-    if (params.embedding || (params.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && params.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
+    if (one_run) {
+        params.n_outputs_max = 0;
+    } else if (params.embedding || (params.pooling_type != LLAMA_POOLING_TYPE_UNSPECIFIED && params.pooling_type != LLAMA_POOLING_TYPE_NONE)) {
         params.n_outputs_max         = params.n_batch;
         params.n_outputs_max_per_seq = 1;
     } else {
@@ -492,19 +559,42 @@ static void print_layers(llama_context & ctx) {
     fprintf(out, "]");
 }
 
-static void plan(common_params params) {
+// A plan takes nothing but its size of the tokenizer, which takes most of the time to read: it is read for the first variant alone.
+struct vocabulary {
+    std::string tokens;
+
+    void replace(common_params & params) const {
+        if (tokens.empty()) {
+            return;
+        }
+        auto & all = params.kv_overrides;
+        if (!all.empty()) {
+            all.pop_back();  // what marks the end
+        }
+        string_parse_kv_override("tokenizer.ggml.model=str:no_vocab", all);
+        string_parse_kv_override(tokens.c_str(), all);
+        all.emplace_back();
+        all.back().key[0] = 0;
+    }
+};
+
+static void plan(common_params params, vocabulary & known) {
     as_the_server(params);
     common_init_result_ptr             loaded;
     common_speculative_init_result_ptr drafting;
     common_speculative_ptr             speculative;
 
+    const auto & types = params.speculative.types;
+    const bool   mtp   = std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP) != types.end();
+    const bool   alone = !params.speculative.has_dft() && !mtp && params.mmproj.path.empty();
+    if (alone) {
+        known.replace(params);
+    }
     loaded = common_init_from_params(params);
     if (!loaded->model() || !loaded->context()) {
         throw std::runtime_error("the model cannot be loaded");
     }
     llama_context & ctx = *loaded->context();
-    const auto &    types = params.speculative.types;
-    const bool      mtp   = std::find(types.begin(), types.end(), COMMON_SPECULATIVE_TYPE_DRAFT_MTP) != types.end();
     common_params   params_dft;
     if (params.speculative.has_dft() || mtp) {
         params_dft = common_base_params_to_speculative(params);
@@ -546,6 +636,9 @@ static void plan(common_params params) {
     }
     fprintf(out, "]}\n");
     fflush(out);
+
+    const llama_model & model = *loaded->model();
+    known.tokens = std::string(llm_arch_name(model.arch)) + ".vocab_size=int:" + std::to_string(model.vocab.n_tokens());
 }
 
 int main(int argc, char ** argv) {
@@ -561,8 +654,9 @@ int main(int argc, char ** argv) {
     }
     ggml_set_abort_callback(on_abort);
 
-    std::string              devices;
-    std::vector<std::string> variants, options = {argv[0]};
+    std::string              devices, line;
+    vocabulary               known;
+    std::vector<std::string> options = {argv[0]};
     for (int i = 1; i < argc; i++) {
         const std::string option = argv[i];
         if (option == "--stand-ins" && i + 1 < argc) {
@@ -570,8 +664,8 @@ int main(int argc, char ** argv) {
         } else if (option == "--seconds" && i + 1 < argc) {
             signal(SIGALRM, on_alarm);
             alarm(unsigned(std::max(1, atoi(argv[++i]))));
-        } else if (option == "--variant" && i + 1 < argc) {
-            variants.push_back(argv[++i]);
+        } else if (option == "--one-run") {
+            one_run = true;
         } else {
             options.push_back(option);
         }
@@ -582,7 +676,8 @@ int main(int argc, char ** argv) {
         if (!devices.empty()) {
             leave_network();
         }
-        prctl(PR_SET_PDEATHSIG, SIGKILL);  // after leave_network, which may change the credentials
+        leave_root();
+        prctl(PR_SET_PDEATHSIG, SIGKILL);  // not before, as a change of credentials clears it
         ggml_backend_load_all();
         if (!devices.empty()) {
             workers.start(devices);
@@ -590,35 +685,37 @@ int main(int argc, char ** argv) {
         }
         common_init();
         llama_backend_init();
-        if (variants.empty()) {
-            variants.push_back("");
+    } catch (const std::exception & e) {
+        print_error(e.what());
+        return 1;
+    }
+    while (std::getline(std::cin, line)) {
+        refusal.clear();
+        std::vector<std::string> words = options;
+        for (const std::string & word : string_split<std::string>(line, '\t')) {
+            if (!word.empty()) {
+                words.push_back(word);
+            }
         }
-        for (const std::string & variant : variants) {
-            refusal.clear();
-            std::vector<std::string> words = options;
-            if (!variant.empty()) {
-                const auto more = string_split<std::string>(variant, ' ');
-                words.insert(words.end(), more.begin(), more.end());
-            }
-            std::vector<char *> all;
-            for (std::string & word : words) {
-                all.push_back(word.data());
-            }
-            common_params params;
-            if (!common_params_parse(int(all.size()), all.data(), params, LLAMA_EXAMPLE_SERVER)) {
-                return 1;  // it has said why
-            }
+        std::vector<char *> all;
+        for (std::string & word : words) {
+            all.push_back(word.data());
+        }
+        common_params params;
+        if (!common_params_parse(int(all.size()), all.data(), params, LLAMA_EXAMPLE_SERVER)) {
+            return 1;  // it has said why
+        }
+        common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT);
+        llama_log_set(keep_error, nullptr);
+        mtmd_log_set(keep_error, nullptr);
+        try {
             if (params.model.path.empty()) {
                 throw std::runtime_error("--model is missing");
             }
-            common_log_set_verbosity_thold(LOG_LEVEL_OUTPUT);
-            llama_log_set(keep_error, nullptr);
-            mtmd_log_set(keep_error, nullptr);
-            plan(std::move(params));
+            plan(std::move(params), known);
+        } catch (const std::exception & e) {
+            print_error(refusal.empty() ? plain(e.what()) : refusal);
         }
-    } catch (const std::exception & e) {
-        print_error(refusal.empty() ? plain(e.what()) : refusal);
-        return 1;
     }
     return 0;
 }
