@@ -9,18 +9,23 @@ import resource
 import signal
 import struct
 import subprocess
+import sys
 import time
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape, encoded
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Bytes, EngineError, EnginePlan, ask
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import (
+    Bytes,
+    Engine,
+    EngineError,
+    EnginePlan,
+)
 
 from support.builds import PATCHES, QUICK, build
-from support.harness import HANG_S, Release, Worker, running_worker
+from support.harness import Release, Worker, running_worker
 from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
 from support.synthetic_models import KINDS, LAYERS, write_synthetic
@@ -35,13 +40,18 @@ MIB = 1 << 20
 DRAFT = re.compile("loading draft model|creating MTP draft context")
 
 
-def run(command: Sequence[str]) -> tuple[int, str, str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
-    return done.returncode, done.stdout, done.stderr
-
-
-def planned(release: Release, options: Sequence[str | Path], workers: int = 2, **further: object) -> list[EnginePlan]:
-    return ask(run, str(release.plan), [str(it) for it in options], workers=[1] * workers, **further)  # type: ignore[arg-type]
+def planned(
+    release: Release,
+    options: Sequence[str | Path],
+    workers: Sequence[int] | int = 2,
+    *variants: Sequence[str],
+    limit_s: int = 120,
+) -> list[EnginePlan]:
+    """Return the plan for each variant of the options, of which one process is asked."""
+    devices = [1] * workers if isinstance(workers, int) else workers
+    model, *rest = (str(it) for it in options[1:])
+    with closing(Engine(str(release.plan), model, devices, limit_s=limit_s)) as engine:
+        return [engine.ask([*rest, *variant]) for variant in variants or [()]]
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +62,24 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def header_only(path: Path, shape: Shape, *, tokenizer: bool = False) -> Path:
-    """Write a file with the header of a model of this shape, and holes in place of its weights."""
+    """Write a file with the header of a model of this shape, and a hole in place of its weights."""
     head, size = encoded(shape)
-    count = struct.unpack_from("<Q", head, 16)[0]
-    epsilon = f"{'qwen3moe' if shape.experts else 'llama'}.attention.layer_norm_rms_epsilon"
-    extra = _text(epsilon) + struct.pack("<If", 6, 1e-5)
-    keys = 2
     if tokenizer:
         # As large as those of models that people use: pieces, and pairs of them.
+        count = struct.unpack_from("<Q", head, 16)[0]
+        none = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("no_vocab")
         pieces = [f"piece {index}" for index in range(shape.vocabulary)]
         pairs = [f"piece piece{index}" for index in range(2 * shape.vocabulary)]
+        extra = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2")
         extra += _text("tokenizer.ggml.pre") + struct.pack("<I", 8) + _text("llama-bpe")
         for key, values in (("tokens", pieces), ("merges", pairs)):
             extra += _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(values))
             extra += b"".join(_text(value) for value in values)
-        keys = 5
-    extra += _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2" if tokenizer else "no_vocab")
-    path.write_bytes(head[:16] + struct.pack("<Q", count + keys) + extra + head[24:])
-    os.truncate(path, size + len(extra) + 64)
+        assert none in head
+        head = head[:16] + struct.pack("<Q", count + 3) + head[24:].replace(none, extra)
+        size += len(extra) + 64
+    path.write_bytes(head)
+    os.truncate(path, size)
     return path
 
 
@@ -92,7 +102,7 @@ def test_the_guides_model_takes_what_the_guide_logged(release_7: Release, tmp_pa
     """Llama 70B in Q4_0 over two workers, of which the first has 41 layers: the buffers that the guide shows."""
     path = header_only(tmp_path / "m.gguf", shape("70B"))
     options = ["-m", path, "-c", "4096", "-ub", "512", "-np", "1", "-fa", "off"]
-    (plan,) = planned(release_7, options, variants=[["-ts", "41,40"]])
+    (plan,) = planned(release_7, options, 2, ["-ts", "41,40"])
     first, second, master = (mib(plan.on(device)) for device in ("RPC0", "RPC1", ""))
     assert first[:2] == pytest.approx((18821.56, 656), abs=1)
     assert second[:2] == pytest.approx((18725.42, 624), abs=1)
@@ -106,16 +116,24 @@ def test_the_guides_model_takes_what_the_guide_logged(release_7: Release, tmp_pa
 
 def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, tmp_path: Path) -> None:
     """Some of the master's weights are in buffers of its processor's own kind, which no list of devices has."""
-    path = header_only(tmp_path / "m.gguf", replace(shape("30B, 128 experts"), name="30B"))
-    options = ["-m", path, "-c", "4096", "-np", "1"]
-    (plan,) = planned(release_7, [*options, "-ncmoe", "20"], variants=[["-ts", "1,1"]])
-    (without,) = planned(release_7, options, variants=[["-ts", "1,1"]])
+    path = header_only(tmp_path / "m.gguf", shape("Qwen3-30B-A3B"))
+    options = ["-m", path, "-c", "4096", "-np", "1", "-ts", "1,1"]
+    plan, without = planned(release_7, options, 2, ["-ncmoe", "20"], [])
     held = sum(it.bytes.weights for it in plan.held)
     assert abs(held - plan.model_bytes) < MIB
     moved = plan.on("").weights - without.on("").weights
     assert moved > 5000 * MIB
     assert abs(moved - sum(layer.elsewhere for layer in plan.layers)) < MIB
     assert plan.on("RPC0").weights == without.on("RPC0").weights - moved
+
+
+def test_layers_that_predict_take_what_a_report_measured(release_7: Release, tmp_path: Path) -> None:
+    """A qwen35 of 65 layers, 4 slots of 4096 and 3 drafted tokens: caches and states that llama-server held."""
+    path = write_synthetic(tmp_path / "m.gguf", "layers and states of a 27B", layers=65)
+    options = ["-c", "16384", "-np", "4", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "-ts", "35,31"]
+    (plan,) = planned(release_7, ["-m", path, *options])
+    assert mib(plan.on("RPC0"))[1] == pytest.approx(512 + 1346.62, abs=1)
+    assert mib(plan.on("RPC1"))[1] == pytest.approx(512 + 1047.38 + 64, abs=1)
 
 
 # What is real
@@ -189,6 +207,18 @@ def test_llama_server_allocates_what_the_engine_planned(
     assert found == []
 
 
+def test_it_does_for_a_trained_model(
+    release_7: Release, workers: list[Worker], tmp_path: Path, trained_model: Path
+) -> None:
+    """Gemma 3 270M, with windows, one head of keys, and a vocabulary that is larger than all layers."""
+    options = ["-ts", "9,10", "-c", "4096", "-np", "1", "-lm", "none"]
+    (plan,) = planned(release_7, ["-m", trained_model, *options])
+    over = ["--rpc", ",".join(it.endpoint for it in workers[:2])]
+    log = server_log(release_7, trained_model, tmp_path / "server.log", *over, *options)
+    assert wrong(plan, allocated(log), workers[:2], ("model",)) == []
+    assert mib(plan.on("RPC1"))[0] == pytest.approx(202.77, abs=1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["layer", "tensor"])
 def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker], tmp_path: Path, mode: str) -> None:
@@ -207,11 +237,14 @@ def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker
             refused = loaded(release_7, path, tmp_path, workers[:count], options)
             found[path.stem] = [] if refused is None else [f"{error}, and it can"]
             continue
+        if mode == "tensor":
+            real = gained(release_7, path, tmp_path, count, options)
+            found[path.stem] = ["it is not refused"] if real is None else otherwise(plan, real)
+            continue
         log = loaded(release_7, path, tmp_path, workers[:count], options)
-        if log is None:
-            found[path.stem] = ["it is not refused"]
-        elif mode == "layer":
-            found[path.stem] = wrong(plan, allocated(log), workers[:count], ("model",))
+        found[path.stem] = (
+            ["it is not refused"] if log is None else wrong(plan, allocated(log), workers[:count], ("model",))
+        )
     bad = {name: lines for name, lines in found.items() if lines}
     print(f"{len(models)} models, {len(bad)} of them otherwise than planned: {bad}")
     assert bad == {}
@@ -226,38 +259,79 @@ def loaded(release: Release, path: Path, folder: Path, used: Sequence[Worker], o
         return None
 
 
-def data_of(worker: Worker) -> int:
-    status = Path(f"/proc/{worker.process.pid}/status").read_text()
-    return int(re.findall(r"VmData:\s+(\d+) kB", status)[0]) << 10
+def gained(release: Release, path: Path, folder: Path, count: int, options: Sequence[str]) -> list[int] | None:
+    """Return the bytes that so many new workers have more once llama-server serves, or None if it refuses the model.
+
+    In split mode tensor, llama.cpp logs no buffers of workers.
+    """
+
+    def data_of(worker: Worker) -> int:
+        status = Path(f"/proc/{worker.process.pid}/status").read_text()
+        return int(re.findall(r"VmData:\s+(\d+) kB", status)[0]) << 10
+
+    with ExitStack() as stack:
+        used = [stack.enter_context(running_worker(release, folder / f"{index}.log")) for index in range(count)]
+        before = [data_of(it) for it in used]
+        over = ["--rpc", ",".join(it.endpoint for it in used), *options]
+        with serving(release, path, folder / "server.log", *over) as server:
+            if server.poll() is not None:
+                return None
+            return [data_of(it) - was for it, was in zip(used, before)]
+
+
+def otherwise(plan: EnginePlan, real: Sequence[int]) -> list[str]:
+    """Return what differs by more than 1 %, or more than 2 MiB, which the programs take besides."""
+    found = []
+    for number, theirs in enumerate(real):
+        mine = plan.on(f"RPC{number}")
+        print(f"RPC{number}: {mib(mine)}, in all {mine.total / MIB:.2f} as {theirs / MIB:.2f} MiB")
+        if abs(mine.total - theirs) > max(0.01 * theirs, 2 * MIB):
+            found.append(f"RPC{number}: {mine.total / MIB:.2f}, not {theirs / MIB:.2f} MiB")
+    return found
 
 
 @pytest.mark.parametrize("kind", ["dense", pytest.param("grouped queries", marks=pytest.mark.long)])
 def test_each_worker_holds_its_part_of_a_model_that_is_spread(release_7: Release, tmp_path: Path, kind: str) -> None:
-    """In split mode tensor, llama.cpp logs no buffers of workers: what their processes have gained is compared."""
     path = write_synthetic(tmp_path / "m.gguf", kind)
-    options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "-lm", "none"]
-    (plan,) = planned(release_7, ["-m", path, *options], 2, variants=[["-ts", "1,1"]])
-    with ExitStack() as stack:
-        used = [stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log")) for index in range(2)]
-        before = [data_of(it) for it in used]
-        over = ["--rpc", ",".join(it.endpoint for it in used), "-ts", "1,1", *options]
-        with serving(release_7, path, tmp_path / "server.log", *over):
-            gained = [data_of(it) - was for it, was in zip(used, before)]
-    for number, theirs in enumerate(gained):
-        mine = plan.on(f"RPC{number}")
-        print(f"RPC{number}: {mib(mine)}, in all {mine.total / MIB:.2f} as {theirs / MIB:.2f} MiB")
-        assert mine.total == pytest.approx(theirs, rel=0.01, abs=2 * MIB)
+    options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "-lm", "none", "-ts", "1,1"]
+    (plan,) = planned(release_7, ["-m", path, *options])
+    real = gained(release_7, path, tmp_path, 2, options)
+    assert real is not None
+    assert otherwise(plan, real) == []
 
 
 def test_a_projector_is_in_the_plan(release_7: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     projector = write_projector(tmp_path / "p.gguf", 256)
     options = ["-m", path, "-c", "1024", "-np", "1", "--mmproj", projector]
-    (of_worker,) = planned(release_7, options, 1)
-    (of_master,) = planned(release_7, [*options, "--no-mmproj-offload"], 1)
+    of_worker, of_master = planned(release_7, options, 1, [], ["--no-mmproj-offload"])
     assert of_worker.on("RPC0", "projector").total > projector.stat().st_size * 0.8
     assert of_master.on("", "projector").total > projector.stat().st_size * 0.8
     assert of_master.on("RPC0", "projector").total == 0
+
+
+def test_each_device_of_a_worker_gets_its_part(release_7: Release, tmp_path: Path) -> None:
+    """A worker that has its CPU as two devices, and one that has it as one."""
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    options = ["-c", "4096", "-np", "2", "-ub", "256", "-lm", "none", "-ts", "2,1,3"]
+    (plan,) = planned(release_7, ["-m", path, *options], [2, 1])
+    with ExitStack() as stack:
+        used = [
+            stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log", "-d", devices))
+            for index, devices in enumerate(("CPU,CPU", "CPU"))
+        ]
+        over = ["--rpc", ",".join(it.endpoint for it in used)]
+        log = server_log(release_7, path, tmp_path / "server.log", *over, *options)
+    # The log calls a buffer by the number of the device within its worker.
+    names = [f"RPC0[{used[0].endpoint}]", f"RPC1[{used[0].endpoint}]", f"RPC0[{used[1].endpoint}]"]
+    kinds = ("model", "KV", "compute")
+    for number, name in enumerate(names):
+        real = [
+            sum(float(size) for size in re.findall(re.escape(name) + rf" +{kind} buffer size = +([\d.]+) MiB", log))
+            for kind in kinds
+        ]
+        assert all(real), name
+        assert list(mib(plan.on(f"RPC{number}"))) == pytest.approx(real, rel=0.01, abs=0.03)
 
 
 # What cannot be planned
@@ -271,7 +345,6 @@ def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Pat
         "No such file": ["-m", tmp_path / "none.gguf"],
         "magic": ["-m", text],
         "invalid argument: --no-such-option": ["-m", path, "--no-such-option"],
-        "--model is missing": [],
         "quantized V cache": ["-m", path, "-ctv", "q8_0", "-fa", "off", "-c", "512"],
         "none.gguf": ["-m", path, "-c", "512", "--lora", tmp_path / "none.gguf"],
     }
@@ -288,30 +361,59 @@ def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Pat
 def test_one_run_plans_several_variants(release_7: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     options = ["-m", path, "-c", "512", "-np", "1"]
-    variants = [["-ts", "1,1"], ["-ts", "6,1"], ["-ts", "1,6", "-c", "1024"]]
-    plans = planned(release_7, options, variants=variants)
-    assert [sum(layer.device == "RPC0" for layer in plan.layers) for plan in plans] == [4, 6, 1]
-    assert [plan.n_ctx for plan in plans] == [512, 512, 1024]
-    for plan, variant in zip(plans, variants):
+    variants = [["-ts", "1,1"], ["-ts", "6,1"], ["-ts", "1,6", "-c", "1024"], ["-ts", "1,0", "-dev", "RPC0"]]
+    plans = planned(release_7, options, 2, *variants)
+    assert [sum(layer.device == "RPC0" for layer in plan.layers) for plan in plans] == [4, 6, 1, 7]
+    assert [plan.n_ctx for plan in plans] == [512, 512, 1024, 512]
+    for plan, variant in zip(plans[:-1], variants):
         (alone,) = planned(release_7, [*options, *variant])
         assert [plan.on(device) for device in ("", "RPC0", "RPC1")] == [
             alone.on(device) for device in ("", "RPC0", "RPC1")
         ]
         assert plan.layers == alone.layers
-    with pytest.raises(EngineError, match="no-such-option"):
-        planned(release_7, options, variants=[*variants, ["--no-such-option"]])
+    assert plans[-1].on("RPC0") == planned(release_7, options, 1)[0].on("RPC0")
+    with closing(Engine(str(release_7.plan), str(path), [1])) as engine:
+        for bad in ("--no-such-option", "-ctv"):
+            with pytest.raises(EngineError):
+                engine.ask([bad])
+        assert engine.ask(["-c", "512"]).n_ctx == 512
+
+
+def test_root_gives_up_its_rights_and_the_network(release_7: Release, tmp_path: Path) -> None:
+    """A model of a folder that only root may enter can be planned all the same."""
+    folder = tmp_path / "private"
+    folder.mkdir(mode=0o700)
+    fifo = folder / "m.gguf"
+    os.mkfifo(fifo)
+    process = subprocess.Popen([release_7.plan, "--stand-ins", "1", "-m", fifo], stdin=subprocess.PIPE)
+    try:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        with fifo.open("wb"):
+            pass  # it has opened the model, so it may read it
+        about = Path(f"/proc/{process.pid}/status").read_text()
+        if os.getuid() == 0:
+            assert re.search(r"^Uid:\s+65534\s+65534\s+65534", about, re.MULTILINE)
+            # CAP_DAC_READ_SEARCH
+            assert re.search(r"^CapPrm:\s+0+4$", about, re.MULTILINE)
+            assert not Path(f"/proc/{process.pid}/ns/net").samefile("/proc/self/ns/net")
+        assert re.search(r"^NoNewPrivs:\s+1$", about, re.MULTILINE) or os.getuid() != 0
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
 
 
 # What it costs
 
-LARGE = Shape("671B", 61, 7168, 2048, 128, 8, 129280, experts=256)
 
-
-@pytest.mark.parametrize(("of", "limit_s"), [(shape("70B"), 3), pytest.param(LARGE, 5, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("of", "limit_s"), [(shape("70B"), 3), pytest.param(shape("DeepSeek-V3"), 5, marks=pytest.mark.long)]
+)
 def test_a_plan_takes_seconds_and_little_memory(release_7: Release, tmp_path: Path, of: Shape, limit_s: float) -> None:
     path = header_only(tmp_path / "m.gguf", of, tokenizer=True)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    planned(release_7, ["-m", path, "-c", "16384", "-np", "4"], 4, variants=[["-ts", "1,1,1,1"], ["-ts", "2,1,1,1"]])
+    planned(release_7, ["-m", path, "-c", "16384", "-np", "4"], 4, ["-ts", "1,1,1,1"], ["-ts", "2,1,1,1"])
     after, took = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - started
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     print(f"{of.name}: {took:.2f} s, {used:.2f} s of processor time, {after.ru_maxrss >> 10} MiB")
@@ -331,13 +433,13 @@ def test_a_killed_planner_leaves_nothing(release_7: Release, tmp_path: Path, num
     process = subprocess.Popen(
         [release_7.plan, "--stand-ins", "1,1,1", "-m", path, "-c", "4096"],
         stdout=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
     )
     try:
         children = wait_for(lambda: (found := stand_ins(process.pid)) and len(found) == 3 and found, 20)
     finally:
         process.send_signal(number)
-        process.wait(10)
+        process.communicate(timeout=10)
     assert process.returncode == -number
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10)
 
@@ -346,9 +448,8 @@ def test_it_ends_with_its_parent_and_at_its_limit(release_7: Release, tmp_path: 
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     # A file that nobody writes: a plan that never ends.
-    parent = subprocess.Popen(
-        ["sh", "-c", '"$@" & wait', "sh", str(release_7.plan), "--stand-ins", "1", "-m", str(fifo)]
-    )
+    started = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).communicate(b'\\n')"
+    parent = subprocess.Popen([sys.executable, "-c", started, str(release_7.plan), "--stand-ins", "1", "-m", str(fifo)])
     try:
         (child,) = wait_for(lambda: stand_ins(parent.pid), 20)
         others = wait_for(lambda: stand_ins(child), 20)

@@ -1,89 +1,116 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tables of docs/how-to/size.md: the planner's figures for models of some shapes, before anybody has such a model.
+"""The tables of docs/how-to/size.md: what a release says of models of some shapes, before anybody has such a model.
 
-A model here is only its header, because the planner reads nothing else of a model.
+A model here is only its header, and a hole in place of its weights, because a plan reads nothing else of a model.
 """
 
 from __future__ import annotations
 
-from io import BytesIO
-from typing import TYPE_CHECKING, cast
+import math
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import Header, header_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape, encoded
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import (
+    SHAPES,
+    Shape,
+    bytes_a_token,
+    encoded,
+)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice import choose
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, Worker
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import plan
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.sizes import ByEngine
 
 if TYPE_CHECKING:
-    from io import RawIOBase
+    from collections.abc import Iterator
+    from pathlib import Path
 
 GIB, MIB = 1 << 30, 1 << 20
 # The load is an API with the defaults of role llama_server, and the reserve is that of module split_plan_info.
-LOAD = Load(ctx_size=4 * 4096, parallel=4, master_other_bytes=1024 * MIB)
+LOAD = Load(("-c", str(4 * 4096), "-np", "4", "-ngl", "999"), other_bytes=1024 * MIB)
 RESERVE_BYTES, RESERVE_PERCENT = 256 * MIB, 5.0
-COUNTS, HOSTS_GIB = (1, 2, 3, 4, 8), (7, 15, 31, 63)
-PLENTY = 1024 * GIB
+COUNTS, HOSTS_GIB, MOST = (1, 2, 3, 4, 8), (7, 15, 31, 63, 125), 15
+# GB/s that generation has reached, as docs/explanation/performance.md shows them.
+BANDWIDTHS = (30.42, 178.6)
 
 
-def header(shape: Shape) -> Header:
-    """Return the header of a GGUF file of this shape."""
+def header_only(path: Path, shape: Shape) -> Path:
+    """Write a file with the header of a model of this shape, and a hole in place of its weights."""
     head, size = encoded(shape)
-    return header_of(cast("RawIOBase", BytesIO(head)), size)
+    path.write_bytes(head)
+    os.truncate(path, size)
+    return path
 
 
-def fits(of: Header, workers: int, each_bytes: int, master_bytes: int = PLENTY) -> bool:
-    """Return whether an API fits on so many equal workers with so much memory available each."""
-    hosts = tuple(Worker(f"worker{number}:50052", each_bytes) for number in range(workers))
-    result = plan(
-        [of], LOAD, Cluster(hosts, RESERVE_BYTES, RESERVE_PERCENT, master_memory_available_bytes=master_bytes)
-    )
-    assert result["kv_known"]
-    assert result["compute_known"]
-    return bool(result["fits"])
+@contextmanager
+def asking(program: Path, folder: Path, shape: Shape, workers: int) -> Iterator[ByEngine]:
+    """Ask a release about a model of this shape over so many workers."""
+    path = header_only(folder / "shape.gguf", shape)
+    engine = ByEngine(str(program), str(path), [1] * workers, one_run=False, tail=1, bits=4.5)
+    try:
+        yield engine
+    finally:
+        engine.close()
 
 
-def least_tenths(of: Header, workers: int) -> int:
-    """Return the least memory that each worker must have available, in tenths of a GiB."""
-    low, high = 0, 10 * 64
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(of, workers, middle * GIB // 10) else (middle, high)
-    return high
+def available(need: int) -> float:
+    """Return the bytes that must be available for so many, with the reserve."""
+    return max(need + RESERVE_BYTES, need / (1 - RESERVE_PERCENT / 100))
 
 
-def least_master_tenths(of: Header) -> int:
-    """Return the least memory that the master must have available, in tenths of a GiB, if two workers have plenty."""
-    tenths = 10
-    while not fits(of, 2, PLENTY, tenths * GIB // 10):
-        tenths += 1
-    return tenths
+def of_each(engine: ByEngine, workers: int) -> float:
+    """Return the bytes that each of so many equal workers must have available."""
+    cluster = Cluster(tuple(Worker(f"worker{number}:50052", 1 << 50) for number in range(workers)))
+    _shares, sizes = choose(engine, LOAD, cluster)
+    return available(max(need.total for need in sizes.held))
 
 
-def by_memory() -> list[str]:
-    """Return the table's rows: model, file, the memory that each worker needs for so many workers, and the master's."""
+def of_master(engine: ByEngine) -> float:
+    """Return the bytes that the master must have available, with two workers."""
+    return available(engine.sizes(LOAD, 2, [1, 1]).master.total)
+
+
+def tenths(size: float) -> str:
+    """Return bytes in GiB, rounded up to tenths."""
+    return f"{math.ceil(10 * size / GIB) / 10:.1f}"
+
+
+def by_memory(program: Path, folder: Path, shape: Shape) -> str:
+    """Return a row: model, file, the memory that each worker needs for so many workers, and the master's."""
+    with asking(program, folder, shape, max(COUNTS)) as engine:
+        cells = [tenths(of_each(engine, count)) for count in COUNTS]
+        master = tenths(of_master(engine))
+    return f"| {shape.name} | {encoded(shape)[1] / 1e9:.1f} GB | {' | '.join(cells)} | {master} |"
+
+
+def by_hosts(program: Path, folder: Path, shape: Shape) -> str:
+    """Return a row: the number of equal workers that a model needs, by the memory available on each."""
+    cells = dict.fromkeys(HOSTS_GIB, "")
+    with asking(program, folder, shape, MOST) as engine:
+        for count in range(1, MOST + 1):
+            each = of_each(engine, count)
+            for host in HOSTS_GIB:
+                cells[host] = cells[host] or (str(count) if each <= host * GIB else "")
+            if all(cells.values()):
+                break
+    return f"| {shape.name} | {' | '.join(cell or f'more than {MOST}' for cell in cells.values())} |"
+
+
+def by_speed() -> list[str]:
+    """Return the rows of the table of speeds: what a token reads, and the most tokens a second that this allows."""
     rows = []
     for shape in SHAPES:
-        of = header(shape)
-        size = sum(tensor.bytes or 0 for tensor in of.tensors) / 1e9
-        cells = [f"{least_tenths(of, count) / 10:.1f}" for count in COUNTS]
-        rows.append(f"| {shape.name} | {size:.1f} GB | {' | '.join(cells)} | {least_master_tenths(of) / 10:.1f} |")
-    return rows
-
-
-def by_hosts() -> list[str]:
-    """Return the table's rows: the number of equal workers that each model needs, by the memory available on each."""
-    rows = []
-    for shape in SHAPES:
-        of = header(shape)
-        cells = [next((str(n) for n in range(1, 16) if fits(of, n, host * GIB)), "more than 15") for host in HOSTS_GIB]
-        rows.append(f"| {shape.name} | {' | '.join(cells)} |")
+        read = bytes_a_token(shape) / 1e9
+        cells = " | ".join(f"{bandwidth / read:.1f}" for bandwidth in BANDWIDTHS)
+        rows.append(f"| {shape.name} | {read:.2f} GB | {cells} |")
     return rows
 
 
 def shapes() -> list[str]:
     """Return the rows of the table of shapes."""
-    return [
-        f"| {s.name} | {s.layers} | {s.width} | {s.feed_forward}{' for each expert' if s.experts else ''} | {s.heads} "
-        f"| {s.kv_heads} | {s.vocabulary} |"
-        for s in SHAPES
-    ]
+    rows = []
+    for s in SHAPES:
+        experts = f"{s.used} of {s.experts}{f' and {s.shared}' if s.shared else ''}" if s.experts else "none"
+        numbers = f"{s.layers} | {s.width} | {s.feed_forward} | {experts} | {s.heads}, {s.kv_heads} | {s.vocabulary}"
+        rows.append(f"| {s.name} | `{s.architecture}` | {numbers} |")
+    return rows
