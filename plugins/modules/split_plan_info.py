@@ -350,15 +350,13 @@ notes:
   sample: []
 """
 
-from dataclasses import fields
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.asking import plan_files
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.asking import plan_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import TYPED
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, SplitError, Worker
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import planned_options
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import SplitError
 
 WORKER: dict[str, dict[str, Any]] = {
     "endpoint": {"type": "str", "required": True},
@@ -368,20 +366,6 @@ WORKER: dict[str, dict[str, Any]] = {
     "memory_max_bytes": {"type": "int"},
     "devices": {"type": "int", "default": 1},
 }
-
-
-def cluster_of(params: dict[str, Any]) -> Cluster:
-    """Return the cluster that the model is to be loaded on."""
-    workers = []
-    for worker in params["workers"]:
-        if worker["memory_available_bytes"] is None:
-            raise SplitError(
-                f"The memory of worker {worker['endpoint']} is not known; give its memory_available_bytes "
-                "(MemAvailable of its host)."
-            )
-        workers.append(Worker(**worker))
-    given = {field.name: params[field.name] for field in fields(Cluster)}
-    return Cluster(**{**given, "workers": tuple(workers), "tensor_split": tuple(params["tensor_split"])})
 
 
 def main() -> None:
@@ -405,14 +389,7 @@ def main() -> None:
     )
     params = module.params
     try:
-        result = plan_files(
-            params["model"],
-            Load(tuple(planned_options(params["options"])), params["master_other_bytes"]),
-            cluster_of(params),
-            bin_folder=params["bin_folder"],
-            one_run=params["program"] == "llama-completion",
-            variables_of=params["variables_of"],
-        )
+        result = plan_of(params)
     except (GgufError, SplitError) as error:
         module.fail_json(msg=str(error))
     except OSError as error:

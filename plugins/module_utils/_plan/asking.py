@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from .._gguf.header import read_header, read_model
 from .engine import PROGRAM
 from .estimate import ByHeader
-from .options import value_of
+from .inputs import Cluster, Load, SplitError, Worker
+from .options import planned_options, value_of
 from .result import plan
 from .sizes import ByEngine
 
 if TYPE_CHECKING:
     from .._gguf.header import Header
-    from .inputs import Cluster, Load
 
 # The layers that this draft has use the caches of the model's last two (src/llama-model.cpp).
 _USES_TWO = "gemma4-assistant"
@@ -27,36 +28,41 @@ def _tail(load: Load) -> int:
     return 2 if draft and read_header(Path(draft)).metadata.get("general.architecture") == _USES_TWO else 1
 
 
-def plan_files(
-    model: str,
-    load: Load,
-    cluster: Cluster,
-    *,
-    bin_folder: str = "",
-    one_run: bool = False,
-    variables_of: str = "module",
-) -> dict[str, Any]:
-    """Return the plan for a model; raises GgufError, SplitError or OSError.
+def _cluster(given: Mapping[str, Any]) -> Cluster:
+    workers = []
+    for worker in given["workers"]:
+        if worker.get("memory_available_bytes") is None:
+            raise SplitError(
+                f"The memory of worker {worker['endpoint']} is not known; give its memory_available_bytes "
+                "(MemAvailable of its host)."
+            )
+        workers.append(Worker(**worker))
+    known = {field.name: given[field.name] for field in fields(Cluster) if field.name in given}
+    return Cluster(**{**known, "workers": tuple(workers), "tensor_split": tuple(given.get("tensor_split") or ())})
 
-    `bin_folder` has the programs of the release that will load it. `one_run` is llama-completion, else llama-server.
-    """
+
+def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan for the options of module split_plan_info; raises GgufError, SplitError or OSError."""
+    model, bin_folder = str(given["model"]), given.get("bin_folder") or ""
+    load = Load(tuple(planned_options(given.get("options") or ())), given.get("master_other_bytes") or 0)
+    cluster, variables_of = _cluster(given), given.get("variables_of") or "module"
     headers = read_model(Path(model))
     program = Path(bin_folder or "none").parent / PROGRAM
-    if bin_folder and os.access(program, os.X_OK):
-        engine = ByEngine(
-            str(program),
-            model,
-            [worker.devices for worker in cluster.workers],
-            one_run=one_run,
-            tail=_tail(load),
-            bits=_bits(headers),
-        )
-        try:
-            return plan(engine, load, cluster, variables_of=variables_of)
-        finally:
-            engine.close()
-    why = f"{program} is missing" if bin_folder else "no release is named that could be asked"
-    return plan(ByHeader(headers, tail=_tail(load), why=why), load, cluster, variables_of=variables_of)
+    if not (bin_folder and os.access(program, os.X_OK)):
+        why = f"{program} is missing" if bin_folder else "no release is named that could be asked"
+        return plan(ByHeader(headers, tail=_tail(load), why=why), load, cluster, variables_of=variables_of)
+    engine = ByEngine(
+        str(program),
+        model,
+        [worker.devices for worker in cluster.workers],
+        one_run=given.get("program") == "llama-completion",
+        tail=_tail(load),
+        bits=_bits(headers),
+    )
+    try:
+        return plan(engine, load, cluster, variables_of=variables_of)
+    finally:
+        engine.close()
 
 
 def _bits(headers: Sequence[Header]) -> float:

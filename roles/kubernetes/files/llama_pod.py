@@ -21,9 +21,8 @@ from _rpc.listeners import addresses_of
 
 from module_utils._gguf.header import GgufError
 from module_utils._host.cpu_topology import read_topology
-from module_utils._plan.asking import plan_files
-from module_utils._plan.inputs import Cluster, Load, SplitError, Worker
-from module_utils._plan.options import planned_options
+from module_utils._plan.asking import plan_of
+from module_utils._plan.inputs import SplitError
 
 LOOK_AGAIN_S = 15
 # The memory that a plan leaves free in each pod for the program itself, as split_plan_info does by default.
@@ -65,29 +64,28 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
 def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus]) -> tuple[bool, str, list[float]]:
     """Return whether the model can be loaded, the plan as a sentence, and each worker's share; no shares if no plan."""
     wanted, model, limit = written["plan"], written["service"]["model"], written["worker_memory_bytes"]
-    cluster = Cluster(
-        workers=tuple(
+    given = {
+        "model": model,
+        "bin_folder": str(Path(written["service"]["program"]).parent),
+        "options": wanted["options"],
+        "master_other_bytes": wanted["master_other_bytes"],
+        "tensor_split": wanted["tensor_split"],
+        "workers": [
             # A worker on a CPU reports the memory of its node, but may only take the limit of its pod.
-            Worker(
-                str(it.endpoint),
-                min([limit, *(device["memory_free_bytes"] for device in it.devices)]),
-                devices=max(1, len(it.devices)),
-            )
+            {
+                "endpoint": str(it.endpoint),
+                "memory_available_bytes": min([limit, *(device["memory_free_bytes"] for device in it.devices)]),
+                "devices": max(1, len(it.devices)),
+            }
             for it in workers
-        ),
-        reserve_bytes=RESERVE_BYTES,
-        reserve_percent=RESERVE_PERCENT,
-        tensor_split=tuple(wanted["tensor_split"]),
-        master_memory_available_bytes=written["leader_memory_bytes"],
-    )
+        ],
+        "reserve_bytes": RESERVE_BYTES,
+        "reserve_percent": RESERVE_PERCENT,
+        "master_memory_available_bytes": written["leader_memory_bytes"],
+        "variables_of": "kubernetes",
+    }
     try:
-        result = plan_files(
-            model,
-            Load(tuple(planned_options(wanted["options"])), wanted["master_other_bytes"]),
-            cluster,
-            bin_folder=str(Path(written["service"]["program"]).parent),
-            variables_of="kubernetes",
-        )
+        result = plan_of(given)
     except (GgufError, SplitError) as error:
         return False, str(error), []
     except OSError as error:

@@ -473,6 +473,26 @@ def read_settings(path: Path) -> Settings:
         raise ValueError(message) from None
 
 
+def plan_again(settings: Path) -> int:
+    """Print the plan of the model with the memory that the last `serve` found; return the exit status."""
+    # Beside this program. They are not needed to serve.
+    from module_utils._gguf.header import GgufError
+    from module_utils._plan.asking import plan_of
+    from module_utils._plan.inputs import SplitError
+
+    path = settings.with_suffix(".plan")
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))["arguments"]
+        print(json.dumps(plan_of(given), indent=1))
+    except (GgufError, SplitError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{path} or its model cannot be read ({error}): run the playbook serve.", file=sys.stderr)
+        return 2
+    return 0
+
+
 def run(read: Callable[[], Settings], divide: Divide = nothing_more) -> int:
     """Serve until told to end or until something is lost; report why, and return the exit status."""
     signal.signal(signal.SIGTERM, on_signal)
@@ -499,8 +519,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run with the settings in a file, and return the exit status."""
     parser = argparse.ArgumentParser(description="Run llama-server over RPC workers that are ready.")
     parser.add_argument("settings", type=Path, help="the file that role llama_server has written")
-    path = parser.parse_args(arguments).settings
-    return run(lambda: read_settings(path))
+    parser.add_argument("--plan", action="store_true", help="print how the model would be divided now, and end")
+    args = parser.parse_args(arguments)
+    return plan_again(args.settings) if args.plan else run(lambda: read_settings(args.settings))
 
 
 if __name__ == "__main__":
