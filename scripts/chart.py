@@ -131,8 +131,6 @@ PORT, CONTEXT_OF_ALL = (
 KEYS = 'include "llama.api_keys" $'
 # Markers that are a whole scalar, list or dictionary, each with the expression that replaces it as JSON.
 WHOLE: list[tuple[Any, str]] = [
-    (998, 'include "llama.outputs" $'),
-    (MARKERS["llama_server_spec_type"], f'include "llama.spec_type" $ {JSON}'),
     *(
         (MARKERS[name], f"{value(name)} {JSON}")
         for name in (
@@ -160,12 +158,9 @@ WHOLE: list[tuple[Any, str]] = [
         {"marker": "cache", "name": "cache"},
         f'include "llama.volume" (list "cache" (default {CACHE} {value("kubernetes_cache_volume")}))',
     ),
-    (MARKERS["llama_server_draft_model"], f'include "llama.draft_model" $ {JSON}'),
-    (MARKERS["llama_server_lora"], f'include "llama.list" {value("llama_server_lora")}'),
     (MARKERS["llama_server_lora"][0], f'join "," {value("llama_server_lora")} {JSON}'),
     (MARKERS["llama_server_tensor_split"], f'include "llama.list" {value("llama_server_tensor_split")}'),
     ("7028,7029", f'join "," {value("llama_server_tensor_split")} {JSON}'),
-    (["--ubatch-size", "7027", EXTRA], 'include "llama.options" $'),
     ("/marker-models", f"dir {value('llama_server_model_path')} {JSON}"),
     (7001 << 30, f'include "llama.bytes" {value("kubernetes_worker_memory")}'),
     (7002 << 30, f'include "llama.bytes" {value("kubernetes_leader_memory")}'),

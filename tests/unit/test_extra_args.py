@@ -33,7 +33,7 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "preset": (["--vision-gemma-4b-default"], f"holds --vision-gemma-4b-default, {FETCHES}"),
     "token": (["-hft", "hf_secret"], f"holds -hft, {FETCHES}"),
     "own-projector": (["-mm", "/srv/m.gguf"], "holds -mm, which the role sets itself: use llama_server_mmproj."),
-    "pictures": (["--image-max-tokens", "9"], "holds --image-max-tokens, which changes where pictures are computed or"),
+    "pictures": (["--mmproj-device", "RPC0"], "holds --mmproj-device, which changes where pictures are computed"),
     "video": (["--video-fps", "1"], "holds --video-fps, which is for video, for which llama-server would run ffmpeg"),
     "tools": (["--mcp-servers-json", "{}"], "holds --mcp-servers-json, which lets clients run tools"),
     "state": (["--lookup-cache-dynamic", "/srv/x"], "holds --lookup-cache-dynamic, which reads or writes files"),

@@ -54,12 +54,7 @@
 {{- if eq (include "llama.spec_type" $) "draft-simple" }}, "--spec-draft-device", "none"{{ end }}{{ end -}}
 {{- end -}}
 
-{{- /* Of how many tokens the output is wanted. */ -}}
-{{- define "llama.outputs" -}}
-{{- if .Values.llama_server_embeddings }}65536{{ else }}{{ include "llama.drafted" . | int64 | add1 }}{{ end -}}
-{{- end -}}
-
-{{- /* What a user adds to the options of llama-server, and what the plan is told of it. */ -}}
+{{- /* What a user adds to the options of llama-server. */ -}}
 {{- define "llama.extra" -}}
 {{- $known := .Files.Get "files/options.json" | fromJson -}}
 {{- range .Values.llama_server_extra_args -}}
@@ -73,12 +68,6 @@
 {{- end -}}
 , {{ toRawJson . }}
 {{- end -}}
-{{- end -}}
-
-{{- define "llama.options" -}}
-{{- $ubatch := int64 .Values.llama_server_ubatch_size -}}
-{{- $own := ternary (list "--ubatch-size" (toString $ubatch)) list (gt $ubatch 0) -}}
-{{- include "llama.list" (concat $own .Values.llama_server_extra_args) -}}
 {{- end -}}
 
 {{- /* As Ansible writes a list as JSON. */ -}}

@@ -138,7 +138,7 @@ class Engine:
         except EngineError:
             self.close()  # after some errors it has ended
             raise
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             self.close()
             raise EngineError(f"{self.program} said what nobody understands: {printable(line[:200])}.") from error
 
@@ -150,7 +150,7 @@ class _Running:
         self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by end
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(  # noqa: S603 - of a release
-            command, stdin=pipe, stdout=pipe, stderr=self.errors, text=True, env={"LC_ALL": "C"}
+            command, stdin=pipe, stdout=pipe, stderr=self.errors, env={"LC_ALL": "C"}, errors="surrogateescape"
         )
 
     def answer(self, line: str) -> str:
@@ -164,10 +164,12 @@ class _Running:
         return said.readline()
 
     def reason(self) -> str:
-        """Return the last line of its error output, without the end of a sentence."""
+        """Return the last line of its error output, or what was wrong in its options, without the end of a sentence."""
         self.process.wait()
         self.errors.seek(0)
         said = [text.strip() for text in self.errors.read().splitlines() if text.strip()]
+        # After an error in an option it explains its options.
+        said = [text for text in said if text.startswith("error")] or said
         return printable(said[-1].rstrip(".")) if said else ""
 
     def end(self) -> None:

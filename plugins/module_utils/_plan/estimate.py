@@ -79,10 +79,11 @@ class ByHeader:
         context = number_of(options, "-c") or self.model.shape.context_length or 0
         if not context:
             raise SplitError("The model does not say its context length; give ctx_size.")
-        bits = [
-            8 * kind.block_bytes / kind.block
-            for kind in (CACHE_TYPES[value_of(options, name, "f16")] for name in ("-ctk", "-ctv"))
-        ]
+        kinds = [value_of(options, name, "f16") for name in ("-ctk", "-ctv")]
+        slots = number_of(options, "-np", 1)
+        if not slots or any(kind not in CACHE_TYPES for kind in kinds):
+            raise SplitError(f"llama.cpp has no {slots} slots with caches of {' and '.join(kinds)}.")
+        bits = [8 * CACHE_TYPES[kind].block_bytes / CACHE_TYPES[kind].block for kind in kinds]
         layers = [
             Need(layer.bytes or 0, round(context * (keys * bits[0] + values * bits[1]) / 8))
             for layer, (keys, values) in zip(self.model.layers, self.widths)
@@ -97,7 +98,7 @@ class ByHeader:
         own = sums[local]
         return Sizes(
             context=context,
-            slots=number_of(options, "-np", 1),
+            slots=slots,
             layers=tuple(layers),
             local=local,
             parts=tuple(parts),

@@ -147,7 +147,8 @@ class Hints:
         self.caches = [kind for kind in _SMALLER_CACHES if _bits(kind, kind) < _bits(*self._types(options))]
         self.tenths_of_bits = range(math.ceil(self.bits * 10) - 1, _FEWEST_TENTHS_OF_BITS - 1, -1)
         drafts = "-md" in options or value_of(options, "--spec-type") == DRAFT_MTP
-        most = min(MAX_WORKERS, sizes.count - sizes.local - asker.tail + 1)
+        layers = sizes.count - sizes.local - asker.tail + 1
+        more = min(MAX_WORKERS - len(cluster.workers), layers - len(cluster.owners))
         self.kinds = [
             Kind("tensor_split", 1 if cluster.tensor_split else 0, self._without_split),
             Kind("prompts", self.other_mib, self._fewer_prompts),
@@ -156,7 +157,7 @@ class Hints:
             Kind("cache_type", 0 if value_of(options, "-fa") == "off" else len(self.caches), self._smaller_cache),
             Kind("speculation", 1 if drafts else 0, self._without(*SPECULATION)),
             Kind("projector", 1 if "-mm" in options else 0, self._without(*PROJECTOR)),
-            Kind("workers", most - len(cluster.workers), self._more_workers),
+            Kind("workers", more, self._more_workers),
             Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
 

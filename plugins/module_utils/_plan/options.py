@@ -9,8 +9,9 @@ from .._gguf.ggml_types import CACHE_TYPES
 
 # common/arg.cpp: options with a value and without one. The first spelling of each is the one that this code uses.
 _WITH_VALUE = """
-    -m,--model -c,--ctx-size -np,--parallel -b,--batch-size -ub,--ubatch-size -ctk,--cache-type-k -ctv,--cache-type-v
-    -fa,--flash-attn -ngl,--gpu-layers,--n-gpu-layers -sm,--split-mode -ts,--tensor-split -mg,--main-gpu
+    -m,--model -c,--ctx-size -np,--parallel --kv-unified-per-slot -b,--batch-size -ub,--ubatch-size
+    -ctk,--cache-type-k -ctv,--cache-type-v -fa,--flash-attn -ngl,--gpu-layers,--n-gpu-layers -sm,--split-mode
+    -ts,--tensor-split -mg,--main-gpu
     -ot,--override-tensor -ncmoe,--n-cpu-moe -ncffn,--n-cpu-ffn --lora --lora-scaled --control-vector
     --control-vector-scaled --override-kv --pooling -mm,--mmproj --image-min-tokens --image-max-tokens
     --mtmd-batch-max-tokens --spec-type -md,--model-draft,--spec-draft-model -devd,--device-draft,--spec-draft-device
@@ -38,7 +39,10 @@ SPECULATION = (
     *(name for name in dict.fromkeys(_VALUED.values()) if "spec" in name),
     *("-md", "-devd", "-ngld", "-ctkd", "-ctvd", "-otd", "-ncmoed", "-cmoed"),
 )
-PROJECTOR = ("-mm", "--mmproj-offload", "--no-mmproj-offload", "--image-min-tokens", "--image-max-tokens")
+PROJECTOR = (
+    *("-mm", "--mmproj-offload", "--no-mmproj-offload"),
+    *("--image-min-tokens", "--image-max-tokens", "--mtmd-batch-max-tokens"),
+)
 CACHE = ("-ctk", "-ctv")
 # The options that a benchmark measures the model with too, and their names there.
 NAMED = {

@@ -71,10 +71,7 @@ REFUSED = {
         --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec --fim-qwen-30b-default
         --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
     """,
-    # What a picture takes is known of the defaults alone (_gguf/projector.py).
-    "changes where pictures are computed or how large they may be, which the plan does not know": """
-        -mmdev --mmproj-device --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens
-    """,
+    "changes where pictures are computed, and the API computes them on the master": "-mmdev --mmproj-device",
     "is for video, for which llama-server would run ffmpeg": "--video-fps --video-timestamp-interval",
     "lets clients run tools, and the API runs none": """
         --tools --tools-runtime -ag --agent --mcp-servers-config --mcp-servers-json --ui-mcp-proxy --webui-mcp-proxy
@@ -120,6 +117,9 @@ ALLOWED = {
         --check-tensors --override-kv --op-offload --no-op-offload --warmup --no-warmup --lora-scaled
         --lora-init-without-apply --control-vector --control-vector-scaled --control-vector-layer-range --grammar-file
         -jf --json-schema-file --ui-config-file --webui-config-file
+    """,
+    "how large pictures may be": """
+        --image-min-tokens --image-max-tokens --mtmd-batch-max-tokens
     """,
     "what clients get by default": """
         -n --predict --n-predict -e --escape --no-escape -r --reverse-prompt -sp --special --spm-infill --samplers -s
