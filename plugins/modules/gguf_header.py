@@ -27,9 +27,12 @@ options:
     description: The URL of the model, with C(http) or C(https). Exactly one of O(url) and O(shape) is required.
     type: str
   shape:
-    description: A shape of common models, in Q4_0. The page on sizes lists them (docs/how-to/size.md).
+    description: >-
+      The shape of a common model, in Q4_0 or, for gpt-oss, in MXFP4. The page on sizes lists them
+      (docs/how-to/size.md).
     type: str
-    choices: [3B, 8B, 14B, 30B, 32B, 70B]
+    choices: [3B, 8B, 14B, 32B, 70B, gpt-oss-20b, Qwen3-30B-A3B, GLM-4.5-Air, gpt-oss-120b, Qwen3-235B-A22B,
+      DeepSeek-V3, Kimi-K2]
   dest:
     description: The folder for the files. The module makes it if it is missing, and overwrites files in it.
     type: path
@@ -167,7 +170,7 @@ def get(params: dict[str, Any]) -> dict[str, Any]:
     folder = Path(params["dest"])
     folder.mkdir(parents=True, exist_ok=True)
     if params["shape"]:
-        head, size = encoded(next(shape for shape in SHAPES if shape.typed == params["shape"]))
+        head, size = encoded(next(shape for shape in SHAPES if shape.name == params["shape"]))
         path = folder / "model.gguf"
         with open(str(path), "wb", opener=open_no_link) as stream:
             stream.write(head)
@@ -186,7 +189,7 @@ def main() -> None:
     module = QuietModule(
         argument_spec={
             "url": {"type": "str"},
-            "shape": {"type": "str", "choices": [shape.typed for shape in SHAPES]},
+            "shape": {"type": "str", "choices": [shape.name for shape in SHAPES]},
             "dest": {"type": "path", "required": True},
             "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 300},

@@ -121,7 +121,8 @@ extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
   - The module does not count checkpoints of a context (C(--ctx-checkpoints)), which C(llama-server) makes for models
-    with sliding windows or recurrent layers while it serves, nor pictures while they are unpacked.
+    with sliding windows or recurrent layers while it serves, nor pictures while they are unpacked. A projector's buffer
+    is that of the picture with which llama.cpp begins. For larger pictures it grows.
   - Weights that llama.cpp leaves in the file (C(--mmap)) count as memory of the master, because they are read for each
     token.
 """

@@ -101,7 +101,8 @@ def planned(path: Path, count: int) -> list[int]:
     of_each = [
         {"endpoint": f"127.0.0.1:{50052 + number}", "memory_available_bytes": AMPLE_BYTES} for number in range(count)
     ]
-    split: list[int] = task("split_plan_info", {"model": str(path), "workers": of_each})["tensor_split"]
+    asked = {"model": str(path), "workers": of_each, "bin_folder": str(release().bin), "program": "llama-completion"}
+    split: list[int] = task("split_plan_info", asked)["tensor_split"]
     return split
 
 

@@ -7,10 +7,11 @@ import re
 
 import pytest
 import yaml
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import bytes_a_token as read_of_shape
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.result import ONE_HOST
 
 from host_speed import GB_A_TOKEN, LEAST_BYTES, TIMES_CACHE, bytes_a_token, layers_for, report
-from support.sizes import SHAPES, header
 from support.tree import ROOT
 
 
@@ -53,10 +54,8 @@ def test_no_example_of_an_upgrade_names_the_default_version() -> None:
 
 
 def read_by_a_token(name: str) -> float:
-    """Return the bytes of a model of the size page that a token reads; of the table of embeddings it is one row."""
-    shape = next(shape for shape in SHAPES if shape.name == name)
-    weights = {tensor.name: tensor.bytes or 0 for tensor in header(shape).tensors}
-    return sum(weights.values()) - (0 if shape.tied else weights["token_embd.weight"])
+    """Return the bytes of a model of the size page that a token reads."""
+    return read_of_shape(next(shape for shape in SHAPES if shape.name == name))
 
 
 def test_the_script_knows_all_dense_models_of_the_size_page() -> None:

@@ -132,7 +132,6 @@ def test_digests_in_examples() -> None:
 OF_THE_DEFAULT = {
     "readme": rf"source archive of `llama-cpp-python` {VERSION} \(llama\.cpp commit",
     "security": rf"the default version, {VERSION},",
-    "planning": rf"with what llama\.cpp {VERSION} logs",
     "tables-of-types": rf'TABLES_OF = "{VERSION}"',
     "modules": rf"llama\.cpp in release {VERSION}",
     "role": rf"By default version {VERSION}\s+gets all patches",

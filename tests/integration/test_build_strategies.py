@@ -89,7 +89,7 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     assert manifest["cmake_options"]["GGML_AVX2"] is False
     assert manifest["cmake_options"]["GGML_NATIVE"] is False
     assert [fleet.record(host)["built_by"] for host in ("one", "broken5", "broken7")] == ["one", "six", "six"]
-    assert not (fleet.current("master") / "libexec").exists(), "what is for a worker's cache is on workers"
+    assert not (fleet.current("master") / "libexec/rpc-cache").exists(), "what is for a worker's cache is on workers"
     own = [fleet.current("one") / name for name in ("bin/rpc-server", "libexec/rpc-cache")]
     needs = subprocess.run(["readelf", "--dynamic", *own], capture_output=True, text=True, check=True).stdout
     assert "libc.so" in needs

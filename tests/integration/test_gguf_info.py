@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.cache import kv_cells
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import CACHE_TYPES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 
 from support.examples import as_plays
 from support.harness import HANG_S, ROOT, Release, Worker, log_of, run_module
@@ -56,7 +53,7 @@ def test_llama_cpp_says_the_same(release_7: Release, tmp_path: Path, kind: str) 
     info = run_module("gguf_info", {"path": str(path)})
     assert info["valid"], info["message"]
     assert info["notes"] == []
-    log = log_of(release_7, path, "-c", "2000", "-ub", "256", "-b", "256")
+    log = log_of(release_7, path, "-c", "256")
 
     shape, layers = info["shape"], info["layers"]
     ours = {
@@ -81,22 +78,6 @@ def test_llama_cpp_says_the_same(release_7: Release, tmp_path: Path, kind: str) 
     assert size
     assert float(size.group(1)) == pytest.approx(info["weights"]["bytes"] / MIB, abs=0.01)
 
-    model = describe(read_model(path))
-    assert info["cache"]["known"]
-    cache = sum(
-        kv_cells(layer, 2000, model.cache.window_tokens, 256) * (layer.kv_bytes_per_token["f16"] or 0)
-        for layer in model.layers
-    )
-    assert buffers(log, "KV") == pytest.approx(cache / MIB, abs=0.02)
-    assert buffers(log, "RS") == pytest.approx(info["cache"]["state_bytes"] / MIB, abs=0.02)
-
-
-@pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_each_cache_type_takes_what_is_said(release_7: Release, model: Path, kind: str) -> None:
-    info = run_module("gguf_info", {"path": str(model)})
-    log = log_of(release_7, model, "-c", "2048", "-ctk", kind, "-ctv", kind, "-fa", "on")
-    assert buffers(log, "KV") == pytest.approx(info["cache"]["bytes_per_token"][kind] * 2048 / MIB, abs=0.01)
-
 
 @pytest.mark.parametrize("kind", ["dense", "tied embeddings", "experts", "window, every other", "recurrent"])
 def test_the_weights_are_where_they_are_said_to_be(
@@ -119,7 +100,7 @@ def test_a_split_model_is_the_same_model(tmp_path: Path) -> None:
     of_one = run_module("gguf_info", {"path": str(whole)})
     of_parts = run_module("gguf_info", {"path": str(parts[0])})
     assert of_parts["valid"], of_parts["message"]
-    for name in ("architecture", "name", "file_type", "parameters", "shape", "weights", "cache", "layers", "notes"):
+    for name in ("architecture", "name", "file_type", "parameters", "shape", "weights", "layers", "notes"):
         assert of_parts[name] == of_one[name], name
     in_parts = [[tensor._replace(offset=0) for tensor in header.tensors] for header in read_model(parts[0])]
     assert len(list(filter(None, in_parts))) == len(parts)
@@ -151,7 +132,7 @@ def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
     interpreter = f"ansible_python_interpreter={sys.executable}"
     result = run("ansible-playbook", "-i", "here,", "-c", "local", "-e", interpreter, playbook, cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"msg\W+0\.06", result.stdout)  # 8 layers x 2 x 256 x 2 bytes x 8192 tokens
+    assert re.search(r"msg\W+2048\b", result.stdout)  # what playbooks/files/random_model.py writes
     assert "skipped=0" in result.stdout
 
 
@@ -221,7 +202,7 @@ def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:
     )
     info = json.loads(done.stdout)
     assert info["valid"], info["message"]
-    assert (info["shape"]["vocabulary"], info["cache"]["bytes_per_token"]["f16"]) == (262144, 80 * 2 * 1024 * 2)
+    assert (info["shape"]["vocabulary"], len(info["layers"])) == (262144, 80)
     assert len(done.stdout) < 64 << 10
     # Measure processor time, which does not depend on the other load of the machine.
     seconds, peak_kib = json.loads(usage.read_text())

@@ -73,20 +73,22 @@ class Group:
             "metrics_file": None,
             "ready_port": self.ready_port,
         }
-        load = {"ctx_size": 1024, "parallel": 2, "outputs_per_slot": 1, "master_other_bytes": 64 << 20}
+        plan = {"options": ["--parallel", "2", "--ctx-size", "1024", "--n-gpu-layers", "999"]}
         written = {
             "service": api,
             "rpc_server": str(release.rpc_server),
             "worker_port": self.worker_port,
             "worker_memory_bytes": 1 << 30,
             "leader_memory_bytes": 1 << 30,
-            "plan": {"load": load, "options": [], "draft_model": "", "lora": [], "tensor_split": []},
+            "plan": {**plan, "master_other_bytes": 64 << 20, "tensor_split": []},
             "drain_timeout_s": 5,
         }
         (folder / "pod.json").write_text(json.dumps(written))
 
     def command(self, part: str) -> list[str]:
-        own_names = f'mount --bind {self.folder}/hosts /etc/hosts; exec "$@"'
+        # As in a pod, the program is not root.
+        as_pod = 'exec unshare --user --map-user=10001 --map-group=10001 -- "$@"'
+        own_names = f"mount --bind {self.folder}/hosts /etc/hosts; {as_pod}"
         return ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec", own_names, "sh",
                 sys.executable, "-B", "-s", str(PROGRAM), part, str(self.folder / "pod.json")]  # fmt: skip
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.architectures import FOLLOWED
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
 from support.harness import Release, Worker, log_of, over, run_module, running_worker
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.llama
 
 
 def minimax(layer: int, n: Numbers) -> Tensors:
-    """Return the tensors of a layer of an architecture that the plan does not know: every third layer is attention."""
+    """Return the tensors of a layer of a hybrid of linear attention: every third layer has a cache of keys."""
     if layer % 3 == 2:
         return {**attention(layer, n), **experts(n)}
     heads = HEADS * n["key"]
@@ -31,13 +30,13 @@ def minimax(layer: int, n: Numbers) -> Tensors:
     return {"attn_norm": (WIDTH,), **linear, "attn_output": (WIDTH, heads), **experts(n)}
 
 
-UNKNOWN = (
+MINIMAX = (
     "minimax-01",
     {"experts": 4},
     minimax,
     {"expert_count": 4, "expert_used_count": 2, "residual_scale": 1.0, "full_attention_interval": 3},
 )
-MODELS = ("trained", "unknown", "recurrent", "hybrid, every fourth", "window, other heads, layers that share")
+MODELS = ("trained", "linear attention", "recurrent", "hybrid, every fourth", "window, other heads, layers that share")
 # The number of workers, their shares (or none, which leaves the division to llama.cpp), and the layers to offload.
 DIVISIONS: tuple[tuple[int, list[float], int], ...] = ((2, [], 999), (3, [3, 2, 1.1], 999), (2, [1, 2], 5))
 
@@ -53,8 +52,7 @@ def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def any_model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if request.param == "trained":
         return request.getfixturevalue("trained_model")
-    monkeypatch.setitem(KINDS, "unknown", UNKNOWN)
-    assert UNKNOWN[0] not in FOLLOWED
+    monkeypatch.setitem(KINDS, "linear attention", MINIMAX)
     return write_synthetic(tmp_path / "model.gguf", request.param)
 
 

@@ -10,12 +10,12 @@ import re
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
 
 from support.api_service import ENVIRONMENT, FILES, VARIABLES, Service, running_service, settings
 from support.harness import RELEASES, Release, Worker, run_module, running_worker
@@ -138,7 +138,7 @@ def test_the_role_and_llama_server_refuse_the_same_projector(
 
 
 @pytest.mark.parametrize("place", ["CPU", "RPC0"])
-def test_the_encoder_is_where_the_role_says_and_its_buffer_no_larger_than_planned(
+def test_the_encoder_is_where_the_role_says_and_its_buffer_as_planned(
     release_7: Release, model: Path, two_workers: list[str], tmp_path: Path, place: str
 ) -> None:
     """With the role's options nothing of the projector is on a worker. Without them the log tells that it is."""
@@ -155,10 +155,12 @@ def test_the_encoder_is_where_the_role_says_and_its_buffer_no_larger_than_planne
     if place == "CPU":
         assert not re.search(r"RPC\S* .*buffer", said)
         (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
-        header = read_header(projector)
-        planned = (projector_bytes(header, 512) - sum(tensor.bytes or 0 for tensor in header.tensors)) / (1 << 20)
+        with closing(Engine(str(release_7.plan), str(model), [1, 1])) as engine:
+            held = engine.ask(["-c", "512", "-np", "1", "--mmproj", str(projector), "--no-mmproj-offload"])
+        weights = sum(tensor.bytes or 0 for tensor in read_header(projector).tensors)
+        planned = (held.on("", "projector").total - weights) / (1 << 20)
         print(f"compute buffer of the projector: {planned:.2f} as {real:.2f} MiB")
-        assert real <= planned <= 2 * real
+        assert planned == pytest.approx(real, abs=0.01)
 
 
 def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:

@@ -8,12 +8,7 @@ import tarfile
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import (
-    architectures,
-    header,
-    projector,
-    vocabulary,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import header, vocabulary
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
 from support.harness import ROOT
@@ -21,7 +16,7 @@ from support.pinned_source import ARCHIVES, DEFAULT, source
 from support.rpc_session import Op
 
 HEAD = ".git/modules/vendor/llama.cpp/HEAD"
-RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY, CLIP, PROJECTORS, GRAPHS = SOURCES = tuple(
+RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY = SOURCES = tuple(
     f"vendor/llama.cpp/{path}"
     for path in (
         "ggml/include/ggml-rpc.h",
@@ -30,9 +25,6 @@ RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY, CLIP, PROJECTORS, GRAPHS = SOU
         "common/speculative.cpp",
         "common/common.h",
         "src/llama-vocab.cpp",
-        "tools/mtmd/clip.cpp",
-        "tools/mtmd/clip-impl.h",
-        "tools/mtmd/models/models.h",
     )
 )
 
@@ -77,22 +69,6 @@ def test_types_are_known_by_number_and_name(files: dict[str, str], plugins: str)
     assert {number: name.lower() for number, name in known.items()} == wanted
 
 
-def test_architectures_are_known(files: dict[str, str], plugins: str) -> None:
-    names = re.search(r"LLM_ARCH_NAMES = \{(.*?)\n\};", files[ARCH], re.DOTALL)
-    assert names
-    wanted = set(re.findall(r'\{ LLM_ARCH_\w+,\s*"([^"]+)"', names[1])) - {"(unknown)"}
-    assert len(wanted) > 100
-    assert wanted - set(re.findall(r"[\w.-]+", plugins)) == set()
-
-
-def test_architectures_that_keep_states_of_earlier_tokens_are_upstreams(files: dict[str, str]) -> None:
-    names = dict(re.findall(r'\{ (LLM_ARCH_\w+),\s*"([^"]+)"', files[ARCH]))
-    body = re.search(r"bool llm_arch_supports_rs_rollback\(.*?return true;", files[ARCH], re.DOTALL)
-    assert body
-    upstream = {names[name] for name in re.findall(r"case (LLM_ARCH_\w+):", body[0])}
-    assert upstream - architectures.OF_ITS_OWN == architectures.ROLLBACK
-
-
 def test_no_tensor_of_a_text_model_is_named_like_a_projectors(files: dict[str, str]) -> None:
     body = re.search(r"LLM_TENSOR_NAMES = \{(.*?)\n\};", files[ARCH], re.DOTALL)
     assert body
@@ -103,7 +79,7 @@ def test_no_tensor_of_a_text_model_is_named_like_a_projectors(files: dict[str, s
 
 def test_role_and_modules_refuse_split_mode_tensor_for_the_same_architectures() -> None:
     role = yaml.safe_load((ROOT / "roles/llama_server/vars/main.yml").read_text())
-    assert set(role["__llama_server_undivided"]) == architectures.UNDIVIDED
+    assert set(role["__llama_server_undivided"]) == worker_run.UNDIVIDED
     assert role["__llama_server_undivided_up_to"] == worker_run.UNDIVIDED_UP_TO
 
 
@@ -147,31 +123,3 @@ def test_numbers_of_drafted_tokens_are_upstreams(files: dict[str, str]) -> None:
         assert f'"{name}",' in files[SPECULATIVE]
     assert types["ngram-simple"]["floor"][1] == default("ngram_map", "size_n")
     assert types["ngram-mod"]["floor"][1] == default("ngram_mod", "n_min")
-
-
-def test_the_largest_pictures_are_upstreams(files: dict[str, str]) -> None:
-    names = dict(re.findall(r'\{ (PROJECTOR_TYPE_\w+), +"([^"]+)"', files[PROJECTORS]))
-    assert len(names) > 50
-
-    def types(pattern: str) -> dict[str, str]:
-        """Return, by the name of a projector, what the pattern finds in the branch of its type."""
-        branches = [(part, re.search(pattern, part)) for part in re.split(r"\} break;", files[CLIP])]
-        return {
-            names[kind]: found[1]
-            for part, found in branches
-            if found
-            for kind in re.findall(r"case (PROJECTOR_TYPE_\w+):", part)
-            if kind in names
-        }
-
-    limits = types(r"set_limit_image_tokens\(\d+, (\d+)\)")
-    assert {name: int(limit) for name, limit in limits.items()} == projector.MOST_TOKENS
-    first = re.findall(r"set_warmup_n_tokens\((\d+)(?: ?\* ?(\d+))?\)", files[CLIP])
-    assert max(int(side) * int(other or 1) for side, other in first) == projector.FIRST_TOKENS
-    batched = re.findall(
-        r"struct clip_graph_(\w+)(?:(?!\nstruct).)*?support_batch\(\) const override \{ return true",
-        files[GRAPHS],
-        re.DOTALL,
-    )
-    graphs = types(r"make_unique<clip_graph_(\w+)>")
-    assert {name for name, graph in graphs.items() if graph in batched} == projector.BATCHED

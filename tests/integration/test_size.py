@@ -11,17 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES
 
-from support.harness import run_module
+from support.harness import RELEASES, run_module
 from support.hub_stand_in import running_hub
 from support.split_gguf import SPLITTER
 from support.synthetic_models import write_synthetic
-from support.tree import ROOT
+from support.tree import ROOT, load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = [pytest.mark.llama, pytest.mark.usefixtures("release_7")]
+
 MIB = 1 << 20
+RELEASE = RELEASES["7.0.0"]
 TOKEN = "hf_neverseenanywhere"
 
 
@@ -30,9 +34,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_synthetic(tmp_path_factory.mktemp("model") / "model.gguf", "dense", layers=12)
 
 
-def size(*options: str, **variables: object) -> subprocess.CompletedProcess[str]:
-    """Run the playbook, without an inventory."""
+def size(*options: str, prefix: object = RELEASE.prefix, **variables: object) -> subprocess.CompletedProcess[str]:
+    """Run the playbook, without an inventory, with the release that is to be asked."""
     given = [word for name, value in variables.items() for word in ("-e", f"size_{name}={value}")]
+    given += ["-e", f"llama_cpp_prefix={prefix}"]
     return subprocess.run(
         [Path(sys.executable).with_name("ansible-playbook"), ROOT / "playbooks/size.yml", *options, *given],
         cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
@@ -43,8 +48,9 @@ def size(*options: str, **variables: object) -> subprocess.CompletedProcess[str]
 def planned(model: Path, count: int, memory_mib: int) -> dict[str, Any]:
     """Return the planner's result for the same hosts."""
     workers = [{"endpoint": f"host{i + 1}", "memory_available_bytes": memory_mib * MIB} for i in range(count)]
-    arguments = {"model": str(model), "workers": workers, "ctx_size": 4 * 4096, "parallel": 4}
-    return dict(run_module("split_plan_info", arguments))
+    options = ["--ctx-size", str(4 * 4096), "--parallel", "4"]
+    arguments = {"model": str(model), "workers": workers, "options": options, "bin_folder": str(RELEASE.bin)}
+    return run_module("split_plan_info", arguments)
 
 
 def test_it_finds_the_fewest_hosts_and_says_what_each_gets(model: Path) -> None:
@@ -53,7 +59,7 @@ def test_it_finds_the_fewest_hosts_and_says_what_each_gets(model: Path) -> None:
     assert [planned(model, count, 360)["fits"] for count in (2, 3)] == [False, True]
     assert "At least 3 hosts with 360MiB available are needed, and a master with 2GiB." in done.stdout
     assert "3 hosts with 360MiB available: It fits" in done.stdout
-    assert "4 slots of 4096 tokens take 192.00 MiB on all hosts together (12.00 KiB for each token, f16)" in done.stdout
+    assert "4 slots of 4096 tokens take 192.00 MiB on all hosts together (f16)" in done.stdout
     layers = [worker["layers"] for worker in planned(model, 3, 360)["workers"]]
     assert [int(count) for count in re.findall(r"host\d: (\d+) layers?, .* left$", done.stdout, re.M)] == layers
     assert "changed=0" in done.stdout
@@ -81,6 +87,14 @@ def test_a_master_that_is_too_small_is_named(model: Path) -> None:
     done = size(model=model, host_memory="1GiB", master_memory="200MiB")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "No number of hosts alone is enough while the master has 200MiB available." in done.stdout
+
+
+def test_without_a_release_it_estimates_and_says_so(model: Path, tmp_path: Path) -> None:
+    done = size(model=model, host_memory="330MiB", master_memory="2GiB", hosts=2, prefix=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "It does not fit by an estimate, host1 lacks 26.0 MiB and host2 lacks 26.2 MiB: it fits with" in done.stdout
+    why = f"without compute buffers, because {tmp_path}/current/libexec/llama-plan is missing."
+    assert f"These figures are an estimate from the model's header, {why}" in done.stdout
 
 
 # Models that are not here
@@ -167,6 +181,15 @@ def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
         assert ("2 hosts with 31GiB available: It fits;" in again) is fits
 
 
+def test_each_shape_has_its_name() -> None:
+    [play] = load_yaml(ROOT / "playbooks/size.yml")
+    assert play["vars"]["__size_shapes"] == [shape.name for shape in SHAPES]
+    done = size(model="GLM-4.5-Air", host_memory="40GiB", hosts=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"GLM-4\.5-Air: Q4_0, [\d.]+ GiB of weights in 46 layers\.", done.stdout)
+    assert "2 hosts with 40GiB available: It fits; " in done.stdout
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [
@@ -189,7 +212,7 @@ def test_what_cannot_be_fetched_is_a_sentence(model: Path, source: dict[str, str
         (
             {},
             [
-                "size_model is empty; give the absolute path of a GGUF file, its URL, or a shape (3B, 8B, 14B, 30B,",
+                "size_model is empty; give the absolute path of a GGUF file, its URL, or a shape (3B, 8B, 14B, 32B,",
             ],
         ),
         (

@@ -32,26 +32,35 @@ def environment(address: str = "llama-1.llama.prod", size: str = "3") -> dict[st
     return {"LWS_LEADER_ADDRESS": address, "LWS_GROUP_SIZE": size, "POD_IP": "10.1.2.3"}
 
 
-def settings(model: Path, worker_mib: int = 200, leader_mib: int = 400, **plan: Any) -> dict[str, Any]:
-    """Return the settings that role kubernetes writes, as far as a plan needs them."""
-    load = {"ctx_size": 512, "parallel": 1, "outputs_per_slot": 1, "master_other_bytes": 0}
+def settings(
+    model: Path, worker_mib: int = 200, leader_mib: int = 400, program: str = "/none/bin/llama-server", **plan: Any
+) -> dict[str, Any]:
+    """Return the settings that role kubernetes writes, as far as a plan needs them. There is no release to ask."""
     return {
-        "service": {"model": str(model)},
+        "service": {"model": str(model), "program": program},
         "worker_memory_bytes": (worker_mib + 256) * MIB,
         "leader_memory_bytes": (leader_mib + 256) * MIB,
-        "plan": {"load": load, "draft_model": "", "lora": [], "tensor_split": [], "options": [], **plan},
+        "plan": {
+            "options": ["--parallel", "1", "--ctx-size", "512", "--n-gpu-layers", "999", *plan.pop("options", [])],
+            "master_other_bytes": 0,
+            "tensor_split": [],
+            **plan,
+        },
     }
 
 
-def workers(pod: ModuleType, *free_mib: int) -> list[Any]:
-    """Return workers that are ready and report this free memory."""
+def workers(pod: ModuleType, *free_mib: int, devices: int = 1) -> list[Any]:
+    """Return workers that are ready and report this free memory for each device."""
     return [
         pod.service.WorkerStatus(
             endpoint=f"llama-0-{number}.llama.prod:50052",
             host=f"llama-0-{number}.llama.prod",
             port=50052,
             state="ready",
-            devices=[{"index": 0, "memory_free_bytes": free * MIB, "memory_total_bytes": free * MIB}],
+            devices=[
+                {"index": index, "memory_free_bytes": free * MIB, "memory_total_bytes": free * MIB}
+                for index in range(devices)
+            ],
         )
         for number, free in enumerate(free_mib, 1)
     ]
@@ -117,13 +126,13 @@ def test_the_address_of_the_pod_is_put_in(pod: ModuleType) -> None:
 
 
 def test_equal_workers_get_equal_parts(pod: ModuleType, model: Path) -> None:
-    assert pod.divide(settings(model), workers(pod, 64000, 64000)) == ["--tensor-split", "4,3"]
+    assert pod.divide(settings(model), workers(pod, 64000, 64000)) == ["--tensor-split", "3,4"]
 
 
 def test_what_a_worker_reports_counts_where_it_is_less_than_its_limit(pod: ModuleType, model: Path) -> None:
     fits, sentence, _split = pod.divided(settings(model), workers(pod, 64000, 1))
     assert not fits
-    assert sentence.startswith("It does not fit, llama-0-2.llama.prod:50052 lacks")
+    assert sentence.startswith("It does not fit by an estimate, llama-0-2.llama.prod:50052 lacks")
 
 
 def test_the_limit_counts_where_a_worker_reports_the_memory_of_its_node(pod: ModuleType, model: Path) -> None:
@@ -137,26 +146,37 @@ def test_a_split_by_hand_is_judged_and_left_as_it_is(pod: ModuleType, model: Pat
     assert pod.divide(settings(model, tensor_split=[5.0, 2.0]), workers(pod, 64000, 64000)) == []
 
 
-def test_what_cannot_be_planned_is_left_to_llama_cpp(
-    pod: ModuleType, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert pod.divide(settings(model, options=["--mlock", "-sm", "row"]), workers(pod, 64000)) == []
-    assert capsys.readouterr().out == (
-        "The model is not planned before it is loaded, since llama_server_extra_args holds -sm row, and a plan is only "
-        "for split mode layer.\n"
-    )
+def test_each_device_of_a_worker_gets_a_part(pod: ModuleType, model: Path) -> None:
+    assert pod.divide(settings(model), workers(pod, 64000, 64000, devices=2)) == ["--tensor-split", "2,2,1,2"]
+
+
+def test_what_is_kept_on_the_leader_counts(pod: ModuleType, model: Path) -> None:
+    fits, sentence, _split = pod.divided(settings(model, master_other_bytes=500 * MIB), workers(pod, 64000, 64000))
+    assert not fits
+    assert "the master lacks " in sentence
+    assert "with llama_server_cache_ram=" in sentence
+
+
+def test_the_release_of_the_image_is_asked(pod: ModuleType, model: Path, tmp_path: Path) -> None:
+    program = tmp_path / "libexec/llama-plan"
+    program.parent.mkdir()
+    program.write_text('#!/bin/sh\nread -r _ && echo "{\\"error\\": \\"$*\\"}"\n')
+    program.chmod(0o755)
+    given = settings(model, program=str(tmp_path / "bin/llama-server"))
+    said = f"llama.cpp cannot load it: --seconds 120 --stand-ins 1,2 -m {model}."
+    assert pod.divided(given, [*workers(pod, 64000), *workers(pod, 0, 64000, devices=2)[1:]]) == (False, said, [])
 
 
 def test_the_plan_goes_by_the_options_that_a_user_adds(pod: ModuleType, model: Path) -> None:
     def least_mib(*options: str) -> int:
         """Return the least memory of a worker, in MiB, with which the plan fits."""
-        asked = (settings(model, worker_mib=mib, options=options) for mib in range(400))
+        asked = (settings(model, worker_mib=mib, options=["-c", "16384", *options]) for mib in range(100))
         return [pod.divided(it, workers(pod, 64000, 64000))[0] for it in asked].index(True)
 
     default = least_mib("--split-mode", "layer")
-    assert least_mib("--ubatch-size", "64") < default
+    assert least_mib("--cache-type-k", "q8_0") < default
     # llama.cpp uses the last of several options.
-    assert least_mib("--ubatch-size", "64", "-ub", "512") == default
+    assert least_mib("--cache-type-k", "q8_0", "-ctk", "f16") == default
 
 
 def test_it_waits_for_a_model_that_is_not_there_yet(
@@ -171,7 +191,7 @@ def test_it_waits_for_a_model_that_is_not_there_yet(
             model.rename(later)
 
     monkeypatch.setattr(pod.time, "sleep", sleep)
-    assert pod.divide(settings(later), workers(pod, 64000, 64000)) == ["--tensor-split", "4,3"]
+    assert pod.divide(settings(later), workers(pod, 64000, 64000)) == ["--tensor-split", "3,4"]
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{later} is not a complete GGUF model: there is no such file."
     assert said[1].startswith("It fits")

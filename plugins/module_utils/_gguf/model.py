@@ -54,8 +54,9 @@ def _shape(reader: Numbers, count: int | None) -> tuple[Shape, list[Layer]]:
         embedding_length=embedding,
         heads=same(heads),
         kv_heads=same(kv_heads),
-        key_length=reader.number("attention.key_length", each),
-        value_length=reader.number("attention.value_length", each),
+        # If the first layer has no heads, llama.cpp does not read these.
+        key_length=0 if heads[0] == 0 else reader.number("attention.key_length", each),
+        value_length=0 if heads[0] == 0 else reader.number("attention.value_length", each),
         feed_forward_length=same(feed_forward),
         experts=reader.number("expert_count", 0) or 0,
         experts_used=max((used or 0 for used in reader.each("expert_used_count", count, 0)), default=0),

@@ -62,11 +62,6 @@ class Numbers:
         self.note(f"{key} has {self.header.lengths[key]} values that are not one number for each of {layers} layers.")
         return (None,) * layers
 
-    def flags(self, name: str, layers: int) -> tuple[bool, ...] | None:
-        """Return a flag for each layer if the file has an array of flags; layers beyond the array are False."""
-        values = self.header.arrays.get(f"{self.architecture}.{name}")
-        return None if values is None else tuple(map(bool, (*values, *(0,) * layers)[:layers]))
-
 
 def natural(value: Value) -> int | None:
     """Return the value if it is a number that upstream can hold in 32 bits, else None."""

@@ -41,11 +41,6 @@ class Shape:
     dense: int = 0
     dense_feed_forward: int = 0
 
-    @property
-    def typed(self) -> str:
-        """The name as a user types it."""
-        return self.name
-
 
 SHAPES = (
     Shape("3B", 28, 3072, 8192, 24, 8, 128256, tied=True),

@@ -169,6 +169,12 @@ def _spread(sizes: Sizes, cluster: Cluster, shares: Sequence[float]) -> list[flo
     return [round(1000 * part / sum(left)) or 1.0 for part in left]
 
 
+def _fullest(sizes: Sizes, cluster: Cluster) -> float:
+    """Return the part of its memory that the fullest worker uses."""
+    rooms = rooms_of(cluster, sizes.master)
+    return max(need.total / max(1, room.usable) for need, room in zip(needs_of(sizes, cluster), rooms))
+
+
 def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Sizes]:
     """Return the division that leaves the most room, or is the fastest, and what it takes."""
     owners = cluster.owners
@@ -181,7 +187,10 @@ def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Siz
             break
         shares, sizes = again, asker.sizes(load, len(owners), again)
         tried.append((shares, sizes))
-    return next((it for it in reversed(tried) if holds(it[1], cluster)), tried[-1])
+    fitting = [it for it in reversed(tried) if holds(it[1], cluster)] or tried[-1:]
+    if load.spread or any(worker.weight is not None for worker in cluster.workers):
+        return fitting[0]
+    return min(fitting, key=lambda it: _fullest(it[1], cluster))
 
 
 def could_hold(asker: Asker, load: Load, cluster: Cluster) -> bool:

@@ -122,6 +122,8 @@ class Engine:
 
     def ask(self, options: Sequence[str]) -> EnginePlan:
         """Return the engine's plan with further options of llama-server; raises EngineError if it has none."""
+        if any(set("\t\n") & set(word) for word in options):
+            raise EngineError("An option has a tab or a line break, with which the engine cannot be asked.")
         try:
             if self._running is None:
                 self._running = _Running(self.command)
@@ -149,9 +151,13 @@ class _Running:
     def __init__(self, command: Sequence[str]) -> None:
         self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by end
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(  # noqa: S603 - of a release
-            command, stdin=pipe, stdout=pipe, stderr=self.errors, env={"LC_ALL": "C"}, errors="surrogateescape"
-        )
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - of a release
+                command, stdin=pipe, stdout=pipe, stderr=self.errors, env={"LC_ALL": "C"}, errors="surrogateescape"
+            )
+        except OSError:
+            self.errors.close()
+            raise
 
     def answer(self, line: str) -> str:
         """Return the line that it says to this one; empty if it has ended."""

@@ -32,6 +32,10 @@ def _number(value: Value | None) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
+class NoEstimateError(SplitError):
+    """The load may be right, and only a release can say what it takes."""
+
+
 class ByHeader:
     """The estimate for a model."""
 
@@ -75,14 +79,16 @@ class ByHeader:
         """Return the estimate; raises SplitError for a load that it cannot estimate."""
         weights, options = self.model.weights, load.options
         if load.spread:
-            raise SplitError("Without a release that can be asked, only split mode layer is estimated.")
+            raise NoEstimateError("Without a release that can be asked, only split mode layer is estimated.")
         context = number_of(options, "-c") or self.model.shape.context_length or 0
         if not context:
             raise SplitError("The model does not say its context length; give ctx_size.")
         kinds = [value_of(options, name, "f16") for name in ("-ctk", "-ctv")]
         slots = number_of(options, "-np", 1)
-        if not slots or any(kind not in CACHE_TYPES for kind in kinds):
-            raise SplitError(f"llama.cpp has no {slots} slots with caches of {' and '.join(kinds)}.")
+        if not slots:
+            raise SplitError("--parallel is 0; give a number from 1.")
+        if not CACHE_TYPES.keys() >= set(kinds):
+            raise SplitError(f"A cache cannot be of {' and '.join(kinds)}; give one of {', '.join(CACHE_TYPES)}.")
         bits = [8 * CACHE_TYPES[kind].block_bytes / CACHE_TYPES[kind].block for kind in kinds]
         layers = [
             Need(layer.bytes or 0, round(context * (keys * bits[0] + values * bits[1]) / 8))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from .._status.limits import MAX_WORKERS
@@ -90,7 +89,7 @@ def check_cluster(cluster: Cluster) -> None:
             raise SplitError(
                 f"memory_max_bytes of worker {worker.endpoint} is {worker.memory_max_bytes}; give its limit."
             )
-        if worker.weight is not None and not (worker.weight > 0 and math.isfinite(worker.weight)):
+        if worker.weight is not None and not SMALLEST_SHARE <= worker.weight <= LARGEST_SHARE:
             raise SplitError(f"weight of worker {worker.endpoint} is {worker.weight:g}; give a number above 0.")
     if cluster.reserve_bytes < 0:
         raise SplitError(f"reserve_bytes is {cluster.reserve_bytes}; give a number from 0.")

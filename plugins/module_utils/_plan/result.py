@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Sequence
 
 from .choice import Room, choose, could_hold, idle, master_room, needs_of, rooms_of
 from .hints import Hints, enumerated, in_words
-from .inputs import Cluster, Load, check_cluster
+from .inputs import Cluster, Load, SplitError, check_cluster
 from .options import value_of
 
 if TYPE_CHECKING:
@@ -64,16 +64,25 @@ def _too_many(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variable
         return None
     hints = Hints(asker, load, cluster, sizes, variables_of)
     base = hints.base
-    trials = {"fewer_workers": base._replace(cluster=replace(cluster, workers=cluster.workers[:most]))}
+    fewer = next(
+        number
+        for number in range(len(cluster.workers), -1, -1)
+        if sum(1 for it in cluster.owners if it < number) <= most
+    )
+    trials = (
+        {"fewer_workers": base._replace(cluster=replace(cluster, workers=cluster.workers[:fewer]))} if fewer else {}
+    )
     if not layers and count <= sizes.count:
         trials["n_gpu_layers"] = base._replace(load=base.load.with_options("-ngl", count + 1))
     proposals = [hints.typed_as(name, trial) for name, trial in trials.items() if hints.fits(trial)]
-    helps = hints.with_which_it_fits(proposals) if proposals else f", and it does not fit on the first {most} either"
+    what = "workers" if count == len(cluster.workers) else "devices of workers"
+    either = f", and it does not fit on the first {fewer} either" if fewer else ""
+    helps = hints.with_which_it_fits(proposals) if proposals else either
     offloaded = f"n_gpu_layers ({value_of(load.options, '-ngl')})"
     if not layers:
-        return f"There are {count} workers, and {offloaded} leaves them only the output{helps}."
+        return f"There are {count} {what}, and {offloaded} leaves them only the output{helps}."
     given = "the model has" if not sizes.local else f"{offloaded} leaves them"
-    return f"There are more workers ({count}) than layers ({given} {layers}){helps}."
+    return f"There are more {what} ({count}) than layers ({given} {layers}){helps}."
 
 
 def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
@@ -136,8 +145,16 @@ def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "mod
     `variables_of` is the key of hints.TYPED whose variables the messages name.
     """
     check_cluster(cluster)
+    if load.other_bytes < 0:
+        raise SplitError(f"master_other_bytes is {load.other_bytes}; give a number from 0.")
     owners = cluster.owners
+    if len(owners) > 1 and value_of(load.options, "-sm") == "none":
+        raise SplitError(
+            f"Split mode none uses one of the {len(owners)} devices; name one worker, or take another mode."
+        )
     sizes = asker.sizes(load, len(owners), cluster.tensor_split or [1.0] * len(owners))
+    if all(part.end <= part.first for part in sizes.parts):
+        raise SplitError(f"n_gpu_layers is {value_of(load.options, '-ngl')}, which leaves the workers nothing.")
     result: dict[str, Any] = {
         "fits": False,
         "exact": sizes.exact,

@@ -22,6 +22,7 @@ from _rpc.listeners import addresses_of
 from module_utils._gguf.header import GgufError
 from module_utils._host.cpu_topology import read_topology
 from module_utils._plan.asking import plan_of
+from module_utils._plan.estimate import NoEstimateError
 from module_utils._plan.inputs import SplitError
 
 LOOK_AGAIN_S = 15
@@ -86,6 +87,8 @@ def divided(written: Mapping[str, Any], workers: Sequence[service.WorkerStatus])
     }
     try:
         result = plan_of(given)
+    except NoEstimateError as error:
+        return True, str(error), []
     except (GgufError, SplitError) as error:
         return False, str(error), []
     except OSError as error:

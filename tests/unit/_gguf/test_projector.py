@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The check whether a projector fits a model, and its memory; tests/integration/test_pictures.py asks llama.cpp."""
+"""The check whether a projector fits a model; tests/integration/test_pictures.py asks llama.cpp."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, Header, read_header
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import (
-    projector_bytes,
-    projector_problem,
-)
-
-from support.tiny_projector import write_projector
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_problem
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,44 +86,3 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     model = written(tmp_path / "m.gguf", "llama", MODEL)
     with pytest.raises(GgufError, match=r"none.gguf is not a complete GGUF model: there is no such file\.$"):
         projector_problem(model, tmp_path / "none.gguf")
-
-
-def header(kind: str, **numbers: int) -> Header:
-    given = {"embedding_length": 100, "feed_forward_length": 400, "patch_size": 10, "attention.head_count": 2}
-    metadata = {f"clip.vision.{name}": number for name, number in {**given, **numbers}.items()}
-    return Header(3, 0, None, {"clip.has_vision_encoder": True, "clip.projector_type": kind, **metadata})
-
-
-# What a patch takes in these headers, by the sum in the code.
-EACH = 4 * (2 * 100 + 400 + 100 + 200 + 2 * 300)
-
-
-@pytest.mark.parametrize(
-    ("kind", "numbers", "context", "patches"),
-    [
-        pytest.param("mlp", {"image_size": 240}, 4096, 24 * 24, id="of-one-size"),
-        pytest.param("step3vl", {"image_max_pixels": 100000}, 4096, 1000, id="of-a-limit-in-the-file"),
-        pytest.param("glm4v", {}, 8192, 4096 * 4, id="of-a-limit-in-llama.cpp"),
-        pytest.param("pixtral", {"spatial_merge_size": 2}, 4096, 1024 * 4, id="of-a-merge-in-the-file"),
-        pytest.param("glm4v", {}, 3000, 3000 * 4, id="no-larger-than-a-slot"),
-        pytest.param("glm4v", {}, 64, 46 * 46 * 4, id="as-large-as-at-the-start"),
-        pytest.param("internvl", {"image_size": 320}, 4096, 1024 * 4, id="several-at-a-time"),
-    ],
-)
-def test_the_buffer_is_for_the_largest_picture(kind: str, numbers: dict[str, int], context: int, patches: int) -> None:
-    assert projector_bytes(header(kind, **numbers), context) == patches * EACH
-
-
-def test_masks_and_attention_without_flash_attention_grow_with_all_pairs_of_patches() -> None:
-    plain = projector_bytes(header("mlp", image_size=100), 4096)
-    assert projector_bytes(header("mlp", image_size=100, window_size=112), 4096) == plain + 10 * 100**2
-    assert projector_bytes(header("mlp", image_size=100), 4096, flash_attention=False) == plain + 4 * 2 * 100**2
-
-
-def test_weights_are_counted_and_a_header_may_say_anything(tmp_path: Path) -> None:
-    found = read_header(write_projector(tmp_path / "p.gguf", 64))
-    weights = sum(tensor.bytes or 0 for tensor in found.tensors)
-    assert weights < projector_bytes(found, 4096) < weights + (1 << 20)
-    for value in (0, "many", -1, 1 << 40):
-        found.metadata["clip.vision.patch_size"] = value
-        assert projector_bytes(found, 4096) >= weights

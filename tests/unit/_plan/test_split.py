@@ -44,8 +44,9 @@ class Model:
 
     tail, bits = 1, 8.5
 
-    def __init__(self, layers: int = LAYERS) -> None:
-        self.layers, self.notes = layers, list[str]()
+    def __init__(self, layers: int = LAYERS, *, wide: int = 999, slot: int = MIB) -> None:
+        """Layers from `wide` on take 1 GiB more to compute; each slot takes `slot` bytes beside the output."""
+        self.layers, self.wide, self.slot, self.notes = layers, wide, slot, list[str]()
         self.asked: set[tuple[object, ...]] = set()
 
     def sizes(self, load: Load, devices: int, shares: Sequence[float]) -> Sizes:
@@ -57,14 +58,16 @@ class Model:
         layers = [Need(LAYER, round(context * TOKEN * of_cache))] * self.layers + [Need(OUTPUT)]
         sums = list(accumulate(layers, Need.plus, initial=Need()))
         local = self.layers + 1 - min(offloaded, self.layers + 1)
-        logits = LOGITS + slots * MIB
+        logits = LOGITS + slots * self.slot
         if load.spread:
             parts = [Part(0, self.layers + 1)] * devices
             held = [Need(*(int(it * share / sum(shares)) for it in sums[-1])) for share in shares]
         else:
             parts = parts_of(self.layers, offloaded, shares)
             held = [sums[part.end].less(sums[part.first]) for part in parts]
-        computes = [COMPUTE + (logits if part.end > self.layers else 0) for part in parts]
+        computes = [
+            COMPUTE + (logits if part.end > self.layers else 0) + (GIB if part.end > self.wide else 0) for part in parts
+        ]
         return Sizes(
             context=context,
             slots=slots,
@@ -137,21 +140,23 @@ def test_whole_numbers_of_layers_are_given_exactly(parts: list[int], local: int)
 
 
 @pytest.mark.parametrize(
-    ("memory", "load"),
+    ("memory", "load", "wide"),
     [
-        ((8, 8), SMALL),
-        ((16, 4), SMALL),
-        ((4, 16), SMALL),
-        ((3, 5, 9), SMALL),
-        ((9, 5, 3), Load(("-c", "32768"))),
-        ((4, 4, 4, 4), SMALL),
-        ((6, 6, 6), SMALL.with_options("-ngl", 9)),
-        ((1, 1), SMALL),
+        ((8, 8), SMALL, 999),
+        ((16, 4), SMALL, 999),
+        ((4, 16), SMALL, 999),
+        ((3, 5, 9), SMALL, 999),
+        ((9, 5, 3), Load(("-c", "32768")), 999),
+        ((4, 4, 4, 4), SMALL, 999),
+        ((6, 6, 6), SMALL.with_options("-ngl", 9), 999),
+        ((1, 1), SMALL, 999),
+        # The part that equal shares let expect for the first one takes more to compute.
+        ((6, 4), SMALL, 8),
     ],
 )
-def test_the_fullest_worker_is_as_empty_as_can_be(memory: tuple[float, ...], load: Load) -> None:
+def test_the_fullest_worker_is_as_empty_as_can_be(memory: tuple[float, ...], load: Load, wide: int) -> None:
     """Compares with all possible splits, each of which the planner judges as if it was given."""
-    model = Model(12)
+    model = Model(12, wide=wide)
     cluster = Cluster(workers(*memory))
     chosen = plan(model, load, cluster)
     assert all(it["layers"] >= 1 for it in chosen["workers"])
@@ -274,12 +279,22 @@ def test_each_device_of_a_worker_gets_its_part_and_they_share_its_memory() -> No
     for name in "weights_bytes", "kv_bytes", "compute_bytes", "total_bytes":
         assert result["workers"][0][name] == first[name] + second[name]
     assert result["workers"][0]["memory_available_bytes"] == 12 * GIB
-    # Alone, it has the model on one device.
     assert [it["fits_alone"] for it in result["workers"]] == [True, False]
+    # Alone, it has the model on one device: on two there would be more to compute.
+    tight = plan(Model(), SMALL, Cluster((replace(workers(8.8)[0], devices=2), one)))
+    assert [it["fits_alone"] for it in tight["workers"]] == [True, False]
     with pytest.raises(SplitError, match="tensor_split has 2 entries for 3 devices of the workers; give one share for"):
         plan(Model(), SMALL, Cluster((replace(two, devices=2), one), tensor_split=(1, 1)))
     idle = plan(Model(), SMALL, Cluster((replace(two, devices=2), one), tensor_split=(1, 0, 1)))
     assert idle["message"].startswith("The tensor_split leaves worker w0:50052 without a layer: it fits with")
+
+
+def test_more_workers_are_as_many_as_there_are_layers_for_their_devices() -> None:
+    load, cluster = SMALL, Cluster((replace(workers(1.5)[0], devices=4),))
+    kinds = short(plan(Model(6), load, cluster))
+    assert kinds["workers"]["workers"] == 1
+    assert plan(Model(6), *applied(kinds["workers"], load, cluster))["fits"]
+    assert "workers" not in short(plan(Model(4), load, cluster))
 
 
 SPREAD = SMALL.with_options("-sm", "tensor")
@@ -355,6 +370,10 @@ CLUSTERS = {
     "the master, for prompts": (
         replace(FOUR, other_bytes=3 * GIB), Cluster(workers(16, 16), master_memory_available_bytes=2 * GIB)
     ),
+    "the master, for prompts, and a split by hand": (
+        replace(FOUR, other_bytes=3 * GIB),
+        Cluster(workers(16, 16), tensor_split=(1, 1), master_memory_available_bytes=2 * GIB),
+    ),
     "the master and a worker": (
         replace(FOUR, other_bytes=3 * GIB), Cluster(workers(5), master_memory_available_bytes=2 * GIB)
     ),
@@ -408,6 +427,17 @@ def test_each_kind_is_suggested_where_it_helps() -> None:
         r"with a model of at most \S+ bits per weight instead of 8\.5\.$",
         message,
     )
+
+
+def test_fewer_slots_and_fewer_tokens_for_each_are_a_pair() -> None:
+    model, load, cluster = Model(slot=64 * MIB), Load(("-c", "524288", "-np", "16")), Cluster(workers(4.4, 4.6))
+    result = plan(model, load, cluster)
+    pair = next(it for it in result["suggestions"] if it.keys() >= {"parallel", "ctx_size"})
+    assert (pair["kind"], pair["ctx_size"] % pair["parallel"]) == ("pair", 0)
+    changed = applied(pair, load, cluster)[0]
+    assert plan(model, changed, cluster)["fits"]
+    more = changed.with_options("-c", pair["ctx_size"] + 256 * pair["parallel"])
+    assert not plan(model, more, cluster)["fits"]
 
 
 # The sentence for such a cluster was "the master lacks 884.5 MiB, whatever is changed", while llama_server_cache_ram=0
@@ -565,6 +595,7 @@ def test_it_is_said_of_each_worker_whether_it_would_do_alone() -> None:
         ({"workers": workers(-1)}, "memory_available_bytes of worker w0:50052 is -1073741824"),
         ({"workers": workers(1, weights=(0,))}, "weight of worker w0:50052 is 0"),
         ({"workers": workers(1, weights=(float("nan"),))}, "weight of worker w0:50052 is nan"),
+        ({"workers": workers(1, weights=(5e-324,))}, "weight of worker w0:50052 is 4.94066e-324"),
         ({"workers": (replace(workers(1)[0], memory_max_bytes=-1),)}, "memory_max_bytes of worker w0:50052 is -1"),
         ({"workers": (replace(workers(1)[0], devices=0),)}, "devices of worker w0:50052 is 0; give a number from 1"),
         ({"reserve_bytes": -1}, "reserve_bytes is -1"),

@@ -122,47 +122,29 @@ def test_memory_that_is_told_goes_before_what_is_read() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("extra_args", "expected"),
-    [
-        (["--temp", "1", "-b", "1024"], {"batch_size": 1024}),
-        (["-ub", "128", "-ctk", "q8_0"], {"ubatch_size": 128, "cache_type_k": "q8_0"}),
-        (["--cache_type_v", "q4_0", "-fa", "on"], {"cache_type_v": "q4_0", "flash_attn": "on"}),
-        (["-fa", "0"], {"flash_attn": "off"}),
-        (["-fa", "--mlock"], {"flash_attn": "on"}),
-        (["--split-mode", "layer"], {"split_mode": "layer"}),
-    ],
-    ids=" ".join,
-)
-def test_options_of_llama_cpp_count(extra_args: list[str], expected: dict[str, Any]) -> None:
-    result = asked(extra_args=extra_args)
-    assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
-    assert result["skipped"] == ""
-
-
-@pytest.mark.parametrize(
-    ("extra_args", "expected", "said"),
-    [
-        (
-            ["--split-mode", "tensor", "--flash-attn", "off", "-ub", "64"],
-            {"split_mode": "tensor", "flash_attn": "off", "ubatch_size": 64},
-            "--split-mode tensor",
-        ),
-        (["-nkvo", "-ctk", "q8_0", "-sm", "tensor"], {"cache_type_k": "q8_0", "split_mode": "tensor"}, "-nkvo"),
-        (["-b", "many", "-ub", "64"], {"ubatch_size": 64}, "-b many, which is not a value of it"),
-        (["-ub", "64", "-sm"], {"ubatch_size": 64}, "-sm, which is not a value of it"),
-    ],
-)
-def test_options_are_told_though_there_is_no_plan(extra_args: list[str], expected: dict[str, Any], said: str) -> None:
+def test_options_are_told_with_and_without_workers() -> None:
     # playbooks/tasks/benchmark/measure_cluster.yml calls it in the first way.
-    for result in (split_plan_arguments([], {}, extra_args=extra_args), asked(extra_args=extra_args)):
-        assert {name: result[name] for name in OPTIONS if result[name] is not None} == expected
-        assert f"inference_extra_args holds {said}" in result["skipped"]
+    words = ["-sm", "tensor", "--flash-attn", "off", "-ub", "64", "-b", "many", "-nkvo", "-ctk"]
+    for result in (split_plan_arguments([], {}, extra_args=words), asked(extra_args=words)):
+        told = {"split_mode": "tensor", "flash_attn": "off", "ubatch_size": 64}
+        assert {name: result[name] for name in OPTIONS if result[name] is not None} == told
+        assert result["skipped"] == ""
+
+
+def test_the_devices_of_a_worker_count() -> None:
+    statuses = [
+        {"endpoint": "192.0.2.1:50052", "devices": [{}, {}]},
+        {"endpoint": "192.0.2.2:50052", "devices": [{}]},
+        {"endpoint": "192.0.2.3:1", "devices": None},
+        {"endpoint": "198.51.100.1:50052", "devices": [{}, {}, {}]},
+    ]
+    assert [it.get("devices") for it in asked(statuses=statuses)["workers"]] == [2, None, None, None]
 
 
 def test_old_builds_have_flash_attention_off() -> None:
     old = [{"endpoint": "w", "protocol": {"major": 2}, "devices": []}]
     assert asked(statuses=old)["flash_attn"] == "off"
+    assert asked(statuses=old, extra_args=["-fa", "auto"])["flash_attn"] == "auto"
     assert asked(statuses=[{"endpoint": "w", "protocol": {"major": 7}, "devices": [{}]}])["flash_attn"] is None
     assert asked(statuses=[{"endpoint": "w", "protocol": None, "devices": []}])["flash_attn"] is None
 
@@ -174,12 +156,6 @@ SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a host that cannot be asked": ({"meminfo": {"w1": MEMINFO}}, "the memory of host w2 could not be read"),
     "no Linux": ({"meminfo": dict.fromkeys(HOSTS, "")}, "no MemAvailable"),
-    "split mode": ({"extra_args": ["-sm", "tensor"]}, "-sm tensor"),
-    "tensors elsewhere": ({"extra_args": ["--override_tensor", "x=CPU"]}, "--override_tensor"),
-    "layers in part elsewhere": ({"extra_args": ["--n-cpu-ffn", "4"]}, "--n-cpu-ffn"),
-    "a value that is none": ({"extra_args": ["-ub", "many"]}, "-ub many"),
-    "no value": ({"extra_args": ["-ctk"]}, "-ctk"),
-    "devices": ({"statuses": [{"endpoint": "w1", "devices": [{}, {}]}]}, "worker w1 has 2 devices"),
 }
 
 

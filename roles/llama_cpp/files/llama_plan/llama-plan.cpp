@@ -5,8 +5,8 @@
 //   llama-plan [--seconds N] [--stand-ins N,...] [--one-run] <options of llama-server>
 //
 // For each line of its input it prints a line of JSON: what is held, or an "error". The line has further options, separated by
-// tabs, such as another --tensor-split; it may be empty. The program ends with its input, after --seconds, and with the
-// process that started it.
+// tabs, such as another --tensor-split; it may be empty. The program ends with its input, if an answer takes longer than
+// --seconds, and with the process that started it.
 // --stand-ins starts RPC servers in place of the workers, one for each number, with so many devices. No worker is asked.
 // --one-run plans what llama-completion would hold, which has one sequence, and may want the output of each token.
 // If root starts it, it goes on as nobody, who may read files, and in a network of its own.
@@ -164,20 +164,20 @@ static void leave_network() {
     close(fd);
 }
 
-// As nobody, who may read each file and nothing else.
+// As nobody, who may read each file and nothing else. The root of a container without such an account stays what it is.
 static void leave_root() {
     if (geteuid() != 0) {
         return;
     }
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     prctl(PR_SET_KEEPCAPS, 1);
     if (setgroups(0, nullptr) != 0 || setresgid(65534, 65534, 65534) != 0 || setresuid(65534, 65534, 65534) != 0) {
-        throw std::runtime_error(std::string("it cannot go on as nobody: ") + strerror(errno));
+        return;
     }
     __user_cap_header_struct header  = {_LINUX_CAPABILITY_VERSION_3, 0};
     __user_cap_data_struct   data[2] = {};
     data[0].effective = data[0].permitted = 1u << CAP_DAC_READ_SEARCH;
     syscall(SYS_capset, &header, data);
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
 static sockaddr_in loopback_address(int port) {
@@ -546,7 +546,8 @@ static void print_layers(llama_context & ctx) {
     }
     for (const ggml_tensor * tensor : stored_tensors(ctx)) {
         const int il = layer_of_cache(tensor);
-        if (il >= 0 && il < n) {
+        // A cache that stays with the master does not move with its layer.
+        if (il >= 0 && il < n && device_of(ggml_backend_buffer_get_type(tensor->buffer), model) == name_of(model.dev_layer(il))) {
             layers[size_t(il)].context += padded_size(tensor);
         }
     }
@@ -654,6 +655,7 @@ int main(int argc, char ** argv) {
     }
     ggml_set_abort_callback(on_abort);
 
+    unsigned                 limit = 0;
     std::string              devices, line;
     vocabulary               known;
     std::vector<std::string> options = {argv[0]};
@@ -663,7 +665,7 @@ int main(int argc, char ** argv) {
             devices = argv[++i];
         } else if (option == "--seconds" && i + 1 < argc) {
             signal(SIGALRM, on_alarm);
-            alarm(unsigned(std::max(1, atoi(argv[++i]))));
+            limit = unsigned(std::max(1, atoi(argv[++i])));
         } else if (option == "--one-run") {
             one_run = true;
         } else {
@@ -690,6 +692,7 @@ int main(int argc, char ** argv) {
         return 1;
     }
     while (std::getline(std::cin, line)) {
+        alarm(limit);
         refusal.clear();
         std::vector<std::string> words = options;
         for (const std::string & word : string_split<std::string>(line, '\t')) {
@@ -716,6 +719,7 @@ int main(int argc, char ** argv) {
         } catch (const std::exception & e) {
             print_error(refusal.empty() ? plain(e.what()) : refusal);
         }
+        alarm(0);
     }
     return 0;
 }
