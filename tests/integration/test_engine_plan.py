@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -30,6 +32,7 @@ from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
 from support.synthetic_models import KINDS, LAYERS, write_synthetic
 from support.tiny_projector import write_projector
+from support.tree import ROOT, load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,6 +145,8 @@ SERVER = ["-c", "4096", "-ub", "256", "-lm", "none"]
 CASES: dict[str, tuple[str, int, list[str]]] = {
     "one slot": ("dense", 2, ["-np", "1"]),
     "eight slots": ("dense", 3, ["-np", "8"]),
+    "slots of no round size": ("dense", 2, ["-c", "2100", "-ub", "200", "-np", "3"]),
+    "embeddings": ("dense", 2, ["-np", "2", "--embeddings", "--pooling", "mean"]),
     "slots that share a cache": ("dense", 2, ["-np", "4", "-kvu"]),
     "slots as by default": ("grouped queries", 1, []),
     "a small cache": ("dense", 3, ["-np", "2", "-ctk", "q8_0", "-ctv", "q8_0"]),
@@ -332,6 +337,37 @@ def test_each_device_of_a_worker_gets_its_part(release_7: Release, tmp_path: Pat
         ]
         assert all(real), name
         assert list(mib(plan.on(f"RPC{number}"))) == pytest.approx(real, rel=0.01, abs=0.03)
+
+
+def test_the_service_plans_again_without_ansible(release_7: Release, tmp_path: Path) -> None:
+    """With the files that role llama_server installs, and the memory that the last plan found."""
+    library = tmp_path / "lib"
+    parts = load_yaml(ROOT / "roles/llama_server/vars/main.yml")["__llama_server_parts"]
+    for folder, names in parts.items():
+        (library / folder).mkdir(parents=True)
+        for name in names:
+            source = ROOT / "plugins/module_utils" / folder.removeprefix("module_utils/") / f"{name}.py"
+            shutil.copy(source, library / folder)
+    program = shutil.copy(ROOT / "roles/llama_server/files/llama_server_service.py", library)
+    command = [sys.executable, "-B", "-s", program, str(tmp_path / "8080.json"), "--plan"]
+
+    def again() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env={"LC_ALL": "C"})
+
+    none = again()
+    assert (none.returncode, none.stdout) == (2, "")
+    assert none.stderr.startswith(f"{tmp_path}/8080.plan or its model cannot be read")
+    given = {
+        "model": str(write_synthetic(tmp_path / "m.gguf", "dense")),
+        "bin_folder": str(release_7.bin),
+        "options": ["--ctx-size", "4096", "--parallel", "2"],
+        "workers": [{"endpoint": f"10.0.0.{n}:50052", "memory_available_bytes": n << 30} for n in (1, 2)],
+    }
+    (tmp_path / "8080.plan").write_text(json.dumps({"tensor_split": [], "arguments": given}))
+    done = again()
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["fits"], found["exact"], sum(found["tensor_split"])) == (True, True, LAYERS + 1)
 
 
 # What cannot be planned

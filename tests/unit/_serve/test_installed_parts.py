@@ -4,33 +4,33 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from support.tree import ROOT, load_yaml
 
 ROLE = ROOT / "roles/llama_server"
-PACKAGE = ROOT / "plugins/module_utils/_rpc"
+UTILS = ROOT / "plugins/module_utils"
 
 
-def imported(name: str) -> set[str]:
-    """Return the files of the package that one of its files imports."""
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text(encoding="utf-8"))
+def imported(path: Path) -> set[str]:
+    """Return the packages with their modules, such as _rpc/prober, that a file of the collection imports."""
     found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            found |= {node.module} if node.module else {alias.name for alias in node.names}
-        assert not (isinstance(node, ast.ImportFrom) and node.level > 1), f"{name} needs another package"
-    return found
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        place = path.parents[node.level - 1].relative_to(UTILS) if node.level else Path()
+        name = (node.module or "").removeprefix("module_utils.")
+        if node.level or name.startswith("_"):
+            modules = [f"{name}.{alias.name}" for alias in node.names] if not (node.module or "") else [name]
+            found |= {str(place / module.strip(".").replace(".", "/")) for module in modules}
+    return {name for name in found if "/" in name and (UTILS / f"{name}.py").is_file()}
 
 
 def test_all_files_that_the_programs_need_are_installed() -> None:
-    needed = {"__init__"}
-    for program in ROLE.glob("files/*.py"):
-        tree = ast.parse(program.read_text(encoding="utf-8"))
-        modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-        needed |= {module.partition(".")[2] for module in modules if module.startswith("_rpc.")}
-    while True:
-        more = set().union(*(imported(name) for name in needed)) - needed
-        if not more:
-            break
+    needed = set().union(*(imported(program) for program in ROLE.glob("files/*.py")))
+    while more := set().union(*(imported(UTILS / f"{name}.py") for name in needed)) - needed:
         needed |= more
-    assert sorted(needed) == sorted(load_yaml(ROLE / "vars/main.yml")["__llama_server_parts"])
+    needed |= {f"{name.partition('/')[0]}/__init__" for name in needed}
+    parts = load_yaml(ROLE / "vars/main.yml")["__llama_server_parts"]
+    installed = {f"{folder.removeprefix('module_utils/')}/{name}" for folder, names in parts.items() for name in names}
+    assert sorted(needed) == sorted(installed)
