@@ -257,7 +257,7 @@ master:
       description: Its compute and output buffers.
       type: int
     other_bytes:
-      description: All of a O(draft_model) that is on the master, of O(mmproj), and O(master_other_bytes).
+      description: All of a draft model and a projector that are on the master, and O(master_other_bytes).
       type: int
     total_bytes:
       description: All of these.

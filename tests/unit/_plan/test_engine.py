@@ -46,10 +46,10 @@ def program(tmp_path: Path) -> Path:
     return tmp_path / "libexec/llama-plan"
 
 
-def write(path: Path, body: str, plan: dict[str, Any] = PLAN) -> str:
+def write(path: Path, body: str, plan: dict[str, Any] | None = None) -> str:
     """Write a program that keeps how it was started, and its process."""
     path.write_text(
-        f"#!{sys.executable} -IS\nimport json, os, pathlib, sys, time\nPLAN = {plan!r}\n"
+        f"#!{sys.executable} -IS\nimport json, os, pathlib, sys, time\nPLAN = {plan or PLAN!r}\n"
         "started = pathlib.Path(__file__ + '.started')\n"
         "with started.open('a') as file:\n    print(os.getpid(), *sys.argv[1:], file=file)\n"
         f"{body}\n"
