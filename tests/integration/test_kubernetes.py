@@ -253,7 +253,8 @@ def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -
         assert before != after
     [configuration] = of_kind(second, "ConfigMap")
     written = json.loads(configuration["data"]["pod.json"])
-    assert written["plan"]["load"]["parallel"] == 2
+    options = written["plan"]["options"]
+    assert options[options.index("--parallel") + 1] == "2"
     assert written["worker_memory_bytes"] == 24 << 30
 
 

@@ -103,7 +103,8 @@ def test_a_worker_gets_the_tensors_of_its_part_alone(
     release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     memory = [{"endpoint": f"w{number}:1", "memory_available_bytes": 1 << 40} for number in range(2)]
-    plan = run_module("split_plan_info", {"model": str(wide), "workers": memory, "ctx_size": 64})
+    given = {"model": str(wide), "workers": memory, "bin_folder": str(release_7.bin), "options": ["-c", "64"]}
+    plan = run_module("split_plan_info", given)
     folders = [tmp_path / f"cache{number}" for number in range(2)]
     for folder, part in zip(folders, plan["workers"]):
         done = seed(
