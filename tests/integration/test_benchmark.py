@@ -179,7 +179,7 @@ def test_the_playbook_measures_reports_and_remembers(
     for share in report["split"][:2]:
         for part, limit in (("weights", 2), ("kv", 2), ("compute", 25)):
             assert abs(share[part]["difference_percent"]) <= limit, (share["name"], part)
-    assert "the plan was right within its limits" in report["split_note"]
+    assert "the plan was right within its limit of 1 %" in report["split_note"]
     assert report["model"]["layers"] == 8
     assert "<h1>Two workers &lt;here&gt;</h1>" in (folder / "report.html").read_text()
     assert "# Two workers &lt;here&gt;\n" in (folder / "report.md").read_text()

@@ -24,8 +24,8 @@ from .benchmark_history import (
 )
 from .benchmark_words import summary_of, workers_of
 
-# The largest deviations from the plan that module split_plan_info promises, in percent.
-PLAN_LIMITS = {"weights": 2.0, "kv": 2.0, "compute": 25.0}
+# The largest deviations from a plan that llama.cpp itself has made. A log has MiB with two decimal places.
+PLAN_LIMIT_PERCENT, PLAN_LIMIT_BYTES = 1.0, 30_000
 
 
 def split_of(plan: Mapping[str, Any], run: Mapping[str, Any], hosts: Sequence[Mapping[str, Any]]) -> list[Share]:
@@ -105,25 +105,25 @@ def _figure(planned: int | None, measured: int | None) -> Figure:
     return {"planned_bytes": planned, "measured_bytes": measured, "difference_percent": difference}
 
 
-def split_note(split: Sequence[Share]) -> str:
-    """Return a sentence on whether the plan was within its limits on the workers; empty if nothing was compared."""
+def split_note(split: Sequence[Share], *, exact: bool) -> str:
+    """Return a sentence on whether llama.cpp's own plan was right on the workers; empty if nothing was compared."""
     words = {"weights": "weights", "kv": "KV cache", "compute": "compute buffers"}
     off, compared = [], 0
-    for share in split:
-        for key, limit in PLAN_LIMITS.items():
+    for share in split if exact else ():
+        for key, name in words.items():
             figure: Figure = share[key]  # type: ignore[literal-required]
+            planned, measured = figure["planned_bytes"], figure["measured_bytes"]
             difference = figure["difference_percent"]
-            if share["endpoint"] is None or difference is None:
+            if share["endpoint"] is None or planned is None or measured is None or difference is None:
                 continue
             compared += 1
-            if abs(difference) > limit:
-                off.append(f"{words[key]} of {share['name']} {difference:+.1f} %")
+            if abs(difference) > PLAN_LIMIT_PERCENT and abs(measured - planned) > PLAN_LIMIT_BYTES:
+                off.append(f"{name} of {share['name']} {difference:+.1f} %")
     if not compared:
         return ""
-    limits = "2 % for weights and KV cache, 25 % for compute buffers"
     if not off:
-        return f"On every worker the plan was right within its limits ({limits})."
-    return f"The plan missed its limits ({limits}): {', '.join(off)}."
+        return f"On every worker the plan was right within its limit of {PLAN_LIMIT_PERCENT:.0f} %."
+    return f"The plan missed its limit of {PLAN_LIMIT_PERCENT:.0f} %: {', '.join(off)}."
 
 
 # The maximum number of runs in a report; the history has all of them.
@@ -172,7 +172,7 @@ def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> Report:
         "tests": this["tests"],
         "plan": {key: plan.get(key) for key in ("fits", "message", "tensor_split", "ctx_size")},
         "split": split,
-        "split_note": split_note(split),
+        "split_note": split_note(split, exact=plan.get("exact") is True),
         "run": _inference(inference),
         "history": [*before, this][-SHOWN_RUNS:],
     }

@@ -7,12 +7,14 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 from .assignment import Part
+from .inputs import SplitError
+from .sizes import Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .inputs import Cluster, Load
-    from .sizes import Asker, Need, Sizes
+    from .sizes import Asker, Sizes
 
 # A division is asked for at most so many times: each answer may move a layer.
 _ROUNDS = 3
@@ -61,7 +63,7 @@ def master_room(cluster: Cluster) -> Room | None:
 
 def needs_of(sizes: Sizes, cluster: Cluster) -> list[Need]:
     """Return what each worker holds on all of its devices."""
-    needs = [type(sizes.master)()] * len(cluster.workers)
+    needs = [Need()] * len(cluster.workers)
     for owner, held in zip(cluster.owners, sizes.held):
         needs[owner] = needs[owner].plus(held)
     return needs
@@ -99,16 +101,14 @@ def _reach(sizes: Sizes, tail: int, within: Callable[[int, Need], bool]) -> list
     count, beyond = len(sizes.held), sizes.count + 1
     at, parts = sizes.local, []
     for device in range(count):
-        # Leave a layer for each later device, so that the last one does not get the output alone.
+        # Leave a layer for each later device, and the last layers for the last one, which gets the output too.
         left = count - device - 1
         furthest = beyond if not left else sizes.count - tail - left + 1
         end = at
         while end < furthest:
-            # The last layers and the output stay together.
-            longer = beyond if end + tail >= sizes.count else end + 1
-            if not within(device, sizes.need(device, Part(at, longer))):
+            if not within(device, sizes.need(device, Part(at, end + 1))):
                 break
-            end = longer
+            end += 1
         if end == at:
             return None
         parts.append(Part(at, end))
@@ -204,3 +204,11 @@ def could_hold(asker: Asker, load: Load, cluster: Cluster) -> bool:
     if room is not None and sizes.master.total > room.usable:
         return False
     return _reach(sizes, asker.tail, lambda device, need: need.total <= usable[device]) is not None
+
+
+def on_one(asker: Asker, load: Load) -> Sizes | None:
+    """Return the sizes of the whole model on one device; None if its options name another."""
+    try:
+        return asker.sizes(load, 1, [1.0])
+    except SplitError:
+        return None

@@ -74,21 +74,43 @@ class EnginePlan:
         return Bytes(*(sum(numbers) for numbers in zip(*found))) if found else Bytes(0, 0, 0)
 
 
+def _number(document: dict[str, Any], name: str) -> int:
+    value = document[name]
+    if type(value) is not int or value < 0:
+        raise ValueError(name)
+    return value
+
+
+def _text(document: dict[str, Any], name: str) -> str:
+    value = document[name]
+    if type(value) is not str:
+        raise ValueError(name)
+    return value
+
+
+def _layer(it: dict[str, Any]) -> Layer:
+    return Layer(_text(it, "device"), _number(it, "weights"), _number(it, "elsewhere"), _number(it, "context"))
+
+
+def _held(it: dict[str, Any]) -> Held:
+    held = Bytes(_number(it, "weights"), _number(it, "context"), _number(it, "compute"))
+    return Held(_text(it, "part"), _text(it, "device"), _text(it, "buffer_type"), held)
+
+
 def _read(document: dict[str, Any]) -> EnginePlan:
+    """Return a plan; raises EngineError with the engine's reason, or another error for what is no answer of it."""
     if "error" in document:
         raise EngineError(f"llama.cpp cannot load it: {printable(str(document['error']))}.")
-    numbers = ("weights", "context", "compute")
+    if not document["layers"]:
+        raise ValueError("layers")
     return EnginePlan(
-        n_ctx=document["n_ctx"],
-        n_ctx_slot=document["n_ctx_slot"],
-        slots=document["slots"],
-        model_bytes=document["file"],
-        input_bytes=document["input"],
-        layers=tuple(Layer(it["device"], it["weights"], it["elsewhere"], it["context"]) for it in document["layers"]),
-        held=tuple(
-            Held(it["part"], it["device"], it["buffer_type"], Bytes(*(it[name] for name in numbers)))
-            for it in document["held"]
-        ),
+        n_ctx=_number(document, "n_ctx"),
+        n_ctx_slot=_number(document, "n_ctx_slot"),
+        slots=_number(document, "slots"),
+        model_bytes=_number(document, "file"),
+        input_bytes=_number(document, "input"),
+        layers=tuple(map(_layer, document["layers"])),
+        held=tuple(map(_held, document["held"])),
     )
 
 
@@ -180,7 +202,5 @@ class _Running:
 
     def end(self) -> None:
         """End it."""
-        self.process.kill()
-        with suppress(BrokenPipeError):
-            self.process.__exit__(None, None, None)
-        self.errors.close()
+        with self.errors, suppress(BrokenPipeError), self.process:
+            self.process.kill()

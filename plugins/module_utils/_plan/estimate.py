@@ -7,7 +7,6 @@ states of recurrent layers, and no windows. docs/explanation/planning.md says ho
 
 from __future__ import annotations
 
-import re
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from .._gguf.header import Header, Value
     from .inputs import Load
 
-_LAYER = re.compile(r"^blk\.(\d{1,3})\.")
 _MANY = 999  # layers
 
 

@@ -11,9 +11,8 @@ from .._gguf.ggml_types import CACHE_TYPES
 _WITH_VALUE = """
     -m,--model -c,--ctx-size -np,--parallel --kv-unified-per-slot -b,--batch-size -ub,--ubatch-size
     -ctk,--cache-type-k -ctv,--cache-type-v -fa,--flash-attn -ngl,--gpu-layers,--n-gpu-layers -sm,--split-mode
-    -ts,--tensor-split -mg,--main-gpu
-    -ot,--override-tensor -ncmoe,--n-cpu-moe -ncffn,--n-cpu-ffn --lora --lora-scaled --control-vector
-    --control-vector-scaled --override-kv --pooling -mm,--mmproj --image-min-tokens --image-max-tokens
+    -ts,--tensor-split -mg,--main-gpu -ot,--override-tensor -ncmoe,--n-cpu-moe -ncffn,--n-cpu-ffn --lora --lora-scaled
+    --control-vector --control-vector-scaled --override-kv --pooling -mm,--mmproj --image-min-tokens --image-max-tokens
     --mtmd-batch-max-tokens --spec-type -md,--model-draft,--spec-draft-model -devd,--device-draft,--spec-draft-device
     -ngld,--gpu-layers-draft,--n-gpu-layers-draft,--spec-draft-ngl -ctkd,--cache-type-k-draft,--spec-draft-type-k
     -ctvd,--cache-type-v-draft,--spec-draft-type-v -otd,--override-tensor-draft,--spec-draft-override-tensor
@@ -34,7 +33,7 @@ def _spellings(table: str) -> dict[str, str]:
 # Layers that predict further tokens draft. They are of the model, or in a file of their own.
 DRAFT_MTP = "draft-mtp"
 _VALUED, _FLAGS = _spellings(_WITH_VALUE), _spellings(_ALONE)
-# With these, llama.cpp adds to a draft's or a picture's memory. Without them, it loads the model alone.
+# The options of drafts and of pictures. Without them, llama.cpp loads the model alone.
 SPECULATION = (
     *(name for name in dict.fromkeys(_VALUED.values()) if "spec" in name),
     *("-md", "-devd", "-ngld", "-ctkd", "-ctvd", "-otd", "-ncmoed", "-cmoed"),
@@ -43,7 +42,6 @@ PROJECTOR = (
     *("-mm", "--mmproj-offload", "--no-mmproj-offload"),
     *("--image-min-tokens", "--image-max-tokens", "--mtmd-batch-max-tokens"),
 )
-CACHE = ("-ctk", "-ctv")
 # The options that a benchmark measures the model with too, and their names there.
 NAMED = {
     "-b": "batch_size",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Sequence
 
-from .choice import Room, choose, could_hold, idle, master_room, needs_of, rooms_of
+from .choice import Room, choose, holds, idle, master_room, needs_of, on_one, rooms_of
 from .hints import Hints, enumerated, in_words
 from .inputs import Cluster, Load, SplitError, check_cluster
 from .options import value_of
@@ -25,10 +25,9 @@ ONE_HOST = (
 def _one_host(asker: Asker, load: Load, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
     """Return the host that could hold the whole model: the master, or the worker with the most memory."""
     room = master_room(cluster)
-    if room is not None:
-        alone = asker.sizes(load, 1, [1.0])
-        if alone.held[0].total + alone.master.total <= room.usable:
-            return "the master"
+    alone = on_one(asker, load)
+    if room is not None and alone and alone.held[0].total + alone.master.total <= room.usable:
+        return "the master"
     if len(cluster.workers) < 2:
         return None
     largest = max(range(len(workers)), key=lambda index: cluster.workers[index].memory_available_bytes)
@@ -100,12 +99,12 @@ def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
 
 def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[dict[str, Any]]:
     found = []
-    rooms = rooms_of(cluster, sizes.master)
+    rooms, alone = rooms_of(cluster, sizes.master), on_one(asker, load)
     for index, (worker, need, room) in enumerate(zip(cluster.workers, needs_of(sizes, cluster), rooms)):
         parts = [part for owner, part in zip(cluster.owners, sizes.parts) if owner == index and part.end > part.first]
         first, end = (parts[0].first, parts[-1].end) if parts else (0, 0)
         layers = min(end, sizes.count) - first
-        alone = replace(cluster, workers=(replace(worker, devices=1),), tensor_split=())
+        by_itself = replace(cluster, workers=(replace(worker, devices=1),))
         found.append(
             {
                 "endpoint": worker.endpoint,
@@ -113,7 +112,7 @@ def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[d
                 "layers": max(0, layers),
                 "has_output": end > sizes.count,
                 **_memory(need, room),
-                "fits_alone": could_hold(asker, load, alone),
+                "fits_alone": alone is not None and holds(alone, by_itself),
             }
         )
     return found

@@ -53,11 +53,6 @@ class Sizes:
         """The number of layers, without the output."""
         return len(self.layers) - 1
 
-    @property
-    def weights(self) -> int:
-        """The bytes of all weights."""
-        return self.master.weights + sum(it.weights for it in self.held)
-
     def of_layers(self, part: Part) -> Need:
         """Return what moves with the layers of a part."""
         return Need(*map(sum, zip(Need(), *self.layers[part.first : part.end])))

@@ -142,23 +142,26 @@ def test_plan_and_reality_stand_side_by_side_for_each_worker(made):
 @pytest.mark.parametrize(
     ("key", "factor", "words"),
     [
-        ("weights_bytes", 1.0, "On every worker the plan was right within its limits"),
-        (
-            "weights_bytes",
-            0.97,
-            "missed its limits (2 % for weights and KV cache, 25 % for compute buffers): weights of worker1",
-        ),
+        ("weights_bytes", 1.0, "On every worker the plan was right within its limit of 1 %."),
+        ("weights_bytes", 0.97, "The plan missed its limit of 1 %: weights of worker1"),
         ("kv_bytes", 1.03, "KV cache of worker1.example.com -2.9 %"),
-        ("compute_bytes", 0.5, "compute buffers of worker1.example.com +108.9 %"),
-        ("compute_bytes", 0.9, "On every worker the plan was right within its limits"),
+        ("compute_bytes", 0.5, "compute buffers of worker1.example.com +100.0 %"),
+        ("compute_bytes", 0.995, "On every worker the plan was right within its limit of 1 %."),
     ],
     ids=["right", "weights", "kv", "compute", "compute-within"],
 )
 def test_where_the_plan_was_wrong_is_said(key, factor, words):
     given = results()
-    given["plan"]["workers"][0][key] = round(given["plan"]["workers"][0][key] * factor)
-    made = benchmark_report(given)
-    assert words in made["report"]["split_note"]
+    workers = given["plan"]["workers"]
+    for share, worker in zip(benchmark_report(given)["report"]["split"], workers):
+        for name in ("weights", "kv", "compute"):
+            worker[f"{name}_bytes"] = share[name]["measured_bytes"]
+    workers[0][key] = round(workers[0][key] * factor)
+    given["plan"]["exact"] = True
+    assert words in benchmark_report(given)["report"]["split_note"]
+    # An estimate promises nothing.
+    given["plan"]["exact"] = False
+    assert benchmark_report(given)["report"]["split_note"] == ""
 
 
 def test_devices_of_one_worker_are_added_up_and_upper_case_is_the_same_worker():

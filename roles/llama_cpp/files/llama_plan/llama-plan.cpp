@@ -91,7 +91,7 @@ void __wrap_ggml_aligned_free(void * memory, size_t size) {
 }
 }
 
-static FILE *      out;                // standard output; the engine's own goes to standard error
+static FILE *      out;      // standard output; the engine's own goes to standard error
 static std::string refusal;  // the first error that the engine has logged
 static bool        one_run;
 
@@ -199,7 +199,7 @@ static int free_port() {
     return ntohs(address.sin_port);
 }
 
-// The server that a look at the port would keep busy is not asked.
+// Connecting to the server would keep it busy, so the kernel is asked.
 static bool listens(int port) {
     FILE *       sockets = fopen("/proc/self/net/tcp", "r");
     char         line[512];
@@ -407,7 +407,7 @@ static void add_context(held & all, const std::string & part, llama_context & ct
     const auto compute_of = [&compute](ggml_backend_buffer_type_t type) {
         return compute.count(type) ? compute.at(type) : 0;
     };
-    // llama-completion wants that of one token, and has room for more.
+    // llama-completion wants the output of one token at a time.
     const size_t outputs = std::max<size_t>(one_run ? 1 : ctx.get_cparams().n_outputs_max, ctx.n_seq_max());
     for (const auto & [type, size] : llama_get_memory_breakdown(&ctx)) {
         const std::string name = ggml_backend_buft_name(type);
@@ -560,7 +560,7 @@ static void print_layers(llama_context & ctx) {
     fprintf(out, "]");
 }
 
-// A plan takes nothing but its size of the tokenizer, which takes most of the time to read: it is read for the first variant alone.
+// Of the tokenizer, a plan needs only the number of tokens. Reading it takes most of the time, so it is read once.
 struct vocabulary {
     std::string tokens;
 
@@ -674,6 +674,7 @@ int main(int argc, char ** argv) {
     }
 
     stand_ins workers;
+    alarm(limit);
     try {
         if (!devices.empty()) {
             leave_network();
@@ -691,6 +692,7 @@ int main(int argc, char ** argv) {
         print_error(e.what());
         return 1;
     }
+    alarm(0);
     while (std::getline(std::cin, line)) {
         alarm(limit);
         refusal.clear();
