@@ -475,7 +475,7 @@ def read_settings(path: Path) -> Settings:
 
 def plan_again(settings: Path) -> int:
     """Print the plan of the model with the memory that the last `serve` found; return the exit status."""
-    # Beside this program. They are not needed to serve.
+    # These lie beside this program, and only a plan needs them.
     from module_utils._gguf.header import GgufError
     from module_utils._plan.asking import plan_of
     from module_utils._plan.inputs import SplitError
