@@ -76,14 +76,14 @@ class EnginePlan:
 
 def _number(document: dict[str, Any], name: str) -> int:
     value = document[name]
-    if type(value) is not int or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(name)
     return value
 
 
 def _text(document: dict[str, Any], name: str) -> str:
     value = document[name]
-    if type(value) is not str:
+    if not isinstance(value, str):
         raise ValueError(name)
     return value
 
