@@ -27,6 +27,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine imp
 )
 
 from support.builds import PATCHES, QUICK, build
+from support.flash_next import write_flash_next
 from support.harness import Release, Worker, running_worker
 from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
@@ -137,6 +138,14 @@ def test_layers_that_predict_take_what_a_report_measured(release_7: Release, tmp
     (plan,) = planned(release_7, ["-m", path, *options])
     assert mib(plan.on("RPC0"))[1] == pytest.approx(512 + 1346.62, abs=1)
     assert mib(plan.on("RPC1"))[1] == pytest.approx(512 + 1047.38 + 64, abs=1)
+
+
+def test_a_hybrid_of_125b_takes_what_its_users_logged(release_7: Release, tmp_path: Path) -> None:
+    """Qwen3.8 Flash Next in Q8_0 with its whole context, 20 of 48 layers with the first of two: caches and states."""
+    path, weights = write_flash_next(tmp_path / "m.gguf")
+    (plan,) = planned(release_7, ["-m", path, "-c", "262144", "-np", "1", "-ts", "20,29"])
+    assert abs(sum(it.bytes.weights for it in plan.held) - weights) < MIB
+    assert [round(mib(plan.on(worker))[1]) for worker in ("RPC0", "RPC1")] == [2927, 4097]
 
 
 # What is real

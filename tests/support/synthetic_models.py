@@ -351,7 +351,9 @@ PREDICTING: dict[str, Kind] = {
 
 
 def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
-    if isinstance(value, list):
+    if isinstance(value, list) and max(value) > 1 << 24:
+        writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT64)
+    elif isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)
@@ -359,18 +361,22 @@ def add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
         writer.add_uint32(key, value)
 
 
+def file_name(name: str) -> str:
+    """Return the name that a tensor has in a file: one that ends with a dot gets no suffix."""
+    return name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
+
+
+def quantised(name: str, shape: tuple[int, ...]) -> bool:
+    """Say whether it is in Q8_0: not routers, and rows that are not whole blocks, as in the models that people use."""
+    plain = ("gate_inp", "ssm_a", "conv", "ssm_dt", "norm")
+    return len(shape) > 1 and shape[-1] % 32 == 0 and not any(part in name for part in plain)
+
+
 def add_weight(writer: gguf.GGUFWriter, name: str, shape: tuple[int, ...]) -> None:
-    # A name that ends with a dot gets no suffix.
-    name = name[:-1] if name.endswith(".") else name if name.endswith(".bias") else f"{name}.weight"
-    # Routers, and tensors whose rows are not whole blocks, are not quantised, as in the models that people use.
-    if (
-        len(shape) == 1
-        or shape[-1] % 32
-        or any(part in name for part in ("gate_inp", "ssm_a", "conv", "ssm_dt", "norm"))
-    ):
-        writer.add_tensor(name, np.zeros(shape, np.float32))
+    if quantised(name, shape):
+        writer.add_tensor(file_name(name), np.zeros((*shape[:-1], shape[-1] // 32 * 34), np.uint8), raw_dtype=Q8_0)
     else:
-        writer.add_tensor(name, np.zeros((*shape[:-1], shape[-1] // 32 * 34), np.uint8), raw_dtype=Q8_0)
+        writer.add_tensor(file_name(name), np.zeros(shape, np.float32))
 
 
 def write_synthetic(path: Path, kind: str, *, layers: int = LAYERS) -> Path:
