@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -192,6 +194,14 @@ def play(
     done = _ansible("ansible-playbook", "-i", str(inventory), str(path), *options, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def require_lab() -> None:
+    """End the tests if there are no hosts."""
+    if not (LAB / "ssh_config").exists():
+        pytest.exit(
+            f"Lab {NUMBER} is not up: scripts/molecule.sh makes that of a scenario.", returncode=1
+        )
 
 
 def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
