@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -196,12 +197,21 @@ def play(
     return done
 
 
+def inventory_of(path: Path, *workers: str) -> Path:
+    """Write the lab's inventory with these workers alone; return its path."""
+    whole, more = (
+        yaml.safe_load((ROOT / f"inventories/lab/{name}.yml").read_text()) for name in ("hosts", "more_workers")
+    )
+    known = {**whole["llama_workers"]["hosts"], **more["llama_workers"]["hosts"]}
+    whole["llama_workers"]["hosts"] = {name: known[name] for name in workers}
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
 def require_lab() -> None:
     """End the tests if there are no hosts."""
     if not (LAB / "ssh_config").exists():
-        pytest.exit(
-            f"Lab {NUMBER} is not up: scripts/molecule.sh makes that of a scenario.", returncode=1
-        )
+        pytest.exit(f"Lab {NUMBER} is not up: scripts/molecule.sh makes that of a scenario.", returncode=1)
 
 
 def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
