@@ -22,7 +22,7 @@ def page(name: str) -> str:
 def test_what_a_second_worker_gives_generation_is_the_measured_figure() -> None:
     row = next(
         line
-        for line in page("explanation/performance.md").splitlines()
+        for line in page("reference/figures.md").splitlines()
         if line.startswith("| two workers of one core / one, `ubatch` 64")
     )
     measured = row.split("|")[3].split()[0]

@@ -172,7 +172,7 @@ def test_each_patch_has_its_page_for_upstream_and_each_page_its_patch() -> None:
 
 @pytest.mark.parametrize("name", PIN["patches"])
 def test_a_page_for_upstream_is_whole(name: str) -> None:
-    """The page has all parts, its tests exist, and its figures are those of docs/explanation/performance.md."""
+    """The page has all parts, its tests exist, and its figures are those of docs/reference/figures.md."""
     text = (UPSTREAM / f"{name}.md").read_text()
     parts = ["Problem", "Change", "Measured", "Tests", "Risks"]
     assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == parts
@@ -180,5 +180,5 @@ def test_a_page_for_upstream_is_whole(name: str) -> None:
     assert tests
     assert [test for test in tests if not (ROOT / test).exists()] == []
     measured = text.partition("**Measured.**")[2].partition("**Tests.**")[0]
-    known = (ROOT / "docs/explanation/performance.md").read_text()
+    known = (ROOT / "docs/reference/figures.md").read_text()
     assert [figure for figure in re.findall(r"\d+\.\d+", measured) if figure not in known] == []
