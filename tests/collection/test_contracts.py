@@ -176,15 +176,3 @@ def test_a_benchmark_returns_what_is_documented() -> None:
     always = {name for name, value in page.items() if value["returned"] == "always"}
     assert llama_bench.Task(cast("Any", None)).result.keys() == always | {"changed"}
     assert set(page) == always | {"log_tail", "msg"}
-
-
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [("A worker is `", set(worker_status.STATES)), ("`failure.kind` says how: `", produced_kinds())],
-    ids=["states", "kinds"],
-)
-def test_readme_names_them_all(text: str, names: set[str]) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert text in readme
-    sentence = re.split(r"[;.]\s", "`" + readme.partition(text)[2])[0]
-    assert set(re.findall(r"`(\w+)`", sentence)) == names
