@@ -35,13 +35,6 @@ if [ -n "$missing" ]; then
         exit 77
     }
 fi
-# The policy checker has its own environment, because it needs other versions of the tests' packages.
-policy=$cache/policy-$(sha256sum requirements/policy.txt | cut -c 1-12)
-export CHECKOV="$policy/bin/checkov"
-if [ ! -x "$CHECKOV" ]; then
-    python -m venv --clear "$policy"
-    PIP_CACHE_DIR=$cache/pip "$policy/bin/python" -m pip install --quiet --require-hashes -r requirements/policy.txt
-fi
 
 trap 'scripts/lab.sh down' EXIT
 trap 'exit 130' INT TERM
