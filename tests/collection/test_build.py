@@ -14,7 +14,7 @@ import yaml
 
 from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 
-SHIPPED_FOLDERS = {"changelogs", "charts", "docs", "meta", "playbooks", "plugins", "roles"}
+SHIPPED_FOLDERS = {"changelogs", "docs", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
