@@ -13,11 +13,10 @@ from ansible.release import __version__ as core_version
 from ansible_test._util.target.common.constants import CONTROLLER_PYTHON_VERSIONS, REMOTE_ONLY_PYTHON_VERSIONS
 
 from support.examples import FENCE, PAGES
-from support.tree import COLLECTION, PLUGINS, ROOT, documentation, load_yaml, run
+from support.tree import COLLECTION, PLUGINS, ROOT, documentation, load_yaml
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RUNTIME = load_yaml(ROOT / "meta/runtime.yml")
-OLD_NAMES = RUNTIME["plugin_routing"]["modules"]
 MODULES = {plugin.name for plugin in PLUGINS if plugin.kind == "module"}
 # Modules that change nothing, but do more than read.
 CHECKS = {
@@ -49,19 +48,6 @@ def test_no_module_reads_because_of_a_state() -> None:
     assert sum(bool(state) for state in choices.values()) > 1
     asked = {"get", "info", "list", "query", "read", "show"}
     assert {name for name, state in choices.items() if asked & set(state.get("choices", []))} == set()
-
-
-@pytest.mark.parametrize("old", sorted(OLD_NAMES))
-def test_an_old_name_works_and_says_what_to_write(old: str, tmp_path: Path) -> None:
-    new = OLD_NAMES[old]["redirect"].rpartition(".")[2]
-    released = load_yaml(ROOT / "changelogs/changelog.yaml")["releases"].values()
-    assert old in {module["name"] for release in released for module in release.get("modules", [])}
-    assert new in MODULES
-    done = run("ansible", "localhost", "-m", f"{COLLECTION}.{old}", cwd=tmp_path, ANSIBLE_DEPRECATION_WARNINGS="true")
-    said = re.sub(r"\s+", " ", done.stdout + done.stderr)
-    assert "missing required arguments" in said, said
-    assert f"Use {COLLECTION}.{new}. This feature will be removed from" in said
-    assert f"version {OLD_NAMES[old]['deprecation']['removal_version']}" in said
 
 
 def workflow(path: Path) -> dict[str, Any]:
