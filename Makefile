@@ -2,7 +2,7 @@
 # All targets write to .venv and $(LLAMA_CPP_CLUSTER_CACHE). `make clean` removes .venv and prints where the cache is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs test-pages bench check test-ansible docs release clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs test-pages bench check test-ansible docs release clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -58,10 +58,6 @@ test-aarch64: ## Test a cluster of aarch64 hosts of two CPU classes, emulated on
 test-pages: ## Run the blocks of README and docs/start as they stand, with test hosts in the place of other machines (root); part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/pages.sh
-
-test-matrix: ## Test masters and workers of all RPC generations with each other, against docs/reference/compatibility.md; builds llama.cpp three times
-	@scripts/bootstrap.sh dev
-	@scripts/matrix.sh
 
 test-faults: ## Test what is reported, and how soon, when something breaks, and that the cluster recovers (root for the hosts' part)
 	@scripts/bootstrap.sh dev

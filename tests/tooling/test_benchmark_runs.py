@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.harness import CACHE, HANG_S, RELEASES, ROOT
+from support.harness import CACHE, HANG_S, RELEASE, ROOT
 
 pytestmark = pytest.mark.llama
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
@@ -21,7 +21,7 @@ MODES = ("", ", kept awake", ", GGML_RPC_SPIN=0")
 
 def smoke(name: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Run a benchmark with a cache of its own and the tests' release, and return its table and its values."""
-    release = RELEASES["7.0.0"]
+    release = RELEASE
     (folder / "llama_cpp").mkdir()
     (folder / "llama_cpp" / release.version).symlink_to(release.prefix)
     (CACHE / "debian").mkdir(exist_ok=True)
