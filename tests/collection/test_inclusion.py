@@ -13,11 +13,10 @@ from ansible.release import __version__ as core_version
 from ansible_test._util.target.common.constants import CONTROLLER_PYTHON_VERSIONS, REMOTE_ONLY_PYTHON_VERSIONS
 
 from support.examples import FENCE, PAGES
-from support.tree import COLLECTION, PLUGINS, ROOT, load_yaml, run
+from support.tree import PLUGINS, ROOT, load_yaml
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RUNTIME = load_yaml(ROOT / "meta/runtime.yml")
-OLD_NAMES = RUNTIME["plugin_routing"]["modules"]
 MODULES = {plugin.name for plugin in PLUGINS if plugin.kind == "module"}
 # The policy's row of an ansible-core: Pythons of controllers and hosts.
 CORE_ROW = re.compile(r"^\| (2\.\d+) \| (3\.\d+) to (3\.\d+) \| (3\.\d+) to (3\.\d+) \| \w+ 20\d\d \|$", re.MULTILINE)
@@ -28,19 +27,6 @@ POLICY = {
 
 def number(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
-
-
-@pytest.mark.parametrize("old", sorted(OLD_NAMES))
-def test_an_old_name_works_and_says_what_to_write(old: str, tmp_path: Path) -> None:
-    new = OLD_NAMES[old]["redirect"].rpartition(".")[2]
-    released = load_yaml(ROOT / "changelogs/changelog.yaml")["releases"].values()
-    assert old in {module["name"] for release in released for module in release.get("modules", [])}
-    assert new in MODULES
-    done = run("ansible", "localhost", "-m", f"{COLLECTION}.{old}", cwd=tmp_path, ANSIBLE_DEPRECATION_WARNINGS="true")
-    said = re.sub(r"\s+", " ", done.stdout + done.stderr)
-    assert "missing required arguments" in said, said
-    assert f"Use {COLLECTION}.{new}. This feature will be removed from" in said
-    assert f"version {OLD_NAMES[old]['deprecation']['removal_version']}" in said
 
 
 def workflow(path: Path) -> dict[str, Any]:

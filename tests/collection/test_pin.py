@@ -55,7 +55,7 @@ def test_the_default_version_is_patched() -> None:
 
 def test_a_version_has_all_that_belongs_to_it() -> None:
     for version, archive in ARCHIVES.items():
-        assert archive.keys() - {"patches", "plans"} == {"sha256", "commit", "protocol", "holes"}, version
+        assert archive.keys() - {"patches", "plans"} == {"sha256", "commit", "protocol"}, version
         assert re.fullmatch("[0-9a-f]{64}", archive["sha256"]), version
         assert re.fullmatch("[0-9a-f]{40}", archive["commit"]), version
         assert re.fullmatch(VERSION, archive["protocol"]), version
@@ -85,23 +85,17 @@ def test_a_version_and_a_protocol_belong_together() -> None:
     assert [(name, said) for name, said in places if ARCHIVES[said[0]]["protocol"] != said[1]] == []
 
 
-def test_recorded_output_is_of_commits_of_the_table() -> None:
-    names = [path.name for path in (ROOT / "tests/fixtures/logs").iterdir()]
-    recorded = {said for name in names for said in re.findall(rf"-([0-9a-f]{{8,9}})-rpc{VERSION}", name)}
-    known = {(archive["commit"], archive["protocol"]) for archive in ARCHIVES.values()}
-    assert {
-        (commit, protocol)
-        for commit, protocol in recorded
-        if not any(full.startswith(commit) and protocol == of for full, of in known)
-    } == set()
-    assert any(PIN["commit"].startswith(commit) for commit, _protocol in recorded), "nothing is recorded of the default"
+def test_upgrades_are_tested_between_the_two_newest_versions() -> None:
+    text = (ROOT / "tests/upgrade/generations.py").read_text()
+    assert re.findall(f'"{VERSION}"', text) == list(ARCHIVES)[-2:]
 
 
-def test_what_programs_say_of_themselves_is_recorded_of_versions_of_the_table() -> None:
-    names = {path.name for folder in ("capabilities", "bench") for path in (ROOT / "tests/fixtures" / folder).iterdir()}
-    assert {said for name in names for said in re.findall(VERSION, name)} <= set(ARCHIVES)
-    wanted = {f"{program}-{DEFAULT}-help.txt" for program in ("llama-completion", "llama-cli", "llama-bench")}
-    assert {*wanted, f"llama-bench-{DEFAULT}.jsonl"} <= names, "nothing is recorded of the default version"
+def test_output_of_the_default_version_is_recorded() -> None:
+    folder = ROOT / "tests/fixtures"
+    assert list((folder / "logs").glob(f"*-{PIN['commit'][:9]}-rpc{PIN['protocol']}*"))
+    for name in ("capabilities/llama-completion-{}-help.txt", "capabilities/llama-bench-{}-help.txt"):
+        assert (folder / name.format(DEFAULT)).exists(), name
+    assert (folder / f"bench/llama-bench-{DEFAULT}.jsonl").exists()
 
 
 def test_digests_in_examples() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 import pytest
 
-from support.harness import CACHE, HANG_S, RELEASES, ROOT
+from support.harness import CACHE, HANG_S, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,9 +137,8 @@ def test_a_benchmark_runs(check: Callable[[Found], None], tmp_path: Path) -> Non
     if check is tensor_trace and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two workers of one core each")
     name = check.__name__
-    release = RELEASES["7.0.0"]
     (tmp_path / "llama_cpp").mkdir()
-    (tmp_path / "llama_cpp" / release.version).symlink_to(release.prefix)
+    (tmp_path / "llama_cpp" / RELEASE.version).symlink_to(RELEASE.prefix)
     (CACHE / "debian").mkdir(exist_ok=True)
     (tmp_path / "debian").symlink_to(CACHE / "debian")
     done = subprocess.run(
