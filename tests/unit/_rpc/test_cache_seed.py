@@ -23,6 +23,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.gguf_headers import write_gguf
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -37,18 +39,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model(path: Path, *, tied: bool) -> Path:
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
     names = ["token_embd.weight", "rope_freqs.weight", *([] if tied else ["output.weight"])]
     names += [f"blk.{layer}.{kind}.weight" for layer in range(LAYERS) for kind in ("ffn_up", "attn_norm")]
-    for number, name in enumerate(names):
-        size = 64 if "norm" in name else 2048
-        writer.add_tensor(name, np.full((1, size), number, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    tensors = {
+        name: np.full((1, 64 if "norm" in name else 2048), number, dtype=np.float32)
+        for number, name in enumerate(names)
+    }
+    return write_gguf(path, "llama", {"llama.block_count": LAYERS}, tensors)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
