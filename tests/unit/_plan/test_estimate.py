@@ -125,6 +125,7 @@ def test_the_cache_is_of_its_types_and_heads(
         (SMALL, header(2, block_count=None), "has no layers that could be divided. llama.block_count is missing"),
         (SMALL.with_options("-sm", "tensor"), header(2), "only split mode layer is estimated."),
         (SMALL.with_options("-ctv", "q3_K"), header(2), "A cache cannot be of f16 and q3_K; give one of f32, f16,"),
+        (replace(SMALL, other_bytes=-1), header(2), "master_other_bytes is -1; give a number from 0."),
         (SMALL.with_options("-np", 0), header(2), "--parallel is 0; give a number from 1."),
         (
             SMALL,
@@ -133,7 +134,16 @@ def test_the_cache_is_of_its_types_and_heads(
         ),
         (SMALL.with_options("-ngl", 0), header(2), "n_gpu_layers is 0, which leaves the workers nothing."),
     ],
-    ids=["no context", "no layers", "spread", "no cache", "no slots", "later type", "nothing for workers"],
+    ids=[
+        "no context",
+        "no layers",
+        "spread",
+        "no cache",
+        "less than nothing",
+        "no slots",
+        "later type",
+        "nothing for workers",
+    ],
 )
 def test_what_cannot_be_estimated_is_said(load: Load, of: Header, said: str) -> None:
     with pytest.raises(SplitError) as error:

@@ -364,6 +364,11 @@ def test_what_is_suggested_fits_and_less_does_not(load: Load, cluster: Cluster) 
             assert not plan(model, load, replace(changed_cluster, workers=changed_cluster.workers[:-1]))["fits"]
 
 
+def test_no_change_is_proposed_with_which_the_chosen_division_does_not_fit() -> None:
+    result = plan(Model(12, wide=8), SMALL, Cluster(workers(2, 2)))
+    assert "quantisation" not in short(result)
+
+
 def test_fewer_slots_and_fewer_tokens_for_each_are_a_pair() -> None:
     model, load, cluster = Model(slot=64 * MIB), Load(("-c", "524288", "-np", "16")), Cluster(workers(4.4, 4.6))
     result = plan(model, load, cluster)
