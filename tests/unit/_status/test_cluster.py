@@ -66,9 +66,7 @@ CLUSTERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     ),
     "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}, []),
     "no-master": (hosts(1), {"masters": []}, ["There is no master: put a host into the group llama_masters"]),
-    "nothing-in-groups-of-other-names": (
-        {}, {"masters": [], "worker_group": "gpus", "master_group": "head"}, ["into the group head", "the group gpus"]
-    ),
+    "nothing": ({}, {"masters": []}, ["into the group llama_masters", "into the group llama_workers"]),
     "sixteen-workers": (hosts(17), {}, ["takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
     "sixteen-instances": ({"w1": shared(*((port, "") for port in range(1, 17)))}, {}, ["There are 16 workers"]),
     "same-host-twice": (
