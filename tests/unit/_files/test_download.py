@@ -381,16 +381,6 @@ def test_two_runs_fetch_once(hub: Hub, tmp_path: Path) -> None:
     assert left(tmp_path) == [f".{NAME}.llama_cpp.json", NAME]
 
 
-@contextmanager
-def little_room(monkeypatch: pytest.MonkeyPatch, free: int) -> Iterator[None]:
-    class Found:
-        f_bavail, f_frsize = free, 1
-
-    monkeypatch.setattr(records.os, "statvfs", lambda _path: Found)
-    yield
-    monkeypatch.undo()
-
-
 # Pieces of one file
 
 
@@ -413,22 +403,6 @@ def joined(hub: Hub, folder: Path, sha256: str | None = None, **more: Any) -> bo
 def pieces(hub: Hub, folder: Path) -> list[Wanted]:
     hub.files.update(PIECES)
     return [Wanted(hub.direct(name), folder / ".m" / name, sha256(part)) for name, part in PIECES.items()]
-
-
-def test_pieces_are_joined_and_neither_fetched_nor_joined_again(hub: Hub, tmp_path: Path) -> None:
-    told: list[tuple[str, int, int | None]] = []
-    assert joined(hub, tmp_path, tell=lambda *seen: told.append(seen)) is True
-    assert (tmp_path / "m.gguf").read_bytes() == JOINED
-    assert told[-1] == ("joining", len(JOINED), len(JOINED))
-    assert left(tmp_path) == [".m", ".m.gguf.llama_cpp.json", "m.gguf"]
-    record = known(tmp_path / "m.gguf")
-    assert record is not None
-    assert (record.sha256, record.origin, record.adopted) == (sha256(JOINED), {"source": "test"}, False)
-    assert (tmp_path / "m.gguf").stat().st_mode & 0o777 == 0o644
-    before = len(hub.seen)
-    assert joined(hub, tmp_path) is False
-    assert joined(hub, tmp_path, sha256(JOINED)) is False
-    assert len(hub.seen) == before
 
 
 def test_a_run_that_was_killed_while_it_joined_is_repaired_without_the_network(hub: Hub, tmp_path: Path) -> None:
@@ -506,11 +480,6 @@ def test_a_header_that_cannot_be_read_is_left_to_the_download(
     (tmp_path / ("m.gguf.part1of2.part" if cut else "m.gguf.part")).touch()
     headed(hub, tmp_path, model_of_type(138), cut)
     assert hub.seen == []
-
-
-def test_a_last_piece_that_is_missing_is_noticed_by_the_header(hub: Hub, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="the copy is incomplete; nothing was fetched"):
-        headed(hub, tmp_path, model_of_type(0)[: 2 << 20], 1 << 20)
 
 
 def test_a_small_file_of_git_is_verified_too(tmp_path: Path) -> None:

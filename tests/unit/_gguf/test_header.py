@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from pathlib import Path
 
-U16, U32, F32, TEXT, ARRAY = 2, 4, 6, 8, 9
+U16, U32, TEXT, ARRAY = 2, 4, 8, 9
 
 
 def text(value: bytes) -> bytes:

@@ -5,18 +5,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import gguf
-import numpy as np
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model, Shape
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
     Header,
     Tensor,
-    read_model,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +20,6 @@ from hypothesis import strategies as st
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 # A model with 4 layers, a width of 512, and 8 heads of 64.
 USUAL = {"block_count": 4, "embedding_length": 512, "attention.head_count": 8, "context_length": 2048}
@@ -179,92 +174,6 @@ def test_the_file_type_is_named_as_upstream_does(said: int | None, kinds: list[i
 
 
 QUICK = settings(max_examples=30, deadline=5000, database=None, suppress_health_check=list(HealthCheck))
-
-# At least one type of each block size.
-KINDS = [
-    gguf.GGMLQuantizationType[name] for name in "F32 F16 Q8_0 Q4_K IQ4_NL TQ1_0 MXFP4 I8 F64 BF16 Q5_1 NVFP4".split()
-]
-
-
-@st.composite
-def written_models(draw: st.DrawFn) -> dict[str, Any]:
-    layers = draw(st.integers(1, 5))
-    heads = draw(st.integers(1, 8))
-    kv_heads = st.integers(1, heads)
-    names = draw(st.lists(st.sampled_from(["attn_q", "attn_k", "ffn_up", "ffn_gate_exps"]), unique=True))
-    kinds = st.sampled_from(KINDS)
-    tensors = {"token_embd.weight": draw(kinds), "output_norm.weight": draw(kinds)}
-    if draw(st.booleans()):
-        tensors["output.weight"] = draw(kinds)
-    tensors.update({f"blk.{layer}.{name}.weight": draw(kinds) for layer in range(layers) for name in names})
-    return {
-        "architecture": draw(st.sampled_from(["llama", "qwen3", "deepseek2", "gpt2", "phi3", "made-up"])),
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": draw(kv_heads | st.lists(kv_heads, min_size=layers, max_size=layers)),
-        "head": draw(st.sampled_from([32, 64, 96, 128])),
-        "key": draw(st.none() | st.sampled_from([64, 192])),
-        "vocabulary": draw(st.integers(0, 40)),
-        "alignment": draw(st.sampled_from([32, 64, 1024])),
-        "file_type": draw(st.none() | st.sampled_from([gguf.LlamaFileType.MOSTLY_Q4_K_M, gguf.LlamaFileType.ALL_F32])),
-        "shape": draw(st.lists(st.integers(1, 3), max_size=3)),
-        "tensors": tensors,
-    }
-
-
-def write(path: Path, of: dict[str, Any]) -> None:
-    writer = gguf.GGUFWriter(path, of["architecture"])
-    writer.add_custom_alignment(of["alignment"])
-    writer.add_block_count(of["layers"])
-    writer.add_embedding_length(of["heads"] * of["head"])
-    writer.add_head_count(of["heads"])
-    writer.add_head_count_kv(of["kv_heads"])
-    writer.add_context_length(4096)
-    if of["key"]:
-        writer.add_key_length(of["key"])
-        writer.add_value_length(of["head"])
-    if of["file_type"] is not None:
-        writer.add_file_type(of["file_type"])
-    writer.add_token_list([f"token {index}" for index in range(of["vocabulary"])] or ["-"])
-    for name, kind in of["tensors"].items():
-        per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        data = np.zeros((*of["shape"], 512 // per_block * block_bytes), np.uint8)
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-@QUICK
-@given(of=written_models())
-def test_what_the_package_writes_is_read_as_the_package_reads_it(tmp_path: Path, of: dict[str, Any]) -> None:
-    path = tmp_path / "m.gguf"
-    write(path, of)
-    theirs = gguf.GGUFReader(path)
-    headers = read_model(path)
-    ours = describe(headers)
-    assert [(it.name, list(it.shape), it.type_number, it.elements, it.bytes) for it in headers[0].tensors] == [
-        (it.name, it.shape.tolist(), int(it.tensor_type), int(it.n_elements), int(it.n_bytes)) for it in theirs.tensors
-    ]
-    last = max(theirs.tensors, key=lambda it: it.data_offset)
-    assert headers[0].end_bytes == last.data_offset + last.n_bytes
-    assert ours.parameters == sum(int(it.n_elements) for it in theirs.tensors)
-    assert ours.weights.bytes == sum(int(it.n_bytes) for it in theirs.tensors)
-    assert {share.type.upper(): share.tensors for share in ours.weights.types} == Counter(
-        it.tensor_type.name.upper() for it in theirs.tensors
-    )
-    for layer in ours.layers:
-        of_it = [it for it in theirs.tensors if it.name.startswith(f"blk.{layer.index}.")]
-        assert (layer.tensors, layer.bytes) == (len(of_it), sum(int(it.n_bytes) for it in of_it))
-    kv_heads = of["kv_heads"] if isinstance(of["kv_heads"], list) else [of["kv_heads"]] * of["layers"]
-    assert [layer.kv_heads for layer in ours.layers] == kv_heads
-    assert ours.shape.vocabulary == max(of["vocabulary"], 1)
-    assert ours.weights.tied_embeddings is ("output.weight" not in of["tensors"])
-    assert (ours.shape.key_length, ours.shape.value_length) == (of["key"] or of["head"], of["head"])
-    for field in theirs.fields.values():
-        if not field.name.startswith("GGUF.") and field.types[0] != gguf.GGUFValueType.ARRAY:
-            assert headers[0].metadata[field.name] == field.contents()
 
 
 ARCHITECTURES = ["llama", "gemma4", "nemotron_h", "clip", "x", "\x1b[2J"]

@@ -191,6 +191,13 @@ CHANGES: dict[str, tuple[View, View | None, list[str], bool]] = {
     "open elsewhere": (
         *both(OWN, OPEN, Zone("work", ports=("50052/tcp",))), [CLOSED, CLOSED.replace("public", "work")], False
     ),
+    "open as a range": (
+        *both(OWN, replace(PUBLIC, ports=("1-65535/tcp",))),
+        [CLOSED.replace("50052", "1-65535"), "port 1-50051/tcp added to zone public",
+         "port 50053-65535/tcp added to zone public"],
+        True,
+    ),
+    "open as a range in force": (view(OWN, PUBLIC), view(OWN, replace(PUBLIC, ports=("1-65535/tcp",))), [], True),
     "open in force": (view(OWN, PUBLIC), view(OWN, OPEN), [CLOSED], False),
 }  # fmt: skip
 
@@ -201,41 +208,6 @@ def test_changes_bring_both_configurations_together(
 ) -> None:
     plan = planned(State(permanent, runtime, SERVICES))
     assert (texts(plan), plan.reload, plan.problems) == (changes, reload, [])
-
-
-def test_range_is_split_around_the_ports_in_one_step() -> None:
-    public = replace(PUBLIC, ports=("1-65535/tcp",))
-    plan = planned(running(view(replace(OWN, ports=("50052/tcp", "50053/tcp")), public)), ports=(50052, 50053))
-    assert texts(plan) == [
-        "port 1-65535/tcp removed from zone public",
-        "port 1-50051/tcp added to zone public",
-        "port 50054-65535/tcp added to zone public",
-    ]
-    assert plan.reload is True
-    # There is no permanent change to make: a reload ends what is in the runtime configuration only.
-    assert planned(running(view(OWN, PUBLIC), view(OWN, public))) == Plan([], True, [])
-
-
-def test_commands_do_what_the_plan_says() -> None:
-    add, new = Change("llama-rpc", "source", "10.0.0.10/32", "enabled"), Change("llama-rpc", "zone", "", "present")
-    rule = Change("llama-rpc", "rich_rule", RULE, "disabled")
-    # Both configurations change, one after the other.
-    assert [argv for _text, argv in Plan([add, rule], False, []).commands(running=True)] == [
-        ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
-        ["firewall-cmd", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
-        ["firewall-cmd", "--permanent", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
-        ["firewall-cmd", "--zone=llama-rpc", f"--remove-rich-rule={RULE}"],
-    ]
-    # The permanent one changes, and a reload puts it into force.
-    assert [argv for _text, argv in Plan([new, add], True, []).commands(running=True)] == [
-        ["firewall-cmd", "--permanent", "--new-zone=llama-rpc"],
-        ["firewall-cmd", "--permanent", "--zone=llama-rpc", "--add-source=10.0.0.10/32"],
-        ["firewall-cmd", "--reload"],
-    ]
-    # A stopped daemon has only the permanent one.
-    assert Plan([new], False, []).commands(running=False) == [
-        ("zone llama-rpc made", ["firewall-offline-cmd", "--new-zone=llama-rpc"])
-    ]
 
 
 # --- the SSH session ------------------------------------------------------------------------------------------------
@@ -320,23 +292,22 @@ RULES = tuple(
 )
 
 
-def planned_for_two(own: Zone | None) -> list[str]:
-    state = running(view(PUBLIC, *([own] if own else [])))
-    return texts(plan_zone("llama-rpc", [A, B], [50052, 50053], state, ADMIN, {50052: [A], 50053: [B]}))
-
-
-def test_each_port_of_a_host_that_groups_share_is_for_its_own_master() -> None:
-    assert planned_for_two(Zone("llama-rpc", sources=(A, B), rich_rules=RULES)) == []
-    assert planned_for_two(OWN) == [
-        *(f"rich rule {rule} added to zone llama-rpc" for rule in RULES),
-        f"source {B} added to zone llama-rpc",
-        "port 50052/tcp removed from zone llama-rpc",
-    ]
-
-
-def test_a_rule_of_a_master_that_is_still_trusted_goes_with_its_port() -> None:
-    before = Zone("llama-rpc", sources=(A, B), rich_rules=(*RULES, RULES[0].replace("50052", "50053")))
-    assert planned_for_two(before) == [f"rich rule {before.rich_rules[2]} removed from zone llama-rpc"]
+@pytest.mark.parametrize(
+    ("own", "changes"),
+    [
+        (Zone("llama-rpc", sources=(A, B), rich_rules=RULES), []),
+        (OWN, [
+            *(f"rich rule {rule} added to zone llama-rpc" for rule in RULES), f"source {B} added to zone llama-rpc",
+            "port 50052/tcp removed from zone llama-rpc",
+        ]),
+        # A rule of a master that is still trusted goes with its port.
+        (Zone("llama-rpc", sources=(A, B), rich_rules=(*RULES, RULES[0].replace("50052", "50053"))),
+         [f"rich rule {RULES[0].replace('50052', '50053')} removed from zone llama-rpc"]),
+    ],
+)  # fmt: skip
+def test_each_port_of_a_host_that_groups_share_is_for_its_own_master(own: Zone, changes: list[str]) -> None:
+    by_port = {50052: [A], 50053: [B]}
+    assert texts(plan_zone("llama-rpc", [A, B], [*by_port], running(view(PUBLIC, own)), ADMIN, by_port)) == changes
 
 
 # --- what stands in the way -----------------------------------------------------------------------------------------

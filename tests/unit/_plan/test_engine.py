@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Bytes, Engine, EngineError, Layer
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Load
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.sizes import ByEngine, Need
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.sizes import ByEngine
 
 from support.runs import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    pass
 
-MIB = 1 << 20
 ROW = {"part": "model", "device": "RPC0", "weights": 5, "context": 2, "compute": 1}
 MASTER = {**ROW, "device": ""}
 LAYER = {"device": "RPC0", "weights": 5, "elsewhere": 0, "context": 2}
@@ -131,22 +130,6 @@ def test_a_program_that_cannot_be_started_is_said(program: Path) -> None:
             engine.ask([])
 
 
-def test_it_gets_no_environment_but_the_locale(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "5")
-    monkeypatch.setenv("LD_PRELOAD", "")
-    body = "for _ in sys.stdin: print(json.dumps({'error': open('/proc/self/environ').read()}), flush=True)"
-    with closing(Engine(write(program, body), "m.gguf")) as engine, pytest.raises(EngineError) as caught:
-        engine.ask([])
-    assert str(caught.value) == "llama.cpp cannot load it: LC_ALL=C\ufffd."
-
-
-def test_a_name_that_is_no_text_is_passed_on(program: Path) -> None:
-    body = "line = sys.stdin.buffer.readline(); print(json.dumps({'error': repr(line)}))"
-    with closing(Engine(write(program, body), "m.gguf")) as engine, pytest.raises(EngineError) as caught:
-        engine.ask(["--lora", "\udcff.gguf"])
-    assert r"b'--lora\t\xff.gguf\n'" in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["a\tb", "a\nb", "a\n"])
 def test_an_option_is_not_taken_for_two_or_for_a_further_question(program: Path, name: str) -> None:
     with closing(Engine(write(program, ANSWERS), "m.gguf")) as engine:
@@ -165,73 +148,21 @@ def test_close_ends_it_whatever_it_does(program: Path) -> None:
     wait_for(lambda: not running(program), 10)
 
 
-# What is made of its answers
-
-RELEASE = """
-count, mib = 6, 1 << 20
-asked = pathlib.Path(__file__ + '.asked')
-for line in sys.stdin:
-    with asked.open('a') as file:
-        file.write(line)
-    words = line.rstrip('\\n').split('\\t')
-    names = words[words.index('-dev') + 1].split(',')
-    shares = [float(share) for share in words[words.index('-ts') + 1].split(',')]
-    sums = [sum(shares[:number + 1]) / sum(shares) for number in range(len(shares))]
-    owners = [next(name for name, end in zip(names, sums) if end > number / (count + 1)) for number in range(count + 1)]
-    if '-ub' in words:
-        print(json.dumps({'error': 'no batch'}), flush=True)
-        continue
-    held = [['model', name, 10 * owners.count(name), owners.count(name), 5] for name in names]
-    held += [['model', '', 20, 0, 3], ['draft', '', 7, 1, 1], ['projector', '', 9, 0, 0], ['outputs', '', 0, 0, 2]]
-    held += [['adapters', '', 4, 0, 0]]
-    keys = ['part', 'device', 'weights', 'context', 'compute']
-    print(json.dumps({
-        **PLAN,
-        'layers': [{'device': name, 'weights': 10 * mib, 'elsewhere': 0, 'context': mib} for name in owners],
-        'held': [{**dict(zip(keys, [*row[:2], *(it * mib for it in row[2:])]))} for row in held],
-    }), flush=True)
-"""
+def test_it_gets_no_environment_but_the_locale(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "")
+    body = "for _ in sys.stdin: print(json.dumps({'error': open('/proc/self/environ').read()}), flush=True)"
+    with closing(Engine(write(program, body), "m.gguf")) as engine, pytest.raises(EngineError) as caught:
+        engine.ask([])
+    assert str(caught.value) == "llama.cpp cannot load it: LC_ALL=C\ufffd."
 
 
-def questions(path: Path) -> list[str]:
-    return Path(f"{path}.asked").read_text().replace("\t", " ").splitlines()
-
-
-def by_engine(path: Path, workers: Sequence[int]) -> ByEngine:
-    return ByEngine(write(path, RELEASE), "m.gguf", workers, one_run=False, tail=1, bits=8.5)
-
-
-def mib(need: Need) -> list[float]:
-    return [it / MIB for it in need]
-
-
-def test_the_master_has_what_no_device_holds(program: Path) -> None:
-    with closing(by_engine(program, [1, 1])) as asker:
-        sizes = asker.sizes(Load(("-c", "512"), other_bytes=8 * MIB), 2, [3, 4])
-        spread = asker.sizes(Load(("-sm", "tensor")), 2, [3, 4])
-    assert [mib(it) for it in sizes.held] == [[30, 3, 5, 0], [40, 4, 5, 0]]
-    # The draft and the projector are beside the model, with what the program itself takes.
-    assert mib(sizes.master) == [24, 0, 5, 9 + 9 + 8]
-    assert [tuple(part) for part in sizes.parts] == [(0, 3), (3, 7)]
-    assert (sizes.count, sizes.local, sizes.context, sizes.slots, sizes.exact) == (6, 0, 512, 2, True)
-    assert [tuple(part) for part in spread.parts] == [(0, 7), (0, 7)]
-
-
-def test_each_question_is_asked_once(program: Path) -> None:
+def test_each_question_is_asked_once_and_further_workers_are_another_process(program: Path) -> None:
     load = Load(("-c", "512"))
-    with closing(by_engine(program, [2, 1])) as asker:
+    with closing(ByEngine(write(program, ANSWERS), "m.gguf", [2, 1], one_run=False, tail=1, bits=8.5)) as asker:
         for _time in range(2):
-            asker.sizes(load, 3, [1, 1.5, 2])
-            asker.sizes(load, 1, [1])
-            with pytest.raises(EngineError, match="no batch"):
-                asker.sizes(load.with_options("-ub", 64), 3, [1, 1, 1])
-        assert questions(program) == [
-            "-c 512 -dev RPC0,RPC1,RPC2 -ts 1,1.5,2",
-            "-c 512 -dev RPC0 -ts 1",
-            "-c 512 -ub 64 -dev RPC0,RPC1,RPC2 -ts 1,1,1",
-        ]
-        # Two more workers than there are.
-        asker.sizes(load, 5, [1] * 5)
+            found = [asker.sizes(load, devices, [1] * devices) for devices in (3, 1, 5)]
+            # The number of the question to a process.
+            assert [sizes.context for sizes in found] == [0, 1, 0]
         stand_ins = [arguments[arguments.index("--stand-ins") + 1] for _process, arguments in starts(program)]
         assert stand_ins == ["2,1", "2,1,1,1"]
     assert running(program) == []

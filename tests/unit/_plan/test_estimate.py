@@ -164,23 +164,6 @@ def given_files(folder: Path, options: list[str], **given: Any) -> dict[str, Any
     return plan_of({"model": str(model), "options": ["-c", "512", *options], "workers": memory, **given})
 
 
-def test_further_files_are_the_masters(tmp_path: Path) -> None:
-    draft = write_synthetic(tmp_path / "d.gguf", "grouped queries")
-    projector = write_projector(tmp_path / "p.gguf", 256)
-    alone = given_files(tmp_path, [])
-    assert alone["master"]["other_bytes"] == 0
-    for options, file in (
-        (["--model-draft", str(draft)], draft),
-        (["--mmproj", str(projector)], projector),
-        (["--lora", f"{draft},{draft}"], draft),
-    ):
-        result = given_files(tmp_path, options, master_other_bytes=MIB)
-        assert result["workers"] == alone["workers"]
-        weights = (result["master"]["other_bytes"] - MIB) / (2 if "--lora" in options else 1)
-        # The rest of a file is its header.
-        assert 0.5 * file.stat().st_size < weights < file.stat().st_size
-
-
 def test_a_draft_may_need_the_last_two_layers_together(tmp_path: Path) -> None:
     draft = write_synthetic(tmp_path / "d.gguf", "layers that predict for other heads", layers=2)
     counts = [

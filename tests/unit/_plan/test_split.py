@@ -127,18 +127,6 @@ def test_layers_go_where_upstream_puts_them(layers: int, n_gpu_layers: int, shar
     assert mine == [None if it is None else min(it, len(shares) - 1) for it in upstream(layers, n_gpu_layers, shares)]
 
 
-@given(
-    parts=st.lists(st.integers(1, 60), min_size=1, max_size=15),
-    local=st.integers(0, 20),
-)
-@settings(deadline=None, max_examples=150)
-def test_whole_numbers_of_layers_are_given_exactly(parts: list[int], local: int) -> None:
-    # One of these layers is the output.
-    layers = sum(parts) - 1 + local
-    got = assign(layers, sum(parts), [float(part) for part in parts])
-    assert got == [None] * local + [index for index, part in enumerate(parts) for _layer in range(part)]
-
-
 @pytest.mark.parametrize(
     ("memory", "load", "wide"),
     [

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -95,18 +93,6 @@ def test_a_program_that_stands_still_is_ended(
     assert watch.stood_still
 
 
-def test_what_arrives_is_a_sign_of_life(waiting: subprocess.Popen[str], server: socket.socket) -> None:
-    connection, _address = server.accept()
-    with connection:
-        before = watching.Watch()._traffic(child(waiting))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        os.kill(child(waiting), signal.SIGSTOP)
-        connection.sendall(b"y" * 500)
-        # On loopback, sent data has arrived.
-        assert watching.Watch()._traffic(child(waiting)) == before + 500
-        os.kill(child(waiting), signal.SIGCONT)
-
-
 def test_a_process_that_has_ended_has_no_sockets() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait(HANG_S)
@@ -114,27 +100,3 @@ def test_a_process_that_has_ended_has_no_sockets() -> None:
     assert list(keepalives.sockets(pid)) == []
     assert watching._work(pid) == (0, 0.0)
     assert watching._child(pid) is None
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="others may not reach what they have not started")
-def test_a_listening_socket_hands_it_on(server: socket.socket) -> None:
-    """Run the source as one argument, as the unit of a worker does."""
-    port = server.getsockname()[1]
-    argv = [sys.executable, "-c", Path(keepalives.__file__).read_text(), str(os.getpid()), str(port)]
-    subprocess.run(argv, check=True, timeout=HANG_S)
-    with socket.create_connection(("127.0.0.1", port)):
-        accepted, _address = server.accept()
-        with accepted:
-            assert keepalive(accepted) == (1, 1, 1, 29)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60000
-
-
-def test_who_does_not_listen_is_said() -> None:
-    done = subprocess.run(
-        [sys.executable, keepalives.__file__, "999999999", "1"],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert (done.returncode, "The worker does not listen." in done.stderr) == (1, True)
