@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict
 
 import pytest
 
-from support.harness import CACHE, HANG_S, ROOT
+from support.harness import CACHE, HANG_S, RELEASE, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
