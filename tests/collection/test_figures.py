@@ -30,15 +30,6 @@ def test_what_a_second_worker_gives_generation_is_the_measured_figure() -> None:
     assert re.search(rf"two\s+equal workers are {measured} times as fast as one", page("explanation/planning.md"))
 
 
-def test_the_benchmark_s_tests_are_named_by_their_defaults() -> None:
-    tasks = yaml.safe_load((ROOT / "playbooks/tasks/benchmark/check_variables.yml").read_text())
-    text = yaml.safe_dump(tasks)
-    sizes = [re.search(rf"benchmark_{name} \| default\((\d+)\)", text) for name in ("n_prompt", "n_gen")]
-    read, generated = [size[1] for size in sizes if size]
-    shown = f"shows prompt (`pp{read}`) and generation (`tg{generated}`) separately"
-    assert shown in page("explanation/performance.md")
-
-
 def test_the_example_inventory_names_the_role_s_limit_of_the_cache() -> None:
     default = yaml.safe_load((ROOT / "roles/rpc_server/defaults/main.yml").read_text())["rpc_server_cache_max"]
     assert (
