@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._release.elf import read_program
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -154,29 +152,34 @@ def find_program(bin_folder: str, names: Sequence[str] = PROGRAMS) -> str:
     for name in names:
         path = folder / name
         if path.exists() or path.is_symlink():
-            _check_program(path)
+            check_program(path)
             return str(path)
     missing = f"neither {' nor '.join(names)}" if len(names) > 1 else f"no {names[0]}"
     raise BinaryError(f"There is {missing} in {bin_folder}; install llama.cpp there, or set bin_folder.")
 
 
-def _check_program(path: Path) -> None:
-    # A shell runs a file of unknown format as a script, so check the format first.
+def check_program(path: Path) -> None:
+    """Raise BinaryError if a file cannot be run here. A shell would run a file of unknown format as a script."""
     if not path.is_file():
         raise BinaryError(f"{path} is not a file; install llama.cpp again.")
     if not os.access(path, os.X_OK | os.R_OK):
         raise BinaryError(f"{path} may not be run by this user; correct its permissions, or run as another user.")
-    program = read_program(path)
-    if program is None:
-        with path.open("rb") as file:
-            if file.read(2) == b"#!":
-                return
+    head, ours = _head(path), _head(Path("/proc/self/exe"))
+    if head[:2] == b"#!":
+        return
+    if len(head) < len(ours) or head[:4] != ours[:4]:
         raise BinaryError(f"{path} is not a program; install llama.cpp again.")
-    ours = platform.machine()
-    if not program.fits(ours):
+    # The machine, in the header of ELF.
+    if head[18:] != ours[18:]:
+        machine = platform.machine()
         raise BinaryError(
-            f"{path} is built for another kind of machine than this one ({ours}); build llama.cpp for it."
+            f"{path} is built for another kind of machine than this one ({machine}); build llama.cpp for it."
         )
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(20)
 
 
 def read_manifest(bin_folder: str) -> Mapping[str, object]:
