@@ -84,7 +84,9 @@ LOADER = re.compile(
     r"symbol lookup error: |CPU ISA level is lower than required",
     re.MULTILINE,
 )
-ILLEGAL_INSTRUCTION, FIRST_SIGNAL, LAST_SIGNAL = 132, 129, 192
+# As a shell gives it, where signals are above 128.
+ILLEGAL_INSTRUCTION = 132
+SIGNALS = range(129, 193)
 
 
 def problem_of(exit_status: int, output: str) -> str:
@@ -93,7 +95,7 @@ def problem_of(exit_status: int, output: str) -> str:
     loader = next((line for line in lines if LOADER.search(line)), "")
     if exit_status == ILLEGAL_INSTRUCTION or "CPU ISA level" in loader:
         return "uses an instruction that this CPU lacks: take a release of this host's CPU class, or build it here"
-    if FIRST_SIGNAL <= exit_status <= LAST_SIGNAL:
+    if exit_status in SIGNALS:
         return f"was ended by signal {exit_status - 128} as soon as it started: install the release again"
     if loader:
         return (
