@@ -15,7 +15,6 @@ description:
     the form that M(llama_cpp.cluster.verified_download) takes.
   - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts. For a piece of a file that was
     cut (C(.gguf.part1of2), C(.gguf-split-a)) it returns all pieces.
-  - Before version 0.3.0 the module was called C(hub_files).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

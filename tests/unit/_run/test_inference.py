@@ -49,15 +49,13 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 A, B, C = "10.0.0.1:50052", "10.0.0.2:50052", "10.0.0.3:50052"
 
 
-def capabilities(recorded: str) -> Capabilities:
-    folder = FIXTURES / "capabilities"
-    version, usage = ((folder / f"{recorded}-{what}.txt").read_text() for what in ("version", "help"))
-    return describe("/opt/" + recorded.rsplit("-", 1)[0], version, usage, {})
+def capabilities(archive: str) -> Capabilities:
+    said = FIXTURES / f"capabilities/llama-completion-{archive}"
+    version, usage = (Path(f"{said}-{what}.txt").read_text() for what in ("version", "help"))
+    return describe("/opt/llama-completion", version, usage, {})
 
 
-NEW = capabilities("llama-completion-0.3.36")
-OLD = capabilities("llama-cli-0.3.16")
-BUILDS = pytest.mark.parametrize("build", [NEW, OLD], ids=["7.0.0", "2.0.0"])
+BUILD = capabilities("0.3.36")
 
 
 def options(*workers: str, **changes: Any) -> Options:
@@ -121,7 +119,6 @@ def test_a_value_that_cannot_be_run_is_named(changes: dict[str, Any], message: s
         check_options(options(**changes))
 
 
-@BUILDS
 @pytest.mark.parametrize(
     ("remedy", "arguments"),
     [
@@ -133,11 +130,11 @@ def test_a_value_that_cannot_be_run_is_named(changes: dict[str, Any], message: s
         ("take it out", "-lv --log-disable --no-perf -cnv -i -h --version -co"),
     ],
 )
-def test_an_argument_that_the_module_gives_is_refused(build: Capabilities, arguments: str, remedy: str) -> None:
+def test_an_argument_that_the_module_gives_is_refused(arguments: str, remedy: str) -> None:
     for argument in arguments.split():
         with pytest.raises(OptionError, match=f"^extra_args must not contain {argument}; {remedy}"):
-            check_extra_args(["--top-k", "20", argument, "x"], build)
-    check_extra_args(["--top-k", "20", "-fa", "on", "--ignore-eos", "-sm", "layer", "--no-such-flag", "-1"], build)
+            check_extra_args(["--top-k", "20", argument, "x"], BUILD)
+    check_extra_args(["--top-k", "20", "-fa", "on", "--ignore-eos", "-sm", "layer", "--no-such-flag", "-1"], BUILD)
 
 
 @pytest.mark.parametrize(
@@ -202,38 +199,39 @@ def after(command: list[str], option: str) -> str:
     return command[command.index(option) + 1]
 
 
-@BUILDS
-def test_the_command_holds_what_every_run_needs(build: Capabilities) -> None:
+def test_the_command_holds_what_every_run_needs() -> None:
     run = options(prompt="--help\n\\n ü", temperature=0.5, threads=3, extra_args=("--top-k", "20"))
-    command = build_command(build, run, [status(A), status(B)], None)
+    command = build_command(BUILD, run, [status(A), status(B)], None)
     expected = {
         "-p": run.prompt, "-m": "/srv/m.gguf", "-n": "64", "-c": "2048", "-s": "1", "--temp": "0.5", "-t": "3",
         "-ngl": "999", "--rpc": f"{A},{B}",
     }  # fmt: skip
     assert {option: after(command, option) for option in expected} == expected
     assert {"-no-cnv", "--no-display-prompt", "--no-escape"} < set(command)
-    assert (command[0], command[-2:]) == (build.program, ["--top-k", "20"])
+    assert (command[0], command[-2:]) == (BUILD.program, ["--top-k", "20"])
     assert command.index("--rpc") < command.index("--device")
-    # What a build does not have is not passed.
-    found = [after(command, name) if name in command else None for name in ("-fit", "--log-colors", "-lv", "-ts")]
-    assert found == (["off", "off", "4", None] if build == NEW else [None] * 4)
+
+
+@pytest.mark.parametrize("archive", ["0.3.20", "0.3.34", "0.3.35", "0.3.36"])
+def test_a_build_has_every_option_that_it_gets(archive: str) -> None:
+    build = capabilities(archive)
+    run = options(temperature=0.5, threads=3, tensor_split=(1.0, 2.0))
+    command = [word for file in (None, "/srv/p") for word in build_command(build, run, [status(A), status(B)], file)]
+    known = frozenset().union(*build.options)
+    assert [word for word in command if word.startswith("-") and word not in known] == []
 
 
 @pytest.mark.parametrize(
-    ("build", "statuses", "devices"),
+    ("statuses", "devices"),
     [
-        (NEW, [status(A), status(B)], "RPC0,RPC1"),
-        (NEW, [status(A, "ready", "7.0.0", 1, 1), status(B)], "RPC0,RPC1,RPC2"),
-        (NEW, [], None),
-        (OLD, [status(A, "ready", "2.0.0"), status(B, "ready", "2.0.0")], f"RPC[{A}],RPC[{B}]"),
-        (OLD, [], f"RPC[{A}],RPC[{B}]"),
+        ([status(A), status(B)], "RPC0,RPC1"),
+        ([status(A, "ready", "7.0.0", 1, 1), status(B)], "RPC0,RPC1,RPC2"),
+        ([], None),
     ],
-    ids=["7", "7-two-devices", "7-unverified", "2", "2-unverified"],
+    ids=["one-each", "two-devices", "unverified"],
 )
-def test_every_device_of_every_worker_is_asked_for_by_name(
-    build: Capabilities, statuses: list[WorkerStatus], devices: str | None
-) -> None:
-    command = build_command(build, options(), statuses, None)
+def test_every_device_of_every_worker_is_asked_for_by_name(statuses: list[WorkerStatus], devices: str | None) -> None:
+    command = build_command(BUILD, options(), statuses, None)
     assert (after(command, "--device") if "--device" in command else None) == devices
 
 
@@ -253,13 +251,13 @@ def test_every_device_of_every_worker_is_asked_for_by_name(
 def test_a_share_is_that_of_all_devices_of_a_worker(
     statuses: list[WorkerStatus], split: tuple[float, ...], passed: str | None, shares: list[float]
 ) -> None:
-    command = build_command(NEW, options(tensor_split=split), statuses, None)
+    command = build_command(BUILD, options(tensor_split=split), statuses, None)
     assert (after(command, "-ts") if "-ts" in command else None) == passed
     assert divided_by(options(tensor_split=split), statuses) == shares
 
 
 def test_a_long_prompt_goes_through_a_file_that_is_read_as_it_is() -> None:
-    command = build_command(NEW, options(prompt="x" * (MAX_PROMPT_ARGUMENT_BYTES + 1)), [], "/srv/prompt")
+    command = build_command(BUILD, options(prompt="x" * (MAX_PROMPT_ARGUMENT_BYTES + 1)), [], "/srv/prompt")
     assert after(command, "-bf") == "/srv/prompt"
     assert "-p" not in command
     assert max(map(len, command)) < 1000

@@ -24,7 +24,7 @@ cluster_problems = FilterModule().filters()["cluster_problems"]
 NEW = {"id": "a", "version": "0.3.36-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": "83"}}
 # Another build of the same source, fetched in another way.
 SAME = {"id": "b", "version": "git-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": None}}
-OLD = {"id": "c", "version": "0.3.16-4227c9be4", "source": {"commit": "4227c9be4268", "sha256": "34"}}
+OLD = {"id": "c", "version": "0.3.35-4df29be4f", "source": {"commit": "4df29be4f4c3", "sha256": "34"}}
 ARCHIVE = {"id": "d", "version": "archive-12ab", "source": {"commit": None, "sha256": "12ab"}}
 OTHER_ARCHIVE = {"id": "e", "version": "archive-34cd", "source": {"commit": None, "sha256": "34cd"}}
 
@@ -84,7 +84,7 @@ CLUSTERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "worker-that-cannot-be-asked": (
         hosts(2), {"releases": {"m": NEW, "w1": {"unknown": "no route to host."}, "w2": OLD}},
         ["It is not known which llama.cpp w1 has (no route to host): install it there",
-         "w2 has llama.cpp 0.3.16-4227c9be4 and the master m has 0.3.36-0c1e57098: install the same on both"],
+         "w2 has llama.cpp 0.3.35-4df29be4f and the master m has 0.3.36-0c1e57098: install the same on both"],
     ),
     "group-without-a-master": (
         {"w1": of("a"), "w2": of("b"), "m": of("a")}, {"workers": ["w1", "w2"]},
@@ -205,7 +205,7 @@ LOOKS: dict[str, tuple[list[Any], dict[str, Any], str, list[str]]] = {
         [READY], listening(OTHER), "", [f"Port 50052 of w1 belongs to /usr/bin/nc, not to {UNIT}"]),
     "release-of-before": (
         [READY], listening(OLDER), "", ["The worker on port 50052 of w1 still runs the previous release"]),
-    "other-release": ([READY], {"manifest": {**OLD, "id": "a"}}, "", ["w1 has llama.cpp 0.3.16-4227c9be4"]),
+    "other-release": ([READY], {"manifest": {**OLD, "id": "a"}}, "", ["w1 has llama.cpp 0.3.35-4df29be4f"]),
     "no-release": (
         [READY], {"manifest": None}, "", ["It is not known which llama.cpp w1 has (no release is in use"]),
     "firewall-stopped": (
