@@ -6,7 +6,6 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -195,10 +194,8 @@ def test_what_cannot_be_read_is_a_sentence(
 ) -> None:
     for name, value in behaviour.items():
         setattr(hub, name, value)
-    began = time.monotonic()
     with pytest.raises((DownloadError, GgufError), match=words) as caught:
         get(tmp_path, hub.url(NAME), **options)
-    assert time.monotonic() - began < 5
     assert TOKEN not in str(caught.value)
     assert SIGNATURE not in str(caught.value)
 

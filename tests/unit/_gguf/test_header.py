@@ -76,6 +76,7 @@ def is_one_sentence(message: str) -> bool:
 
 def test_a_whole_file_says_what_it_is(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "m.gguf"))
+    assert read_model(tmp_path / "m.gguf") == [header]
     assert (header.version, header.tensor_count) == (3, 2)
     assert header.metadata["general.name"] == "small"
     assert header.metadata["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)

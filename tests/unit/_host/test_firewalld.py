@@ -210,6 +210,29 @@ def test_changes_bring_both_configurations_together(
     assert (texts(plan), plan.reload, plan.problems) == (changes, reload, [])
 
 
+def test_commands_do_what_the_plan_says() -> None:
+    add, new = Change("llama-rpc", "source", "10.0.0.10/32", "enabled"), Change("llama-rpc", "zone", "", "present")
+    rule = Change("llama-rpc", "rich_rule", RULE, "disabled")
+    permanent = ["firewall-cmd", "--permanent", "--zone=llama-rpc"]
+    # Both configurations change, one after the other.
+    assert [argv for _text, argv in Plan([add, rule], False, []).commands(running=True)] == [
+        [*permanent, "--add-source=10.0.0.10/32"],
+        [permanent[0], permanent[2], "--add-source=10.0.0.10/32"],
+        [*permanent, f"--remove-rich-rule={RULE}"],
+        [permanent[0], permanent[2], f"--remove-rich-rule={RULE}"],
+    ]
+    # The permanent one changes, and a reload puts it into force.
+    assert [argv for _text, argv in Plan([new, add], True, []).commands(running=True)] == [
+        [*permanent[:2], "--new-zone=llama-rpc"],
+        [*permanent, "--add-source=10.0.0.10/32"],
+        [permanent[0], "--reload"],
+    ]
+    # A stopped daemon has only the permanent one.
+    assert Plan([new], False, []).commands(running=False) == [
+        ("zone llama-rpc made", ["firewall-offline-cmd", "--new-zone=llama-rpc"])
+    ]
+
+
 # --- the SSH session ------------------------------------------------------------------------------------------------
 
 DROP = Zone("drop", target="DROP", sources=("10.0.0.0/30",))
