@@ -48,53 +48,27 @@ test-integration: ## Test with real llama.cpp processes and Ansible runs on this
 	@scripts/integration.sh
 
 test-cluster: ## Test a cluster on test hosts, from minimal systems to reset (root); make test runs most of it
-	@scripts/bootstrap.sh dev
-	@scripts/cluster.sh
-
 test-aarch64: ## Test a cluster of aarch64 hosts of two CPU classes, emulated on other machines (root); make test runs a part of it
-	@scripts/bootstrap.sh dev
-	@scripts/aarch64.sh
-
 test-pages: ## Run the blocks of README and docs/start as they stand, with test hosts in the place of other machines (root); part of make test
+test-cluster test-aarch64 test-pages test-faults test-upgrade test-serve test-tunnel test-gateway test-kubernetes test-fuzz:
 	@scripts/bootstrap.sh dev
-	@scripts/pages.sh
+	@scripts/molecule.sh $(@:test-%=%)
 
 test-matrix: ## Test masters and workers of all RPC generations with each other, against docs/reference/compatibility.md; builds llama.cpp three times
 	@scripts/bootstrap.sh dev
 	@scripts/matrix.sh
 
 test-faults: ## Test what is reported, and how soon, when something breaks, and that the cluster recovers (root for the hosts' part)
-	@scripts/bootstrap.sh dev
-	@scripts/faults.sh
-
 test-upgrade: ## Test upgrades of a cluster on test hosts in which something breaks (root); not part of make test
-	@scripts/bootstrap.sh dev
-	@scripts/upgrade.sh
-
 test-serve: ## Test an API over workers on test hosts: who reaches it, what ends it, how soon it is back (root); not part of make test
-	@scripts/bootstrap.sh dev
-	@scripts/serve.sh
-
 test-tunnel: ## Test a tunnel on test hosts: who reaches it, who can read it, what it survives (root); not part of make test
-	@scripts/bootstrap.sh dev
-	@scripts/tunnel.sh
-
 test-gateway: ## Test two groups behind a gateway on test hosts: who reaches it, what happens to requests when something breaks (root); not part of make test
-	@scripts/bootstrap.sh dev
-	@scripts/gateway.sh
-
 test-kubernetes: ## Test the image and a group of its pods on test hosts, with stand-ins for Kubernetes: who reaches them, what a lost pod costs (root); not part of make test
-	@scripts/bootstrap.sh dev
-	@scripts/kubernetes.sh
-
 test-performance: ## Test what patched workers and masters compute, and how they handle malformed requests; builds llama.cpp several times
 	@scripts/bootstrap.sh dev
 	@scripts/performance.sh
 
 test-fuzz: ## Send 500 sessions of malformed requests to each of two confined workers on test hosts; FUZZ_SESSIONS changes it (root)
-	@scripts/bootstrap.sh dev
-	@scripts/fuzz.sh
-
 test-ansible: ## Run the unit tests and ansible-test sanity with ansible-core 2.19, 2.20, 2.21 and the newest, on each installed Python; not part of make test
 	@scripts/bootstrap.sh dev
 	@scripts/release.sh test-ansible

@@ -1,12 +1,15 @@
 # shellcheck shell=sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Other scripts source this file, and set $cache to the cache folder. Several builds compile the same files, also those on
+# Other scripts source this file, and set $cache to the cache folder and $packages to what else they need. Several builds compile the same files, also those on
 # test hosts, so ccache keeps the results in the cache. Some tests compile for the other architecture. If possible, this
 # installs ccache, CMake and the cross compiler. Without ccache builds only take longer. Without a cross compiler the tests that
 # need one are skipped.
 export CCACHE_DIR="${cache:?}/ccache" CCACHE_BASEDIR="$cache" CCACHE_NOHASHDIR=1 CCACHE_SLOPPINESS=locale
 missing=
-command -v ccache >/dev/null || missing=ccache
+for package in ${packages:-}; do
+    dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null | grep -q '^installed' || missing="$missing $package"
+done
+command -v ccache >/dev/null || missing="$missing ccache"
 [ -x /usr/bin/cmake ] || missing="$missing cmake"
 [ "$(uname -m)" != x86_64 ] || command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
 if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Run molecule, pass on its output, print how long each step took, and exit with molecule's exit status."""
+"""Run molecule, pass on its output, print how long each step took, and exit with molecule's exit status.
+
+A test that is interrupted leaves no hosts.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ def end_all(number: int, _frame: object) -> None:
     """Send the signal to this program's process group: molecule alone would leave its child processes running."""
     signal.signal(number, signal.SIG_IGN)
     os.killpg(0, number)
+    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -40,6 +44,8 @@ def main() -> int:
         except KeyboardInterrupt:
             # Molecule has received it too, and ends.
             process.wait()
+            if "test" in sys.argv and "--destroy=never" not in sys.argv:
+                subprocess.run(["scripts/lab.sh", "down"], check=False)
     print("\nWhat each step took:")
     for seconds, name, outcome in took:
         print(f"  {seconds:6.1f} s  {name:22}  {outcome}")

@@ -22,7 +22,7 @@ rm -rf "$logs"
 mkdir -p "$logs"
 summary=
 not_run=
-hosts=   # the scripts that may have made hosts
+hosts=   # the molecule scenarios that may have made hosts
 state=$(mktemp -d)   # files with the state of each tier, named by its key
 
 # start KEY COMMAND...: starts a tier in its own session, which can be ended as a whole with SIGINT, so that tests clean up as
@@ -30,7 +30,7 @@ state=$(mktemp -d)   # files with the state of each tier, named by its key
 # is written, the tier's process id may belong to another process.
 start() {
     : >"$state/$1.failed"
-    case "$*" in *scripts/cluster.sh | *scripts/aarch64.sh) hosts="$hosts $2" ;; esac
+    [ "$2" != scripts/molecule.sh ] || hosts="$hosts $3"
     # shellcheck disable=SC2016 # for the shell between
     FAILED_TESTS=$state/$1.failed setpriv --pdeathsig TERM sh -c '
         ended=$1/$2.ended
@@ -107,8 +107,8 @@ end_all() {
     done
     wait
     if [ "$outcome" != 0 ]; then
-        for script in $hosts; do
-            "$script" destroy >/dev/null 2>&1 || :
+        for scenario in $hosts; do
+            scripts/molecule.sh "$scenario" destroy >/dev/null 2>&1 || :
         done
     fi
     # Print the failure last, so that it is seen.
@@ -134,17 +134,17 @@ makes_hosts=
 tier releases "The llama.cpp releases that the tests run" ansible-playbook tests/support/releases.yml
 # Begin the clusters after what compiles the same files, and not beside each other if LAB_NUMBER puts all hosts into one lab.
 if [ -n "$makes_hosts" ]; then
-    begin cluster scripts/cluster.sh
+    begin cluster scripts/molecule.sh cluster
     if [ -z "${LAB_NUMBER:-}" ]; then
-        begin aarch64 scripts/aarch64.sh
-        begin pages scripts/pages.sh
+        begin aarch64 scripts/molecule.sh aarch64
+        begin pages scripts/molecule.sh pages
     fi
 fi
 tier sanity "ansible-test sanity"
 tier integration "Integration: real llama.cpp processes and Ansible runs" scripts/integration.sh
-tier cluster "A cluster on test hosts, from minimal systems and back" scripts/cluster.sh
-tier aarch64 "A cluster of aarch64 hosts" scripts/aarch64.sh
-tier pages "The commands on README and docs/start, with test hosts" scripts/pages.sh
+tier cluster "A cluster on test hosts, from minimal systems and back" scripts/molecule.sh cluster
+tier aarch64 "A cluster of aarch64 hosts" scripts/molecule.sh aarch64
+tier pages "The commands on README and docs/start, with test hosts" scripts/molecule.sh pages
 
 if [ -z "$not_run" ]; then
     printf '\nAll tiers passed:\n%b' "$summary"

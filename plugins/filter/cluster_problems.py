@@ -53,14 +53,6 @@ options:
       - Without it, the filter does not compare releases.
     type: dict
     default: {}
-  worker_group:
-    description: The name of the group of workers, for messages.
-    type: str
-    default: llama_workers
-  master_group:
-    description: The name of the group of masters, for messages.
-    type: str
-    default: llama_masters
 seealso:
   - plugin: llama_cpp.cluster.rpc_endpoints
     plugin_type: filter
@@ -102,8 +94,6 @@ def cluster_problems(
     masters: Sequence[str],
     endpoints: Sequence[str] | None = None,
     releases: Mapping[str, Mapping[str, Any]] | None = None,
-    worker_group: str = "llama_workers",
-    master_group: str = "llama_masters",
     gateways: Sequence[str] = (),
 ) -> list[str]:
     """Return one sentence for each violation."""
@@ -112,7 +102,7 @@ def cluster_problems(
     if not isinstance(hostvars, Mapping):
         raise AnsibleFilterError("cluster_problems needs the variables of the hosts: write cluster_problems(hostvars)")
     named = workers if endpoints is None else endpoints
-    problems = cluster.group_problems(masters, named, master_group, worker_group)
+    problems = cluster.group_problems(masters, named)
     twins = cluster.twin_problems(_places(workers, hostvars))
     problems += twins.values()
     if endpoints is not None:
@@ -121,7 +111,7 @@ def cluster_problems(
     else:
         found, wrong = _workers([host for host in workers if host not in twins], hostvars)
         problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
-        problems += _group_problems(masters, found, hostvars, master_group, worker_group)
+        problems += _group_problems(masters, found, hostvars)
         problems += _tunnel_problems(masters, found, gateways, hostvars)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
@@ -168,8 +158,6 @@ def _group_problems(
     masters: Sequence[str],
     workers: Sequence[Mapping[str, Any]],
     hostvars: Mapping[str, Any],
-    master_group: str,
-    worker_group: str,
 ) -> list[str]:
     """Return the problems of groups; without llama_group all hosts are one group, which may have several masters."""
     by_group: dict[str, list[str]] = {}
@@ -193,9 +181,9 @@ def _group_problems(
         return [
             "llama_group is given with -e, which makes one group of all hosts: name the hosts of a group in --limit."
         ]
-    return cluster.member_problems(of_masters, by_group, master_group, worker_group) + [
+    return cluster.member_problems(of_masters, by_group) + [
         f"{master} is the master of group {group}, and its rpc_server_instances serve group "
-        f"{', '.join(sorted(others))}: give these to a host of {worker_group} that is not a master."
+        f"{', '.join(sorted(others))}: give these to a host of llama_workers that is not a master."
         for group, own in of_masters.items()
         for master in own
         for others in [served[master] - {group}]

@@ -189,7 +189,7 @@ class Pages:
             role = re.fullmatch(r"reference/roles/(?!index)(.+)\.md", place)
             if role:
                 texts[place] += f"\n## All variables\n\n[Role {role[1]}](../collection/{role[1]}_role.rst) has them.\n"
-        rest = [place for place in (*TOP, "upstream/index.md") if place in texts]
+        rest = [place for place in ("maintaining.md", *TOP, "upstream/index.md") if place in texts]
         if "development.md" in texts:
             texts["development.md"] += _toctree(rest, hidden=True)
         sections = [f"{folder}/index.md" for folder in SECTIONS if f"{folder}/index.md" in texts]

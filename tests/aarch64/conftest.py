@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests of the hosts of scenario "aarch64" after playbooks/site.yml has converged them: `make test-aarch64`, or by hand
-`scripts/aarch64.sh converge` and `scripts/aarch64.sh verify`."""
+"""Tests of the hosts of scenario "aarch64" after playbooks/site.yml has converged them."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aarch64 import hosts
+from support.lab.hosts import require_lab
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,8 +76,7 @@ def show() -> Callable[[str], None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
-    if not (hosts.LAB / "ssh_config").exists():
-        pytest.exit(f"The hosts are not up in lab {hosts.NUMBER}: scripts/aarch64.sh converge.", returncode=1)
+    require_lab()
     yield
     hosts.hang_up()
 

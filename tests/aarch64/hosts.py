@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
 NUMBER = int(os.environ.get("LAB_NUMBER") or 0)
 LAB = CACHE / "lab" / str(NUMBER)
-# scripts/aarch64.sh sets the inventory: with one Arm class or two.
+# scripts/molecule.sh sets the inventory: with one Arm class or two.
 INVENTORY = ROOT / "inventories" / (os.environ.get("AARCH64_INVENTORY") or "lab_aarch64")
 TWO_CLASSES = INVENTORY.is_dir()
 NATIVE = platform.machine() == "aarch64"

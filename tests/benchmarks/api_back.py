@@ -91,7 +91,7 @@ def cluster_with_api(hosts: Hosts) -> Client:
     say("the hosts become a cluster with an API")
     inventories = [ROOT / "inventories/lab" / name for name in ("hosts.yml", "serving.yml")]
     variables = {"gguf_model_controller_path": str(random_model(*SIZE)), "gguf_model_path": "/srv/models/model.gguf"}
-    for playbook in ("extensions/molecule/cluster/prepare.yml", "playbooks/site.yml"):
+    for playbook in ("extensions/molecule/resources/prepare.yml", "playbooks/site.yml"):
         log = FOLDER / Path(playbook).with_suffix(".log").name
         hosts.play(ROOT / playbook, variables, forks=FORKS, limit_s=SITE_LIMIT_S, log=log, inventories=inventories)
     key = hosts.ssh(MASTER, f"sudo head -n1 /etc/llama_server/{API_PORT}.keys")

@@ -9,7 +9,6 @@ change. Needs root.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -19,7 +18,6 @@ from typing import Any
 
 from benchmarks.measure import (
     CACHE,
-    INVENTORIES,
     ROOT,
     BenchError,
     Hosts,
@@ -37,6 +35,7 @@ from benchmarks.measure import (
     spread,
     table,
 )
+from support.lab.hosts import inventory_of
 from support.lab.round_trips import counted, round_trips
 
 WORKERS = tuple(f"worker{number}" for number in (1, 3, 4, 5, 6, 7, 8, 9))
@@ -57,22 +56,14 @@ SHARED = (
 )
 
 
-def groups(folder: Path, sizes: list[int]) -> Path:
-    """Write an inventory with a group of so many workers for each size; return its path."""
-    path = folder / "groups.json"
-    made = {f"workers_{size}": {"hosts": dict.fromkeys(WORKERS[:size])} for size in sizes}
-    path.write_text(json.dumps(made))
-    return path
-
-
-def site(hosts: Hosts, size: int, inventory: Path, **more: Any) -> Run:
+def site(hosts: Hosts, size: int, **more: Any) -> Run:
     variables = {
         "gguf_model_controller_path": str(random_model(*SIZE)),
-        "llama_cpp_worker_group": f"workers_{size}",
         "inference_report_path": str(hosts.scratch / "report.json"),
     }
     checkout = more.get("checkout", ROOT)
-    given = {"forks": FORKS, "limit_s": AGAIN_LIMIT_S, "inventories": [*INVENTORIES, inventory], **more}
+    inventory = inventory_of(hosts.scratch / f"{size}.yml", *WORKERS[:size])
+    given = {"forks": FORKS, "limit_s": AGAIN_LIMIT_S, "inventories": [inventory], **more}
     return hosts.play(checkout / "playbooks/site.yml", variables, **given)
 
 
@@ -206,10 +197,9 @@ def named(checkout: Path) -> str:
 
 def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[str, Path]) -> dict[str, Any]:
     """Make a cluster of all hosts, run the playbook over every size once in each round, and return the costs."""
-    inventory = groups(hosts.scratch, sizes)
     hosts.ssh(MASTER, "sudo mkdir -p /srv/models")
     say(f"{sizes[-1]} workers and a master are made a cluster")
-    site(hosts, sizes[-1], inventory, limit_s=FIRST_LIMIT_S, log=FOLDER / "first.log")
+    site(hosts, sizes[-1], limit_s=FIRST_LIMIT_S, log=FOLDER / "first.log")
     runs: dict[str, dict[int, list[Run]]] = {name: {size: [] for size in sizes} for name in checkouts}
     trips: dict[str, dict[int, dict[str, int]]] = {name: {} for name in checkouts}
     # The first round counts programs and is not timed. It writes JSON: in output for people, the play
@@ -220,7 +210,7 @@ def measured(hosts: Hosts, sizes: list[int], repetitions: int, checkouts: dict[s
                 log = FOLDER / f"{name}-{size}-{repetition}.log"
                 quiet = {"ANSIBLE_STDOUT_CALLBACK": "ansible.posix.json"}
                 count = {} if repetition else {**counted(hosts.scratch), **quiet}
-                run = site(hosts, size, inventory, checkout=checkout, log=log, more_environment=count)
+                run = site(hosts, size, checkout=checkout, log=log, more_environment=count)
                 if run.changed:
                     changed = sorted({line["task"] for line in run.results if line["changed"]})
                     raise BenchError(f"there was something to do: {', '.join(changed)} ({log}).")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from support.lab.hosts import LAB, NUMBER, WORKERS, close_connections, ssh
+from support.lab.hosts import WORKERS, close_connections, require_lab, ssh
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -35,7 +35,6 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> None:
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: `make lab` makes it (LAB_NUMBER names another).", returncode=1)
+    require_lab()
     if any(ssh(worker, "test", "-e", "/opt/llama_cpp/current", check=False).returncode for worker in WORKERS):
         pytest.exit("The lab is no cluster yet: ansible-playbook -i inventories/lab/hosts.yml playbooks/site.yml", 1)

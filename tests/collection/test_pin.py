@@ -50,7 +50,7 @@ def found(pattern: str, suffix: str = "") -> list[tuple[str, tuple[str, ...]]]:
 
 def test_the_default_version_is_patched() -> None:
     """A new pin must not silently become a build without patches."""
-    assert PIN.get("patches"), f"{DEFAULT} is the default and has no patches: port them (docs/development.md)"
+    assert PIN.get("patches"), f"{DEFAULT} is the default and has no patches: port them (docs/maintaining.md)"
 
 
 def test_a_version_has_all_that_belongs_to_it() -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tests of faults under an API that serves: what its clients see and how soon, and when it answers again. They need
-hosts with systemd: a lab that playbooks/site.yml has converged with an API (scripts/faults.sh)."""
+hosts with systemd."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, answers, client, key, property_of, serves, stream, text_of
+from serve.api import API_UNIT, answers, client, key, playbook, property_of, serves, stream, text_of
 from support.lab import hosts as lab
 
 if TYPE_CHECKING:
@@ -23,11 +23,16 @@ AT_ONCE_S, SILENT_S = 10, 45
 RESUME = "llama-rpc-resume.service"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> None:
+    """From here on an API holds the workers."""
+    lab.require_lab()
+    playbook("site")
+
+
 @pytest.fixture
 def bearer() -> str:
     """Return a key of the API, once the API serves."""
-    if not (lab.LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
     found = key()
     serves(found, 180)
     return found

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tests of faults behind a gateway: 16 clients ask two groups without a pause, half of them for streams, while
-something breaks. No request is lost whose answer has not begun. They need the lab of inventories/lab/gateway.yml
-(scripts/faults.sh)."""
+something breaks. No request is lost whose answer has not begun.."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.door import API_UNIT, BROKE_OFF, UNIT, all_in, client, clients_that_keep_asking, states
+from gateway.door import API_UNIT, BROKE_OFF, UNIT, all_in, client, clients_that_keep_asking, playbook, states
 from support.lab import hosts as lab
 from support.lab.hosts import at_once, eventually, ssh
 
@@ -26,10 +25,15 @@ OUT_WITHIN_S, BACK_WITHIN_S = 10, 180
 PROGRAM = "llama-server"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def groups() -> None:
+    """Make two groups of one, whose API releases a worker."""
+    lab.require_lab()
+    playbook("site", llama_server_pause=True)
+
+
 @pytest.fixture(autouse=True)
 def both_groups() -> None:
-    if not (lab.LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
     eventually(all_in, BACK_WITHIN_S, "both groups take requests")
 
 

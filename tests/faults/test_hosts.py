@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Faults on hosts with systemd, over a network: a lab that playbooks/site.yml has converged (scripts/faults.sh)."""
+"""Faults on hosts with systemd, over a network: a cluster."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ RESUMED_EVERY_S, RESUMED_S = 30, 40
 
 
 @pytest.fixture(scope="module", autouse=True)
-def hosts() -> None:
-    if not (lab.LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {lab.NUMBER} is not up: `make test-faults` makes it.", returncode=1)
+def cluster() -> None:
+    lab.require_lab()
+    lab.play("site", timeout=3600)
 
 
 def infer(**arguments: Any) -> dict[str, Any]:

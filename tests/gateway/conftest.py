@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests need a lab of their own, which becomes two groups and a gateway first: `make test-gateway`, or by hand,
-with LAB_NUMBER=109, `scripts/lab.sh up master worker1 worker2 worker3 worker4 worker5 worker6 outsider` and
-`pytest tests/gateway`."""
+"""The hosts of `make test-gateway` become two groups and a gateway first."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.door import all_in, playbook
-from support.lab.hosts import LAB, NUMBER, close_connections, eventually, ssh
+from support.lab.hosts import close_connections, eventually, require_lab, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +20,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: scripts/gateway.sh says how it is made.", returncode=1)
+    require_lab()
     if ssh("worker4", "test", "-e", "/etc/llama_gateway", check=False).returncode:
         playbook("site", timeout=3600)
     yield

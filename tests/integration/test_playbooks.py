@@ -46,11 +46,6 @@ SHAPES = {
         ["--limit", "w1"],
         ["There is no master: put a host into the group llama_masters", "llama.cpp takes at most 15 in one run"],
     ),
-    "no-workers-in-groups-of-other-names": (
-        {"head": {"m": {}}},
-        ["-e", "llama_cpp_master_group=head", "-e", "llama_cpp_worker_group=gpus"],
-        ["There are no workers: put at least one host into the group gpus"],
-    ),
     "one-host-twice-and-a-port-that-is-none": (
         {
             "llama_masters": {"m": {}},

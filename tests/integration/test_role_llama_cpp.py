@@ -161,8 +161,8 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
 def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
     site.variables["llama_cpp_roles"] = []
     inventory = site.folder / "hosts.ini"
-    inventory.write_text("[boxes]\nnode\n[llama_masters]\n")
-    site.ok("-i", str(inventory), llama_cpp_worker_group="boxes")
+    inventory.write_text("[llama_workers]\nnode\n[llama_masters]\n")
+    site.ok("-i", str(inventory))
     assert site.programs == ["rpc-server"], "a worker gets the RPC server alone"
     usage = subprocess.run(
         [site.current / "libexec/rpc-cache"], capture_output=True, text=True, timeout=10, check=False

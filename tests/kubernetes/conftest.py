@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests need a lab of their own, whose hosts stand in for nodes: `make test-kubernetes`, or by hand, with
-LAB_NUMBER=120, what scripts/kubernetes.sh does before it starts them."""
+"""The hosts of `make test-kubernetes` stand in for nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.lab.hosts import LAB, NUMBER, close_connections
+from support.lab.hosts import close_connections, require_lab
 from support.lab.pod_image import Image, built, make_image, shared
 from support.lab.pods import FIGURES
 
@@ -33,8 +32,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return the artifacts for leaders and workers that playbook build makes for two classes of processors."""
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: scripts/kubernetes.sh says how it is made.", returncode=1)
+    require_lab()
     return built(tmp_path_factory.mktemp("artifacts"))
 
 

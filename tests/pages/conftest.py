@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests need a lab of their own: `make test-pages`, or by hand, with LAB_NUMBER=121,
-`scripts/lab.sh up master worker1 worker2` and `pytest tests/pages`."""
+"""The hosts of `make test-pages` have the addresses of the pages."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 from support.examples import MARKED, blocks_of
 from support.harness import CACHE, ROOT
 from support.hub_stand_in import running_hub
-from support.lab.hosts import ADDRESS, LAB, NUMBER, at_once, close_connections, play, ssh
+from support.lab.hosts import ADDRESS, LAB, NUMBER, at_once, close_connections, require_lab, ssh
 from support.terminal import environment_of_a_user
 
 if TYPE_CHECKING:
@@ -63,9 +62,7 @@ def _program(path: Path, text: str) -> None:
 @pytest.fixture(scope="session")
 def hosts() -> None:
     """Give the test hosts the accounts that pages name, and a compiler cache."""
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: scripts/pages.sh says how it is made.", returncode=1)
-    play(ROOT / "extensions/molecule/cluster/prepare.yml")
+    require_lab()
     users = sorted(
         {user for page in MARKED for block in blocks_of(page) for user in re.findall(r"\b(\w+)@", block.text)}
     )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests need a lab of their own, which becomes a cluster with an API first: `make test-serve`, or by hand, with
-LAB_NUMBER=107, `scripts/lab.sh up` and `pytest tests/serve`."""
+"""The hosts of `make test-serve` become a cluster with an API first."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from serve.api import API_UNIT, SERVING, playbook
-from support.lab.hosts import LAB, NUMBER, close_connections, ssh
+from support.lab.hosts import close_connections, require_lab, ssh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +20,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster() -> Iterator[None]:
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: scripts/lab.sh up makes it.", returncode=1)
+    require_lab()
     if ssh("master", "test", "-e", "/etc/llama_server", check=False).returncode:
         playbook("site", timeout=3600)
     assert SERVING.exists()

@@ -217,8 +217,8 @@ def test_workers_that_another_api_holds_are_refused_to_a_second_one(bearer: str,
         done
     )
     # A second master. It also lacks a program and a model, and the role reports these as well.
-    (tmp_path / "second.yml").write_text("second: {hosts: {worker1: }}\n")
-    done = playbook("serve", "-i", str(tmp_path / "second.yml"), check=False, llama_cpp_master_group="second")
+    (tmp_path / "second.yml").write_text("llama_masters: {hosts: {worker1: }}\n")
+    done = playbook("serve", "-i", str(tmp_path / "second.yml"), "--limit", "worker1,worker2", check=False)
     said = (
         f"{ENDPOINTS[0]}, {ENDPOINTS[1]} serves {ADDRESS['master']} (master), and a worker serves one master at a time"
     )

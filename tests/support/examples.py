@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The code blocks of the documentation, what their markers say, and the plays and tasks in them.
 
-A marker is an HTML comment in the line above a block: `<!-- test: run -->`. docs/development.md says what markers mean.
+A marker is an HTML comment in the line above a block: `<!-- test: run -->`. docs/maintaining.md says what markers mean.
 """
 
 from __future__ import annotations

@@ -18,11 +18,13 @@ from support.lab.hosts import (
     ask,
     connect,
     eventually,
+    inventory_of,
+    play,
     releases_of,
     ssh,
     words,
 )
-from tunnel.ends import HOSTS, INSIDE, UNIT, captured, let_in, playbook, restart, weights_in
+from tunnel.ends import HOSTS, INSIDE, TUNNEL, UNIT, captured, let_in, playbook, restart, weights_in
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -210,9 +212,7 @@ def test_what_a_host_that_is_left_out_would_not_learn_of_is_refused(given: dict[
 
 
 def test_a_host_that_leaves_is_a_peer_no_more(tmp_path: Path) -> None:
-    fewer = tmp_path / "fewer.yml"
-    fewer.write_text("fewer: {hosts: {worker1: {}}}\n")
-    playbook("site", "-i", str(fewer), llama_cpp_worker_group="fewer")
+    play("site", "-i", str(TUNNEL), inventory=inventory_of(tmp_path / "fewer.yml", "worker1"))
     assert len(peers("master")) == 1
     assert ask("master", *ENDPOINTS) == {ENDPOINTS[0]: "ready", ENDPOINTS[1]: "unreachable"}
     playbook("site")

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests break things on a lab of their own, which becomes a cluster of the oldest release first: `make
-test-upgrade`, or by hand, with LAB_NUMBER=105, `scripts/lab.sh up master worker1 worker2` and `pytest
-tests/upgrade`."""
+"""These tests break things on the hosts of `make test-upgrade`, which become a cluster of the oldest release first."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.lab.hosts import LAB, NUMBER, ROOT, WORKERS, close_connections, play, ssh
+from support.lab.hosts import WORKERS, close_connections, play, require_lab, ssh
 from upgrade.generations import OLD
 
 # Old sources have no llama-completion; llama-cli was that program then. Only programs that run here are compiled.
@@ -41,9 +39,6 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster(versions: Path) -> None:
-    if not (LAB / "ssh_config").exists():
-        pytest.exit(f"Lab {NUMBER} is not up: scripts/lab.sh up master worker1 worker2 makes it.", returncode=1)
+    require_lab()
     if any(ssh(host, "test", "-e", "/opt/llama_cpp/current", check=False).returncode for host in ("master", *WORKERS)):
-        # The limit skips the list of what is on clean hosts: no test here checks whether they are clean again.
-        play(ROOT / "extensions/molecule/cluster/prepare.yml", "--limit", "llama_masters:llama_workers")
         play("site", "-i", str(versions), timeout=3600)

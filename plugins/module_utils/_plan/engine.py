@@ -84,7 +84,7 @@ def _number(document: dict[str, Any], name: str) -> int:
 def _text(document: dict[str, Any], name: str) -> str:
     value = document[name]
     if not isinstance(value, str):
-        raise ValueError(name)
+        raise TypeError(name)
     return value
 
 

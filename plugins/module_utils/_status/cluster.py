@@ -13,19 +13,17 @@ from .report import render_table
 MOST_UNTIDY_S = 86400
 
 
-def group_problems(masters: Sequence[str], workers: Sequence[str], master_group: str, worker_group: str) -> list[str]:
+def group_problems(masters: Sequence[str], workers: Sequence[str]) -> list[str]:
     """Return a sentence for each of the two groups of the inventory that is empty."""
     found = []
     if not masters:
-        found.append(f"There is no master: put a host into the group {master_group} of the inventory.")
+        found.append("There is no master: put a host into the group llama_masters of the inventory.")
     if not workers:
-        found.append(f"There are no workers: put at least one host into the group {worker_group} of the inventory.")
+        found.append("There are no workers: put at least one host into the group llama_workers of the inventory.")
     return found
 
 
-def member_problems(
-    masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]], master_group: str, worker_group: str
-) -> list[str]:
+def member_problems(masters: Mapping[str, Sequence[str]], workers: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the problems of groups; the arguments map groups to their masters, and to their workers (host:port)."""
     found = []
     for group in dict.fromkeys([*masters, *workers]):
@@ -37,14 +35,14 @@ def member_problems(
             continue
         if not own:
             found.append(
-                f"Group {group} has no master: set llama_group: {group} for a host of {master_group}, "
+                f"Group {group} has no master: set llama_group: {group} for a host of llama_masters, "
                 f"or give {', '.join(endpoints)} another group."
             )
         if len(own) > 1:
             found.append(f"Group {group} has the masters {', '.join(own)}, and a group has one: give each its own.")
         if not endpoints:
             found.append(
-                f"Group {group} has no workers: set llama_group: {group} for hosts of {worker_group}, "
+                f"Group {group} has no workers: set llama_group: {group} for hosts of llama_workers, "
                 f"or group: {group} in their rpc_server_instances."
             )
         found += size_problems(endpoints, f"Group {group} has")

@@ -20,6 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import yaml
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -192,6 +195,23 @@ def play(
     done = _ansible("ansible-playbook", "-i", str(inventory), str(path), *options, timeout=timeout)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def inventory_of(path: Path, *workers: str) -> Path:
+    """Write the lab's inventory with these workers alone; return its path."""
+    whole, more = (
+        yaml.safe_load((ROOT / f"inventories/lab/{name}.yml").read_text()) for name in ("hosts", "more_workers")
+    )
+    known = {**whole["llama_workers"]["hosts"], **more["llama_workers"]["hosts"]}
+    whole["llama_workers"]["hosts"] = {name: known[name] for name in workers}
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+def require_lab() -> None:
+    """End the tests if there are no hosts."""
+    if not (LAB / "ssh_config").exists():
+        pytest.exit(f"Lab {NUMBER} is not up: scripts/molecule.sh makes that of a scenario.", returncode=1)
 
 
 def over(overlay: Path) -> Callable[..., subprocess.CompletedProcess[str]]:

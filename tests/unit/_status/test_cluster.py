@@ -69,11 +69,6 @@ def test_a_sound_cluster_has_no_problem(hostvars: dict[str, Any], given: dict[st
 WRONG = {
     "no-master": (hosts(1), {"masters": []}, ["There is no master: put a host into the group llama_masters"]),
     "no-workers": ({}, {}, ["There are no workers: put at least one host into the group llama_workers"]),
-    "nothing-in-groups-of-other-names": (
-        {},
-        {"masters": [], "worker_group": "gpus", "master_group": "head"},
-        ["into the group head", "into the group gpus"],
-    ),
     "sixteen-workers": (hosts(17), {}, ["takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
     "sixteen-instances": (
         {"w1": {"rpc_server_instances": [{"port": port} for port in range(1, 17)]}},
