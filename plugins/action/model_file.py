@@ -89,7 +89,6 @@ class ActionModule(NotedModule):
             if joined or name in staged["needed"]:
                 self._send(source, f"{staged['staging']}/{name}", sizes[source], task_vars or {})
         self._task.args = args
-        self._connection._shell.tmpdir = None  # noqa: SLF001 (the folder of the first run is gone)
         return self._detached(tmp, task_vars)
 
     def _send(self, source: Path, dest: str, size: int, task_vars: dict[str, Any]) -> None:
