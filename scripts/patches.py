@@ -6,7 +6,6 @@ Each commit is a patch: its message, and its diff below the message. The message
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Change,
     Hunk,
@@ -64,27 +62,21 @@ def source_of(version: str) -> Path:
     """Return the path of a version's source archive, fetched as the role fetches it if it is not in the cache."""
     if version not in ARCHIVES:
         raise PatchesError(f"There is no version {version} in the role's table: {', '.join(ARCHIVES)}.")
-    arguments = {
-        "path": str(CACHE / f"sources/llama_cpp_python-{version}.tar.gz"),
-        "sha256": ARCHIVES[version]["sha256"],
-        "requirement": f"llama-cpp-python=={version}",
-        "build_backend_path": str(ROLE / "files/build_backend"),
-        "pip": [sys.executable, "-m", "pip"],
-    }
-    module = "ansible_collections.llama_cpp.cluster.plugins.modules.source_archive"
-    given = json.dumps({"ANSIBLE_MODULE_ARGS": arguments})
-    done = subprocess.run([sys.executable, "-m", module], input=given, capture_output=True, text=True, check=False)
+    path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
+    command = ["sh", str(ROLE / "files/fetch_source.sh"), str(path), "pip", ARCHIVES[version]["sha256"], sys.executable]
+    given = f"llama-cpp-python=={version}\n"
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise PatchesError(str(json.loads(done.stdout or "{}").get("msg", done.stderr)))
-    return Path(arguments["path"])
+        raise PatchesError(f"{given.strip()} could not be fetched: {done.stderr.strip()}")
+    return path
 
 
 def unpack(version: str, folder: Path) -> None:
     """Unpack the source of a version."""
-    source = source_of(version)
-    with Archive(str(source), ARCHIVES[version]["sha256"], f"llama_cpp_python-{version}/vendor/llama.cpp") as archive:
-        archive.unpack(str(folder))
-    (folder / ".verified_archive.json").unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    inside = f"llama_cpp_python-{version}/vendor/llama.cpp"
+    command = ["tar", "-xf", source_of(version), "-C", folder, "--strip-components=3", "--no-same-owner", inside]
+    subprocess.run(command, check=True)
 
 
 def commit(folder: Path, message: str) -> None:

@@ -11,9 +11,9 @@ version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Finds patches, and checks them as far as possible without the source.
+  - Finds patches, and checks them as far as possible without the source, or with O(archive) whether they apply.
   - A patch is a unified diff C(<name>.patch), with lines before its first change that say what it is made for. See
-    O(llama_cpp.cluster.verified_archive#module:patches).
+    O(llama_cpp.cluster.patched_source#module:patches).
   - The lookup does not fail for a bad patch. RV(_value.problem) says what is wrong.
 options:
   _terms:
@@ -34,6 +34,15 @@ options:
     default: ""
   commit:
     description: The commit of the source, or its beginning; empty if it is unknown.
+    type: str
+    default: ""
+  archive:
+    description:
+      - The archive of the source on the controller, in which the patches are tried.
+      - It must be whole, and no member or link of it may lead out of its root.
+    type: path
+  subdir:
+    description: The folder of O(archive) that is patched.
     type: str
     default: ""
   pinned:
@@ -80,16 +89,44 @@ _value:
           sample: /srv/patches/rpc-repack.patch
 """
 
+import lzma
+import posixpath
+import tarfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Container
 
 from ansible.plugins.lookup import LookupBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
     PatchError,
+    apply,
     check_origin,
     read_patch,
+    touched,
 )
+
+
+def _leads_out(info: tarfile.TarInfo) -> bool:
+    target = posixpath.join(posixpath.dirname(info.name), info.linkname) if info.issym() else info.linkname
+    return any(posixpath.normpath(path).split("/")[0] in {"", ".."} for path in (info.name, target))
+
+
+def _files_in(archive: Path, subdir: str, names: Container[str]) -> dict[str, bytes]:
+    """Return the content of files with these names in a folder of an archive, all of which is read."""
+    found = {}
+    try:
+        with tarfile.open(archive) as tar:
+            for info in tar:
+                if _leads_out(info):
+                    raise PatchError(f"The archive {archive} is refused: its member {info.name} leads out of its root.")
+                name = posixpath.relpath(info.name, subdir or ".")
+                source = tar.extractfile(info) if name in names and info.isreg() else None
+                if source:
+                    found[name] = source.read()
+    except (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError) as error:
+        raise PatchError(f"{archive} is not a whole archive (tar, plain or with gzip, bzip2 or xz): {error}.") from None
+    return found
 
 
 class LookupModule(LookupBase):  # type: ignore[misc]
@@ -107,6 +144,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         try:
             found = [self._examined(name, variables or {}) for name in names]
             self._check_choice([name for name in names if self._is_own(name)])
+            self._try_in_archive([read_patch(Path(patch["path"])) for patch in found])
         except PatchError as error:
             return [{"patches": [], "problem": str(error)}]
         return [{"patches": found, "problem": ""}]
@@ -119,6 +157,11 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         patch = read_patch(path)
         self._check_origin(patch)
         return {"name": patch.name, "sha256": patch.sha256, "path": str(path)}
+
+    def _try_in_archive(self, patches: list[Patch]) -> None:
+        archive = self.get_option("archive")
+        if archive:
+            apply(patches, _files_in(Path(archive), self.get_option("subdir"), touched(patches)).get)
 
     def _check_origin(self, patch: Patch) -> None:
         check_origin(patch, self.get_option("sha256"), self.get_option("commit"), self.get_option("pinned"))

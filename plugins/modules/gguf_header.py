@@ -70,7 +70,7 @@ notes:
   - Needs Python 3.8 or newer on the host, and only Python's standard library.
 seealso:
   - module: llama_cpp.cluster.hub_files_info
-  - module: llama_cpp.cluster.verified_download
+  - module: llama_cpp.cluster.model_file
 """
 
 EXAMPLES = r"""

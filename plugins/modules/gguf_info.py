@@ -99,8 +99,8 @@ files:
       elements: int
     origin:
       description: >-
-        What M(llama_cpp.cluster.model_file) or M(llama_cpp.cluster.verified_download) recorded when it put the file
-        there; V(null) if neither did, or if the file was changed since.
+        What M(llama_cpp.cluster.model_file) recorded when it put the file there; V(null) if it did not, or if the file
+        was changed since.
       type: dict
     sha256:
       description: The SHA-256 digest that was recorded with it, V(null) like RV(files[].origin).

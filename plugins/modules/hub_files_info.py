@@ -12,7 +12,7 @@ short_description: Look up files of a Hugging Face repository
 version_added: 0.3.0
 description:
   - Asks the hub for URLs, sizes and digests of files of a repository, all from the same commit. It returns them in
-    the form that M(llama_cpp.cluster.verified_download) takes.
+    the form that M(llama_cpp.cluster.model_file) takes.
   - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts. For a piece of a file that was
     cut (C(.gguf.part1of2), C(.gguf-split-a)) it returns all pieces.
 author:

@@ -220,7 +220,7 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
         run = fleet.run(*fleet.hosts)
         fleet.failed(run, "wrong", "The artifact cannot be used:", digest(whole), "but 000000")
         fleet.failed(run, "half", "half.tar.gz is not a whole archive")
-        fleet.failed(run, "evil", "its member '../evil' has a path that leads to a parent folder")
+        fleet.failed(run, "evil", "is refused: its member ../evil leads out of its root")
         fleet.failed(run, "foreign", "aarch64", "x86_64")
         fleet.failed(run, "lonely", "libanswer.so")
         fleet.failed(run, "empty", f"the artifact {fleet.folder}/empty.tar.gz has no rpc-server")

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
 from support.harness import CACHE, ROOT
-from support.pinned_source import ARCHIVES, DEFAULT, ROLE, choices, opened, patches
+from support.pinned_source import ARCHIVES, DEFAULT, ROLE, choices, patches, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +32,7 @@ def patches_sh(*arguments: str) -> subprocess.CompletedProcess[str]:
 def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the pinned source."""
     tree = tmp_path_factory.mktemp("stock") / "tree"
-    with opened(DEFAULT, []) as archive:
-        archive.unpack(str(tree))
+    unpack(DEFAULT, tree)
     return tree
 
 
@@ -68,8 +67,7 @@ def test_the_files_are_what_is_exported_from_a_tree(stock: Path, tmp_path: Path)
 def test_a_source_that_differs_is_told_hunk_by_hunk(tmp_path: Path) -> None:
     """All hunks fit the pinned source. If somebody has changed the same lines, the script says so. The rest fits."""
     other = tmp_path / "other"
-    with opened(DEFAULT, []) as archive:
-        archive.unpack(str(other))
+    unpack(DEFAULT, other)
     changed = other / "ggml/src/ggml-rpc/transport.cpp"
     head, flush, tail = changed.read_text().partition("bool socket_t::impl::flush() {")
     assert flush

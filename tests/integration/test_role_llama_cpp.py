@@ -269,7 +269,7 @@ def test_an_archive_that_reaches_out_is_refused_before_it_is_pushed(tmp_path: Pa
     site = Site(tmp_path, archive(tmp_path / "source.tar.gz", evil))
     run = site.run()
     assert run.code != 0
-    assert run.holds("the archive is refused", evil.name)
+    assert run.holds(f"is refused: its member {evil.name} leads out of its root")
     assert not site.prefix.exists()
 
 
@@ -550,7 +550,7 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
         run = site.run()
         assert run.code != 0
         assert run.holds(f"the disk that holds {site.cache}/sources is full")
-        assert [path.name[-5:] for path in (site.cache / "sources").iterdir()] == [".lock"]
+        assert list((site.cache / "sources").iterdir()) == []
         assert not site.prefix.exists()
 
 

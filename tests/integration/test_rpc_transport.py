@@ -7,15 +7,14 @@ import subprocess
 from pathlib import Path
 
 from support.harness import HANG_S, free_port
-from support.pinned_source import DEFAULT, opened
+from support.pinned_source import DEFAULT, unpack
 
 PROGRAM = Path(__file__).parent / "rpc_transport.cpp"
 
 
 def test_messages_arrive_though_nobody_flushes_and_signals_interrupt(tmp_path: Path) -> None:
     tree, program = tmp_path / "source", tmp_path / "program"
-    with opened(DEFAULT, ["rpc-transport"]) as archive:
-        archive.unpack(str(tree))
+    unpack(DEFAULT, tree, ["rpc-transport"])
     folders = [f"-I{tree / folder}" for folder in ("ggml/src/ggml-rpc", "ggml/include", "ggml/src")]
     command = ["c++", "-std=c++17", "-O0", "-pthread", *folders, "-o", program, PROGRAM]
     subprocess.run(command, check=True, timeout=HANG_S)

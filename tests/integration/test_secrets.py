@@ -53,7 +53,7 @@ HOSTS = {
 # The tasks that get a secret. These two playbooks have all of them.
 WITH_SECRETS = {
     "site": [
-        "llama_cpp : Fetch the pinned archive into the controller's cache",
+        "llama_cpp : Download the archive into the controller's cache",
         "rpc_tunnel : Read the state of the tunnel",
         "rpc_tunnel : Write the configuration and the peers",
         "gguf_model : Download and verify the model",

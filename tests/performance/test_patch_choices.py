@@ -12,7 +12,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
 
 from support.builds import QUICK, built
 from support.harness import CACHE, HANG_S, ROOT, run_module, running_worker
-from support.pinned_source import ARCHIVES, DEFAULT, choices, opened, patches
+from support.pinned_source import ARCHIVES, DEFAULT, choices, patches, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,7 @@ def test_each_choice_answers(names: tuple[str, ...], tmp_path: Path) -> None:
     tree = CACHE / "performance" / f"choices-{DEFAULT}"
     for folder in (tree, tree.with_name(f"{tree.name}-stock")):
         if not folder.exists():
-            with opened(DEFAULT, []) as archive:
-                archive.unpack(str(folder))
+            unpack(DEFAULT, folder)
     choose(tree, names)
     build = built("quick", QUICK, ["ggml-rpc-server", "llama-completion"], tree)
     model = tmp_path / "random.gguf"

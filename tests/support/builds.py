@@ -13,16 +13,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.collection import Archive, check_origin, read_patch
+from support.collection import check_origin, read_patch
 from support.harness import CACHE, ROOT
-from support.pinned_source import ARCHIVES, DEFAULT
+from support.pinned_source import ARCHIVES, DEFAULT, unpack
 
 ROLE = ROOT / "roles/llama_cpp"
 VERSION = DEFAULT
 # The patches that the role applies, in this order.
 PATCHES = tuple(ARCHIVES[VERSION]["patches"])
 ARCHIVE = CACHE / f"sources/llama_cpp_python-{VERSION}.tar.gz"
-SUBDIR = f"llama_cpp_python-{VERSION}/vendor/llama.cpp"
 LIMIT_S = 3600
 # The options that the role uses.
 OPTIONS = {
@@ -70,8 +69,7 @@ def _source(names: tuple[str, ...]) -> Path:
     content = hashlib.sha256("".join([sha256, *(patch.sha256 for patch in patches)]).encode()).hexdigest()
     tree = CACHE / "performance" / f"{'patched' if patches else 'stock'}-{content[:12]}"
     if not tree.exists():
-        with Archive(str(ARCHIVE), sha256, SUBDIR, patches) as archive:
-            archive.unpack(str(tree))
+        unpack(VERSION, tree, names)
     return tree
 
 

@@ -9,10 +9,10 @@ install()
 
 from ansible_collections.llama_cpp.cluster.plugins.filter.llama_perf import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.cpu_topology import read_topology
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.archive import Archive
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
     check_origin,
+    patch_folder,
     read_patch,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint, parse_endpoints
@@ -24,7 +24,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import lo
 
 __all__ = [
     "ENVIRONMENT",
-    "Archive",
     "FilterModule",
     "Patch",
     "check_origin",
@@ -32,6 +31,7 @@ __all__ = [
     "parse_endpoint",
     "parse_endpoints",
     "parse_log",
+    "patch_folder",
     "probe",
     "read_patch",
     "read_topology",

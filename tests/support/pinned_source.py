@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
-from support.collection import Archive, Patch, read_patch
+from support.collection import Patch, patch_folder, read_patch
 from support.harness import CACHE, ROOT
 
 if TYPE_CHECKING:
@@ -38,7 +40,13 @@ def source(version: str) -> Path:
     return path
 
 
-def opened(version: str, names: Sequence[str]) -> Archive:
-    """Open a source with these patches; raise PatchError if one does not apply."""
-    subdir = f"llama_cpp_python-{version}/vendor/llama.cpp"
-    return Archive(str(source(version)), ARCHIVES[version]["sha256"], subdir, patches(version, names))
+def unpack(version: str, folder: Path, names: Sequence[str] = ()) -> None:
+    """Unpack a source with these patches to a new folder."""
+    new = folder.with_name(f"{folder.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    inside = f"llama_cpp_python-{version}/vendor/llama.cpp"
+    command = ["tar", "-xf", source(version), "-C", new, "--strip-components=3", "--no-same-owner", inside]
+    subprocess.run(command, check=True)
+    patch_folder(new, patches(version, names))
+    new.rename(folder)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from .digest import digest_of_file, wrong_digest
 from .joined import join
 from .progress import DOWNLOADING, VERIFYING, Tell, tell_nobody
-from .record import FileError, claim, open_no_link, put, reason, require_space
+from .record import FileError, claim, open_no_link, put, require_space
 from .web import (
     DownloadError,
     Limits,
@@ -364,8 +364,3 @@ def plan(
     elif missing:
         require_space(missing[0].path, room, shown(missing[0].url))
     return sizes
-
-
-def sentence(error: Exception, path: Path) -> str:
-    """Return the error as a sentence for the user."""
-    return reason(error, path) if isinstance(error, OSError) else str(error)

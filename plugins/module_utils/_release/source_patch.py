@@ -106,6 +106,29 @@ def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict
     return result
 
 
+def patch_folder(folder: Path, patches: Sequence[Patch], *, write: bool = True) -> list[str]:
+    """Apply patches to the files in a folder, and return the changed paths. Nothing is written if one fails."""
+    root = folder.resolve()
+    if not root.is_dir():
+        raise PatchError(f"There is no folder {folder} to patch: check the name of the folder in the archive.")
+    for name, patch in touched(patches).items():
+        path = root / name
+        above = [parent for parent in path.parents if parent.exists() and not parent.is_dir()]
+        if path.resolve() != path or above or (path.exists() and not path.is_file()):
+            raise PatchError(f"The patch {patch} is refused: it changes {name}, which is not a plain file there.")
+    contents = apply(patches, lambda name: (root / name).read_bytes() if (root / name).exists() else None)
+    for name, content in contents.items() if write else ():
+        path = root / name
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        if path.exists():
+            path.unlink()  # not overwritten, because another name of the file keeps its content
+        if content is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(mode)
+    return sorted(contents)
+
+
 def parse(name: str, text: bytes) -> tuple[tuple[str, ...], tuple[Change, ...]]:
     """Return the sources that a diff is made for, and its changes."""
     if b"\0" in text:

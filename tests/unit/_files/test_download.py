@@ -27,7 +27,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download 
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import FileError, known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits
-from ansible_collections.llama_cpp.cluster.plugins.modules.verified_download import check_headers
+from ansible_collections.llama_cpp.cluster.plugins.modules.model_file import check_headers
 
 from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
 

@@ -4,29 +4,24 @@
 from __future__ import annotations
 
 import difflib
-import io
 import shutil
 import subprocess
-import tarfile
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import archive as archives
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
     PatchError,
     apply,
     check_origin,
     parse,
+    patch_folder,
     read_patch,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from support.archives import member, pack, tree
 
 ROLE = Path(__file__).resolve().parents[3] / "roles" / "llama_cpp"
 COMMIT = "0c1e57098bba43ac29e6e3b677cdceebdd22334f"
@@ -267,76 +262,54 @@ def test_a_file_that_is_no_patch_is_named(tmp_path: Path, text: str | None, said
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> tuple[Path, str]:
-    """Return an archive with a file, a hard link to it, a link to a folder, and a program, and its digest."""
-    path = tmp_path / "source.tar.gz"
-    members = [
-        member("src/x.c", text=SOURCE),
-        member("src/same.c", tarfile.LNKTYPE, "src/x.c"),
-        member("src/real/y.c", text=SOURCE),
-        member("src/link", tarfile.SYMTYPE, "real"),
-        member("src/run.sh", mode=0o755, text=SOURCE),
-    ]
-    return path, pack(path, *members)
+def source(tmp_path: Path) -> Path:
+    """Return a folder with a file, another name of it, a link to a folder, and a program."""
+    folder = tmp_path / "source"
+    (folder / "real").mkdir(parents=True)
+    for name, mode in (("x.c", 0o644), ("real/y.c", 0o644), ("run.sh", 0o755)):
+        (folder / name).write_text(SOURCE)
+        (folder / name).chmod(mode)
+    (folder / "same.c").hardlink_to(folder / "x.c")
+    (folder / "link").symlink_to("real")
+    return folder
 
 
-def unpack(source: tuple[Path, str], dest: Path, *patches: Patch) -> list[str]:
-    with archives.Archive(str(source[0]), source[1], "src", patches) as archive:
-        archive.unpack(str(dest))
-        return archive.patched
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_an_archive_is_unpacked_patched(source: tuple[Path, str], tmp_path: Path) -> None:
+def test_a_folder_is_patched(source: Path) -> None:
     changed = SOURCE.replace("line 9\n", "other\n")
     text = diff(SOURCE, changed) + diff(SOURCE, changed, "run.sh") + diff(SOURCE, None, "real/y.c")
     given = patch(text + diff(None, "int x;\n", "new/x.h"))
-    dest = tmp_path / "dest"
-    assert unpack(source, dest, given) == ["new/x.h", "real/y.c", "run.sh", "x.c"]
-    assert tree(dest) == [".verified_archive.json", "link", "new", "new/x.h", "real", "run.sh", "same.c", "x.c"]
-    assert (dest / "x.c").read_text() == (dest / "run.sh").read_text() == changed
-    assert (dest / "same.c").read_text() == SOURCE, "another name of a file is another file"
-    assert [(dest / name).stat().st_mode & 0o777 for name in ("run.sh", "x.c", "new/x.h")] == [0o755, 0o644, 0o644]
-    for others, known in (([given], True), ([], False), ([Patch("mine", "1", (), given.changes)], False)):
-        with archives.Archive(str(source[0]), source[1], "src", others) as archive:
-            assert archive.is_unpacked_at(str(dest)) is known
+    before = contents(source)
+    assert patch_folder(source, [given], write=False) == ["new/x.h", "real/y.c", "run.sh", "x.c"]
+    assert contents(source) == before
+    patch_folder(source, [given])
+    assert contents(source) == {"x.c": changed, "run.sh": changed, "same.c": SOURCE, "new/x.h": "int x;\n"}
+    assert [(source / name).stat().st_mode & 0o777 for name in ("run.sh", "x.c", "new/x.h")] == [0o755, 0o644, 0o644]
 
 
 STRAYS = {
-    "through-a-link": (
-        diff(SOURCE, SOURCE + "x\n", "link/y.c"),
-        "it changes link/y.c, and link is a symbolic link",
-    ),
-    "a-link": (diff("real", "/etc", "link"), "it changes link, and link is a symbolic link there"),
-    "a-hard-link": (diff(SOURCE, SOURCE + "x\n", "same.c"), "it changes same.c, and same.c is a hard link there"),
-    "beneath-a-file": (diff(None, "x\n", "x.c/y"), "it changes x.c/y, and x.c is a file there"),
-    "in-the-place-of-a-folder": (diff(None, "x\n", "real"), "it changes real, and real is a folder there"),
-    "beneath-its-own-file": (
-        diff(None, "x\n", "new") + diff(None, "x\n", "new/z"),
-        "it adds new/z, and new is a file then",
-    ),
-    "created-through-a-link": (diff(None, "x\n", "link/z.h"), "it changes link/z.h, and link is a symbolic link there"),
+    "through-a-link": (diff(SOURCE, SOURCE + "x\n", "link/y.c"), "it changes link/y.c, which is not a plain file"),
+    "a-link": (diff("real", "/etc", "link"), "it changes link, which is not a plain file"),
+    "beneath-a-file": (diff(None, "x\n", "x.c/y"), "it changes x.c/y, which is not a plain file"),
+    "in-the-place-of-a-folder": (diff(None, "x\n", "real"), "it changes real, which is not a plain file"),
+    "created-through-a-link": (diff(None, "x\n", "link/z.h"), "it changes link/z.h, which is not a plain file"),
     "does-not-apply": (diff("a\n", "b\n"), "does not apply to x.c: hunk 1 of it"),
 }
 
 
 @pytest.mark.parametrize(("text", "said"), STRAYS.values(), ids=STRAYS.keys())
-def test_nothing_is_unpacked_unless_all_patches_apply(
-    source: tuple[Path, str], tmp_path: Path, text: str, said: str
-) -> None:
+def test_nothing_is_written_unless_all_patches_apply(source: Path, text: str, said: str) -> None:
     fine = patch(diff(SOURCE, SOURCE + "x\n"), "fine")
+    before = contents(source)
     with pytest.raises(PatchError, match="The patch mine ") as refusal:
-        unpack(source, tmp_path / "dest", fine, patch(text))
+        patch_folder(source, [fine, patch(text)])
     assert said in str(refusal.value)
-    assert not (tmp_path / "dest").exists()
+    assert contents(source) == before
 
 
-def test_a_damaged_archive_is_said_to_be_one(tmp_path: Path) -> None:
-    """A file in the archive can be cut off although the list of members is complete."""
-    path = tmp_path / "source.tar"
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as tar:
-        info, text = member("src/x.c", text=SOURCE)
-        tar.addfile(info, io.BytesIO(text.encode()))
-    path.write_bytes(data.getvalue()[:600])
-    with pytest.raises(archives.ArchiveError, match="is not a whole archive"):
-        unpack((path, digest_of_file(path)), tmp_path / "dest", patch(PLAIN))
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PatchError, match=r"There is no folder .*absent to patch"):
+        patch_folder(tmp_path / "absent", [patch(PLAIN)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
-from ansible_collections.llama_cpp.cluster.plugins.action import verified_download
+from ansible_collections.llama_cpp.cluster.plugins.action import model_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,14 +33,14 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(verified_download, "time", clock)
+    monkeypatch.setattr(model_file, "time", clock)
     return clock
 
 
 def outcome(note: Callable[[], str], answer: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the result of a module whose note and whose state are these."""
-    action = verified_download.ActionModule.__new__(verified_download.ActionModule)
-    action._task = SimpleNamespace(name="Download", action="verified_download")
+    action = model_file.ActionModule.__new__(model_file.ActionModule)
+    action._task = SimpleNamespace(name="Download", action="model_file")
     action._connection = SimpleNamespace(reset=lambda: None)
     action._noted = note  # type: ignore[method-assign, assignment]
     action._ask = lambda _job, _mode, _vars: answer()  # type: ignore[method-assign]
