@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A sweep of playbook tune that restarts a worker: it serves with other threads meanwhile, and ends as it was.
-
-tests/integration/test_tune.py checks that the playbook restarts none without being told.
-"""
+"""A sweep of playbook tune that restarts a worker: it serves with other threads meanwhile, and ends as it was."""
 
 from __future__ import annotations
 
