@@ -50,7 +50,7 @@ def loaded_percent(state: State, sent: int) -> float:
     return max(state.loaded_percent, min(99.0, 100 * sent / state.model_bytes) if state.model_bytes else 0.0)
 
 
-class Teller:
+class ProgressFormatter:
     """The maker of progress lines; it remembers when each phase began, to compute its rate."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class _Looker:
     def __init__(self, action: ActionModule, host: str) -> None:
         self.action, self.host = action, host
         self.started = self.shown = time.monotonic()
-        self.teller, self.state = Teller(), State(VERIFYING)
+        self.formatter, self.state = ProgressFormatter(), State(VERIFYING)
 
     def look(self) -> None:
         """Look at the progress once, and show it now and then."""
@@ -130,7 +130,7 @@ class _Looker:
         if found is None:
             return
         self.state, now = found, time.monotonic()
-        line = self.teller.line(found, sent_bytes(sockets), now - self.started)
+        line = self.formatter.line(found, sent_bytes(sockets), now - self.started)
         if due(now - self.started, self.shown - self.started):
             self.shown = now
             show(self.host, action._task.name or action._task.action, now - self.started, line)  # noqa: SLF001

@@ -19,7 +19,7 @@ options:
   _input:
     description:
       - What each worker host reports, by its name.
-      - The keys are its C(endpoints), the group of each as C(groups), C(out) (why it could not be asked, or empty),
+      - The keys are its C(endpoints), the group of each as C(groups), C(failure) (why it could not be asked, or empty),
         C(servers) of M(llama_cpp.cluster.rpc_server_info), the result of M(llama_cpp.cluster.rpc_firewall_info) as
         C(firewall) (V(null) if the role does not manage it), the C(manifest) of its llama.cpp release, and
         C(unfinished) of M(llama_cpp.cluster.release_journal_info) as C(upgrade).
@@ -31,7 +31,7 @@ options:
       - The keys are its C(group), C(workers) of M(llama_cpp.cluster.rpc_worker_info), C(manifest) and C(upgrade) of its
         own llama.cpp, and C(servers) of M(llama_cpp.cluster.llama_server_info) as C(services). With a tunnel, also
         C(links) of M(llama_cpp.cluster.rpc_tunnel_info), and the master's address in the tunnel as C(inside).
-      - A master that could not be asked has no C(workers). C(out) says why.
+      - A master that could not be asked has no C(workers). C(failure) says why.
     type: dict
     required: true
 """
@@ -56,7 +56,7 @@ _value:
   description: The status.
   type: dict
   contains:
-    all_well:
+    healthy:
       description: Whether the cluster is healthy.
       type: bool
     problems:
@@ -103,7 +103,9 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
     if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
         raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
     views = {
-        name: view if "workers" in view else {"workers": [], **view, "out": view.get("out") or "It gave no answer."}
+        name: view
+        if "workers" in view
+        else {"workers": [], **view, "failure": view.get("failure") or "It gave no answer."}
         for name, view in seen.items()
     }
     status = cluster.verify(looks, views)

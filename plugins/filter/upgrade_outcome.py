@@ -18,9 +18,9 @@ options:
   _input:
     description:
       - A dictionary for each host.
-      - The keys are the results of M(llama_cpp.cluster.release_journal_info) at the start (C(look)) and at the end
-        (C(now)), the note on the host (C(note)), whether its change had begun (C(touched)), whether it stopped
-        answering (C(lost)), why it failed (C(out)), and why it could not be repaired (C(stuck)).
+      - The keys are the results of M(llama_cpp.cluster.release_journal_info) at the start (C(before)) and at the end
+        (C(after)), the note on the host (C(note)), whether its change had begun (C(changed)), whether it stopped
+        answering (C(lost)), why it failed (C(failure)), and why it could not be repaired (C(rollback_failure)).
     type: dict
     required: true
   planned:
@@ -44,7 +44,7 @@ EXAMPLES = r"""
     msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.35', 'to': '0.3.36'})).sentences }}"
   vars:
     found:
-      worker1: {look: null, now: null, note: null, touched: false, lost: true, out: "", stuck: ""}
+      worker1: {before: null, after: null, note: null, changed: false, lost: true, failure: "", rollback_failure: ""}
 """
 
 RETURN = r"""
@@ -73,13 +73,13 @@ def upgrade_outcome(
     """Return the outcome of the upgrade."""
     if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
         raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
-    found = {host: {**known, "now": _asked(known)} for host, known in hosts.items()}
+    found = {host: {**known, "after": _asked(known)} for host, known in hosts.items()}
     return upgrade.outcome(found, planned, end, rollback=rollback)
 
 
 def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the present journal of a host; None if the host stopped answering or release_journal_info failed there."""
-    now: Mapping[str, Any] | None = known["now"]
+    now: Mapping[str, Any] | None = known["after"]
     return now if now and "current" in now and not known["lost"] else None
 
 

@@ -284,7 +284,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress, told
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress, progress_in
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
     Failure,
     check_model,
@@ -409,7 +409,7 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    with told(os.environ.pop(VARIABLE, None)) as progress:
+    with progress_in(os.environ.pop(VARIABLE, None)) as progress:
         Task(module, progress).main()
 
 

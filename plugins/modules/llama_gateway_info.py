@@ -30,7 +30,7 @@ EXAMPLES = r"""
 
 - name: Check that all groups take requests
   ansible.builtin.assert:
-    that: gateway.well
+    that: gateway.healthy
     fail_msg: "{{ gateway.message }}"
 """
 
@@ -39,7 +39,7 @@ running:
   description: Whether the gateway runs and answers.
   returned: success
   type: bool
-well:
+healthy:
   description:
     - Whether it runs, all groups take requests, its certificate does not expire soon, and it can take the virtual
       address if there is one.

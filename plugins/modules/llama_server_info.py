@@ -86,7 +86,7 @@ servers:
         - "V(stopped): Somebody, or a playbook, stopped the service."
         - "V(failed): systemd could not start the service."
       type: str
-    well:
+    healthy:
       description: Whether it serves, generates a token with the key, and refuses requests without a key. Checks that
         were not made do not count.
       type: bool
@@ -121,7 +121,7 @@ servers:
       alias: llama-70b-q4_0
       workers: ["10.0.0.11:50052", "10.0.0.12:50052"]
       state: serving
-      well: true
+      healthy: true
       restarts: 0
       models: [llama-70b-q4_0]
       answered: true
@@ -198,7 +198,7 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "alias": service.alias,
         "workers": service.workers,
         "state": state,
-        "well": state == "serving" and not answer.problem and not answer.open_paths,
+        "healthy": state == "serving" and not answer.problem and not answer.open_paths,
         "restarts": restarts,
         "models": answer.models,
         "answered": answer.answered,

@@ -289,7 +289,7 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
     # verify says more of a cache once its timer has run for the first time.
     at_once(lambda worker: ssh(worker, "systemctl", "start", f"llama-rpc-cache@{PORT}.service"), WORKERS)
     code, printed, status = verify(tmp_path)
-    assert (code, status["all_well"], status["problems"]) == (0, True, [])
+    assert (code, status["healthy"], status["problems"]) == (0, True, [])
     keys = ("host", "state", "service", "firewall")
     assert [tuple(worker[key] for key in keys) for worker in status["workers"]] == [
         (worker, "ready", "running", "closed") for worker in WORKERS
@@ -301,7 +301,7 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
 
     with client("master", ADDRESS["worker1"]):
         code, printed, status = verify(tmp_path)
-    assert (code, status["all_well"]) == (0, True), printed
+    assert (code, status["healthy"]) == (0, True), printed
     assert [worker["state"] for worker in status["workers"]] == ["busy", "ready"]
     assert [name.rpartition(":")[0] for name in status["workers"][0]["clients"]] == [ADDRESS["master"]]
     assert footprint() == before, "the worker did not survive being looked at"
@@ -310,9 +310,9 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
 @pytest.mark.long
 def test_the_status_is_written_though_no_master_can_be_asked(hosts: Inventory, tmp_path: Path) -> None:
     code, _printed, status = verify(tmp_path, *hosts(master={"ansible_host": NOBODY}))
-    assert (code != 0, status["all_well"]) == (True, False)
+    assert (code != 0, status["healthy"]) == (True, False)
     assert status["problems"][0].startswith("master could not be asked. It cannot be reached over SSH")
-    assert [(worker["well"], worker["state"]) for worker in status["workers"]] == [(False, None)] * len(WORKERS)
+    assert [(worker["healthy"], worker["state"]) for worker in status["workers"]] == [(False, None)] * len(WORKERS)
 
 
 def entries() -> dict[str, set[str]]:
@@ -417,7 +417,7 @@ def test_verify_and_infer_name_each_thing_that_is_wrong(tmp_path: Path, other_re
         inference = said(play("infer", check=False).stdout)
     finally:
         ssh("worker1", "systemctl", "start", UNIT)
-    assert (code, status["all_well"]) == (2, False)
+    assert (code, status["healthy"]) == (2, False)
     first, second = (" ".join(worker["problems"]) for worker in status["workers"])
     assert f"Nothing listens on port {PORT} of worker1" in first
     assert f"As master sees it: {ADDRESS['worker1']}:{PORT}" in first

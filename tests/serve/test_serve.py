@@ -91,7 +91,7 @@ def test_verify_asks_the_api_and_says_what_is_readable_on_its_way(bearer: str, t
     status = json.loads((tmp_path / "status.json").read_text())
     jsonschema.validate(status, json.loads((ROOT / "docs/monitoring/status.schema.json").read_text()))
     (service,) = status["services"]
-    assert (service["host"], service["state"], service["well"], service["answered"]) == (
+    assert (service["host"], service["state"], service["healthy"], service["answered"]) == (
         "master",
         "serving",
         True,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .._run import worker_run
-from .._run.worker_run import Asked, Ending, Failure, OptionError
+from .._run.worker_run import Ending, Failure, OptionError, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ _BOUNDS = {
 
 
 @dataclass(frozen=True)
-class Options(Asked):
+class Options(RunOptions):
     """The options of a run; None leaves a value to upstream."""
 
     n_prompt: tuple[int, ...]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._run import worker_run
 from .._run.watch import Watch
-from .._run.worker_run import Asked, Ending, Failure, OptionError
+from .._run.worker_run import Ending, Failure, OptionError, RunOptions
 from .._serve import options as server_options
 from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
 
@@ -57,7 +57,7 @@ _KNOWN = server_options.endings(_OWN, "the module")
 
 
 @dataclass(frozen=True)
-class Options(Asked):
+class Options(RunOptions):
     """The options of a run; `ctx_size` is the context of each slot, `n_prompt` the words of a synthetic prompt."""
 
     clients: int

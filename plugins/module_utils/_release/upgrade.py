@@ -101,16 +101,16 @@ def outcome(
     """Return the outcome of an upgrade: the problem, empty if there is none, and a sentence for each host.
 
     `end` is `old`, `new`, or `unknown` (the first host that was to record the success was lost at that moment). A host
-    has `look` and `now` (its journal at the start and at the end, None if it could not be read), `note` (its old and
-    new release, None if no note was written), `touched` (whether its change had begun), `lost` (whether it stopped
-    answering), and `out` and `stuck`, the reasons why it could not go on and why it could not go back.
+    has `before` and `after` (its journal at the start and at the end, None if it could not be read), `note` (its old
+    and new release, None if no note was written), `changed` (whether its change had begun), `lost` (whether it stopped
+    answering), and `failure` and `rollback_failure`, the reasons why it could not go on and why it could not go back.
     """
     way = "roll back" if rollback else "upgrade"
     if planned.get("to"):
         way += f" from llama.cpp {planned['from']} to {planned['to']}"
-    reasons = [f"{host}: {_whole(found['out'])}" for host, found in hosts.items() if found["out"]]
+    reasons = [f"{host}: {_whole(found['failure'])}" for host, found in hosts.items() if found["failure"]]
     reasons += [f"{host} stopped answering." for host, found in hosts.items() if found["lost"]]
-    stuck = [host for host, found in hosts.items() if found["stuck"]]
+    stuck = [host for host, found in hosts.items() if found["rollback_failure"]]
     if not reasons and not stuck:
         problem = ""
     elif end == "unknown":
@@ -120,7 +120,7 @@ def outcome(
     elif not any(found["note"] for found in hosts.values()):
         problem = f"The {way} did not start: every host has its previous release."
     else:
-        others = [host for host, found in hosts.items() if found["stuck"] or found["lost"] or _astray(found)]
+        others = [host for host, found in hosts.items() if found["rollback_failure"] or found["lost"] or _astray(found)]
         which = f"All hosts but {', '.join(others)} have their" if others else "Every host has its"
         problem = f"The {way} failed. {which} previous release."
     return {
@@ -131,32 +131,34 @@ def outcome(
 
 def _astray(found: Mapping[str, Any]) -> bool:
     """Return whether a host has another release than the one that it is to go back to."""
-    note, now = found["note"], found["now"]
+    note, now = found["note"], found["after"]
     return bool(note and now and now["current"] != note["from"])
 
 
 def _became(host: str, found: Mapping[str, Any], end: str) -> str:
-    releases, note = (found["look"] or {}).get("releases") or {}, found["note"]
+    releases, note = (found["before"] or {}).get("releases") or {}, found["note"]
 
     def name(release: str) -> str:
         return f"llama.cpp {_name(releases, release)}"
 
-    if note and (found["lost"] or found["stuck"]):
+    if note and (found["lost"] or found["rollback_failure"]):
         where = {"old": f"back to {name(note['from'])}", "new": f"to {name(note['to'])}"}
         again = f"run the playbook upgrade again, which takes it {where.get(end, 'to the release of the others')}"
         if found["lost"]:
             return f"{host} stopped answering: bring it back, and {again}."
-        return f"{host} could not be repaired ({_whole(found['stuck']).rstrip('.')}): look there, and {again}."
+        return (
+            f"{host} could not be repaired ({_whole(found['rollback_failure']).rstrip('.')}): look there, and {again}."
+        )
     if found["lost"]:
         return f"{host} stopped answering before anything was changed there."
-    now = found["now"]["current"] if found["now"] else None
+    now = found["after"]["current"] if found["after"] else None
     if now is None:
         return f"{host} has no release in use: run the playbook site."
     if end == "old" and _astray(found):
         again = "run the playbook upgrade again, which takes it to the release of the others"
         return f"{host} still has {name(now)}: {again}."
     if end == "old":
-        return f"{host} {'is back at' if found['touched'] else 'has kept'} {name(now)}."
+        return f"{host} {'is back at' if found['changed'] else 'has kept'} {name(now)}."
     return f"{host} has {name(now)}" + (f", and had {name(note['from'])}." if note and note["from"] != now else ".")
 
 

@@ -17,10 +17,10 @@ from .worker_run import (
     LOAD_BYTES_PER_S,
     S_PER_TOKEN,
     STALL_S,
-    Asked,
     Ending,
     Failure,
     OptionError,
+    RunOptions,
     argument_rejected,
     check_number,
     check_workers,
@@ -97,7 +97,7 @@ class OutputLost(Failure):
 
 
 @dataclass(frozen=True)
-class Options(Asked):
+class Options(RunOptions):
     """The options of one run."""
 
     prompt: str

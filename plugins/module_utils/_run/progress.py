@@ -131,7 +131,7 @@ class Progress:
 
 
 @contextlib.contextmanager
-def told(path: str | None) -> Iterator[Progress]:
+def progress_in(path: str | None) -> Iterator[Progress]:
     """Yield a Progress that writes to a new file at this path, if any, and delete the file at the end."""
     with noted(path) as note:
         yield Progress(note)

@@ -43,7 +43,7 @@ class Listeners(NamedTuple):
     stderr: Callable[[bytes], None]
 
 
-class _Heard:
+class _Tee:
     """A pipe that run_command reads; a listener gets the data, too."""
 
     def __init__(self, pipe: IO[bytes], listener: Callable[[bytes], None]) -> None:
@@ -61,8 +61,8 @@ class _Heard:
 def _begun(listeners: Listeners | None, watch: Watch | None) -> Callable[[Any], None]:
     def begin(process: Any) -> None:  # noqa: ANN401 (a Popen, whose pipes are of a type of their own)
         if listeners:
-            process.stdout = _Heard(process.stdout, watch.heard(listeners.stdout) if watch else listeners.stdout)
-            process.stderr = _Heard(process.stderr, watch.heard(listeners.stderr) if watch else listeners.stderr)
+            process.stdout = _Tee(process.stdout, watch.heard(listeners.stdout) if watch else listeners.stdout)
+            process.stderr = _Tee(process.stderr, watch.heard(listeners.stderr) if watch else listeners.stderr)
         if watch:
             watch.begin(process)
 

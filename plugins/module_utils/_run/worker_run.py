@@ -61,7 +61,7 @@ class Failure(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunOptions:
     """The options of every run. None leaves one to upstream; for `timeout`, in seconds, None means the default."""
 
     model: str
@@ -88,29 +88,29 @@ def check_number(name: str, value: float, low: float, high: float) -> None:
         raise OptionError(f"{name} is {value}; give a number from {low} to {high}.")
 
 
-def check_workers(asked: Asked) -> None:
+def check_workers(options: RunOptions) -> None:
     """Raise OptionError if these workers cannot share these layers in any build."""
-    count = len(asked.workers)
+    count = len(options.workers)
     if not 1 <= count <= MAX_WORKERS:
         raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_WORKERS}.")
-    check_number("n_gpu_layers", asked.n_gpu_layers, 1, 1_000_000)
-    if asked.n_gpu_layers < count:
+    check_number("n_gpu_layers", options.n_gpu_layers, 1, 1_000_000)
+    if options.n_gpu_layers < count:
         raise OptionError(
-            f"n_gpu_layers is {asked.n_gpu_layers} for {count} workers; "
+            f"n_gpu_layers is {options.n_gpu_layers} for {count} workers; "
             "each worker needs at least one layer, so raise it or name fewer workers."
         )
-    _check_tensor_split(asked)
+    _check_tensor_split(options)
 
 
-def _check_tensor_split(asked: Asked) -> None:
-    split = asked.tensor_split
+def _check_tensor_split(options: RunOptions) -> None:
+    split = options.tensor_split
     if not split:
         return
-    if len(split) != len(asked.workers):
+    if len(split) != len(options.workers):
         raise OptionError(
-            f"tensor_split has {len(split)} entries for {len(asked.workers)} workers; give one share for each worker."
+            f"tensor_split has {len(split)} entries for {len(options.workers)} workers; give one share for each worker."
         )
-    for endpoint, share in zip(asked.endpoints, split):
+    for endpoint, share in zip(options.endpoints, split):
         if not (share > 0 and math.isfinite(share)):
             raise OptionError(
                 f"tensor_split gives worker {endpoint} the share {share:g}; "
@@ -156,21 +156,21 @@ def _part_bytes(path: Path) -> int:
     return size
 
 
-def check_split_mode(asked: Asked, words: Sequence[str], protocol: str | None) -> None:
+def check_split_mode(options: RunOptions, words: Sequence[str], protocol: str | None) -> None:
     """Raise OptionError if these options ask for split mode "tensor", and llama.cpp cannot divide the model in it."""
     newer = protocol is not None and int(protocol.partition(".")[0]) > UNDIVIDED_UP_TO
-    if newer or len(asked.workers) < 2 or value_of(planned_options(words), "-sm") != "tensor":
+    if newer or len(options.workers) < 2 or value_of(planned_options(words), "-sm") != "tensor":
         return
     try:
-        architecture = read_header(Path(asked.model)).metadata.get("general.architecture")
+        architecture = read_header(Path(options.model)).metadata.get("general.architecture")
     except (GgufError, OSError):
         return  # llama.cpp itself says what is wrong with the file.
     if architecture in UNDIVIDED:
-        raise OptionError(_cannot_divide(f"a model of architecture {architecture}", asked, "tensor"))
+        raise OptionError(_cannot_divide(f"a model of architecture {architecture}", options, "tensor"))
 
 
-def _cannot_divide(model: str, asked: Asked, mode: str) -> str:
-    return f"llama.cpp cannot divide {model} among {len(asked.workers)} workers in split mode {mode}; use layer."
+def _cannot_divide(model: str, options: RunOptions, mode: str) -> str:
+    return f"llama.cpp cannot divide {model} among {len(options.workers)} workers in split mode {mode}; use layer."
 
 
 _KIND_BY_STATE = {
@@ -240,13 +240,13 @@ def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[flo
     return shares
 
 
-def divided_by(asked: Asked, statuses: Sequence[WorkerStatus]) -> list[float]:
+def divided_by(options: RunOptions, statuses: Sequence[WorkerStatus]) -> list[float]:
     """Return the shares by which llama.cpp divides the layers among the workers' devices, empty if they are not known.
 
     Without a tensor_split, it divides them by the free memory that the workers report.
     """
-    if asked.tensor_split:
-        given = shares(asked.tensor_split, statuses) if statuses else asked.tensor_split
+    if options.tensor_split:
+        given = shares(options.tensor_split, statuses) if statuses else options.tensor_split
         # As the command line has them.
         return [float(f"{share:g}") for share in given]
     free = [float(device["memory_free_bytes"]) for status in statuses for device in status.devices]
@@ -335,31 +335,31 @@ _NOT_DIVIDED = re.compile(
 _JOINT_DEVICE = re.compile(r"\bllama_\w+: - device \d+: RPC\d+(?: \((\S+)\))?$", re.MULTILINE)
 
 
-def working(asked: Asked, ending: Ending) -> set[str]:
+def working(options: RunOptions, ending: Ending) -> set[str]:
     """Return the endpoints that hold a part of the model, as the log proves."""
     joint = _JOINT_DEVICE.findall(ending.stderr)
-    if len(joint) >= len(asked.workers) and not any(joint):
-        return set(asked.endpoints)
+    if len(joint) >= len(options.workers) and not any(joint):
+        return set(options.endpoints)
     return {endpoint for endpoint in joint if endpoint} | {
         device["endpoint"] for device in ending.log["devices"] if device["endpoint"] and device["model_buffer_mib"]
     }
 
 
-def given_up(asked: Asked, ending: Ending) -> Failure | None:
+def given_up(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run that was ended because it took too long, stood still, or had lost a host."""
     if ending.timed_out:
-        return _timed_out(asked, ending)
+        return _timed_out(options, ending)
     # The run may have succeeded at the very moment in which it was given up.
     if ending.exit_status == 0:
         return None
     if ending.gone:
-        return _gone(asked, ending.gone, ending)
-    return None if ending.still_s is None else _timed_out(asked, ending)
+        return _gone(options, ending.gone, ending)
+    return None if ending.still_s is None else _timed_out(options, ending)
 
 
-def _gone(asked: Asked, peer: tuple[str, int], ending: Ending) -> Failure:
+def _gone(options: RunOptions, peer: tuple[str, int], ending: Ending) -> Failure:
     addresses = {status.endpoint: status.address for status in ending.workers_after}
-    lost = [w for w in asked.workers if w.port == peer[1] and peer[0] in (w.host, addresses.get(str(w)))]
+    lost = [w for w in options.workers if w.port == peer[1] and peer[0] in (w.host, addresses.get(str(w)))]
     endpoint = str(lost[0]) if lost else f"{peer[0]}:{peer[1]}"
     now = " ".join(s.message for s in ending.workers_after if s.endpoint == endpoint and s.state != "ready")
     return Failure(
@@ -370,9 +370,9 @@ def _gone(asked: Asked, peer: tuple[str, int], ending: Ending) -> Failure:
     )
 
 
-def _timed_out(asked: Asked, ending: Ending) -> Failure:
+def _timed_out(options: RunOptions, ending: Ending) -> Failure:
     limit = "timeout" if ending.still_s is None else "stall_timeout"
-    started = working(asked, ending)
+    started = working(options, ending)
     suspects = [s for s in ending.workers_after if s.state != "ready" and s.endpoint not in started]
     # Among the workers that had started, an unreachable one explains the wait, or else one that is still silent. One
     # that refuses is no suspect: it died when it answered a master that was gone.
@@ -397,18 +397,18 @@ def _timed_out(asked: Asked, ending: Ending) -> Failure:
     return Failure("timed_out", endpoint, f"{why} and was ended. {found}")
 
 
-def dropped(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+def dropped(options: RunOptions, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run that ended well without one of its workers."""
-    idle = [e for e in asked.endpoints if e not in working(asked, ending)]
+    idle = [e for e in options.endpoints if e not in working(options, ending)]
     if not idle:
         return None
     # Some builds go on without a worker that they cannot use.
     known = worker_failure([status for status in ending.workers_after if status.endpoint in idle], protocol)
     if known:
         return known
-    total = (ending.log["offload"] or {"layers_total": len(asked.workers)})["layers_total"]
-    if total < len(asked.workers):
-        why = f"the model has only {total} layers for {len(asked.workers)} workers; name at most {total} workers."
+    total = (ending.log["offload"] or {"layers_total": len(options.workers)})["layers_total"]
+    if total < len(options.workers):
+        why = f"the model has only {total} layers for {len(options.workers)} workers; name at most {total} workers."
     else:
         why = "llama.cpp gave it no layer; give it a share with tensor_split, or take it out of workers."
     return Failure("worker_dropped", idle[0], f"No part of the model was on {', '.join(idle)}: {why}")
@@ -434,24 +434,24 @@ def _mismatched(ending: Ending, protocol: str | None) -> Failure | None:
     return known if known and known.kind == "protocol_mismatch" else None
 
 
-def _not_connected(asked: Asked, ending: Ending) -> Failure | None:
+def _not_connected(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run that could not connect to a worker."""
     connect = _NOT_CONNECTED.search(ending.stderr)
     resolve = _NOT_RESOLVED.search(ending.stderr)
     if connect:
         endpoint: str | None = connect[1]
     elif resolve:
-        endpoint = next((str(worker) for worker in asked.workers if worker.host == resolve[1]), None)
+        endpoint = next((str(worker) for worker in options.workers if worker.host == resolve[1]), None)
     else:
         return None
-    if endpoint in working(asked, ending):
+    if endpoint in working(options, ending):
         return _lost([status for status in ending.workers_after if status.endpoint == endpoint])
     now = [status.message for status in ending.workers_after if status.endpoint == endpoint and status.state != "ready"]
     message = now[0] if now else "It answers now; run again."
     return Failure("worker_unreachable", endpoint, f"The master could not connect to worker {endpoint}. {message}")
 
 
-def _other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+def _other_version(options: RunOptions, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run with a worker of another RPC protocol."""
     version = _OTHER_VERSION.search(ending.stderr)
     handshake = _HANDSHAKE_FAILED.search(ending.stderr)
@@ -460,7 +460,7 @@ def _other_version(asked: Asked, ending: Ending, protocol: str | None) -> Failur
     known = worker_failure(ending.workers_after, protocol)
     if known and known.kind == "protocol_mismatch":
         return known
-    only = asked.endpoints[0] if len(asked.workers) == 1 else None
+    only = options.endpoints[0] if len(options.workers) == 1 else None
     endpoint = handshake[1] if handshake else only
     theirs = f"RPC protocol {version[1]}" if version else "another RPC protocol"
     return Failure(
@@ -487,14 +487,14 @@ def _out_of_memory(ending: Ending, smaller: str) -> Failure | None:
     return Failure("out_of_memory", endpoint, f"{who} has too little memory for its part; {remedy}.")
 
 
-def _not_divided(asked: Asked, ending: Ending) -> Failure | None:
+def _not_divided(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run in split mode "tensor" of a model that llama.cpp cannot divide among the workers."""
     found = _NOT_DIVIDED.search(ending.stderr)
     if not found:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
     where = "" if found["architecture"] else f" ({_assertion(ending.stderr)})"
-    return Failure("option_rejected", None, _cannot_divide(kind, asked, f"tensor{where}"))
+    return Failure("option_rejected", None, _cannot_divide(kind, options, f"tensor{where}"))
 
 
 def _assertion(log: str) -> str:
@@ -527,7 +527,7 @@ def _lost(gone: Sequence[WorkerStatus]) -> Failure:
     return Failure("worker_lost", gone[0].endpoint, f"Worker {names} was lost during the run. {now}".rstrip())
 
 
-def _cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | None:
+def _cut_off(options: RunOptions, ending: Ending, protocol: str | None) -> Failure | None:
     """Return the failure of a run whose connection a worker broke."""
     gone = [status for status in ending.workers_after if status.state not in ("ready", "busy", "incompatible")]
     cut_off = _CUT_OFF.search(ending.stderr)
@@ -538,13 +538,13 @@ def _cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | No
         return None
     # A worker that accepted the connection and now accepts none was there.
     left = [status for status in gone if status.state in ("refused", "unreachable")]
-    if working(asked, ending) or broke or (cut_off and left):
+    if working(options, ending) or broke or (cut_off and left):
         return _lost(gone)
     # All connections are made before the first buffer.
     known = worker_failure(ending.workers_after, protocol)
     if known:
         return known
-    only = asked.endpoints[0] if len(asked.workers) == 1 else None
+    only = options.endpoints[0] if len(options.workers) == 1 else None
     return Failure(
         "protocol_mismatch",
         only,
@@ -554,7 +554,7 @@ def _cut_off(asked: Asked, ending: Ending, protocol: str | None) -> Failure | No
 
 
 def failed(
-    asked: Asked,
+    options: RunOptions,
     ending: Ending,
     protocol: str | None,
     option_rejected: Callable[[Ending, str | None], Failure | None],
@@ -565,11 +565,11 @@ def failed(
         _cannot_run(ending)
         or option_rejected(ending, protocol)
         or _mismatched(ending, protocol)
-        or _not_connected(asked, ending)
-        or _other_version(asked, ending, protocol)
+        or _not_connected(options, ending)
+        or _other_version(options, ending, protocol)
         or _out_of_memory(ending, smaller)
-        or _not_divided(asked, ending)
-        or _cut_off(asked, ending, protocol)
+        or _not_divided(options, ending)
+        or _cut_off(options, ending, protocol)
         or _ended_itself(ending)
     )
 
@@ -609,7 +609,7 @@ def _not_loaded(log: str) -> str:
     return str([*header, *reversed(_BAD_MODEL.findall(log)), ""][0])
 
 
-def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
+def model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
     reason = _not_loaded(ending.stderr)
     if not reason and not _NO_MODEL.search(ending.stderr):
@@ -620,7 +620,7 @@ def model_invalid(asked: Asked, ending: Ending) -> Failure | None:
             "option_rejected", None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
         )
     other = _OTHER_FILE.search(ending.stderr)
-    path = other[1] if other else asked.model
+    path = other[1] if other else options.model
     return Failure("model_invalid", None, f"llama.cpp cannot load {path}{why}; {_remedy(reason, ending)}.")
 
 

@@ -115,7 +115,7 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
         )
     return {
         "running": True,
-        "well": not problems,
+        "healthy": not problems,
         "groups": [asdict(group) for group in groups],
         "queued": read_queues(statistics, models),
         "certificate_days": days,
@@ -125,7 +125,14 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
 
 def _silent(message: str) -> dict[str, Any]:
     """Return the state of a gateway that does not answer."""
-    return {"running": False, "well": False, "groups": [], "queued": {}, "certificate_days": None, "message": message}
+    return {
+        "running": False,
+        "healthy": False,
+        "groups": [],
+        "queued": {},
+        "certificate_days": None,
+        "message": message,
+    }
 
 
 def _state(status: str) -> str:

@@ -112,14 +112,14 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state of a cluster: the reports of worker hosts, joined with what masters see of the workers.
 
-    A look of a worker host has `endpoints` (host:port), `groups` (the llama_group of each endpoint), `out` (why the
+    A look of a worker host has `endpoints` (host:port), `groups` (the llama_group of each endpoint), `failure` (why the
     host could not be asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if the role
     does not manage it), `manifest` (of the release, or None) and `upgrade` (an unfinished upgrade from
     release_journal_info, or None). A host without `servers` was not asked.
 
     The view of a master in `seen` has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services`
     (llama_server_info). With a tunnel it also has `links` (rpc_tunnel_info) and `inside`, the master's address in the
-    tunnel. A master that could not be asked has `out`.
+    tunnel. A master that could not be asked has `failure`.
     """
     links = [{"master": name, **link} for name, master in seen.items() for link in master.get("links") or []]
     # The first master of each group, with its manifest.
@@ -144,11 +144,11 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
             views = _with_causes(endpoint, views, links)
             rows.append({"group": group, **_row(host, look, endpoint, views, owns.get(group))})
     problems = [
-        f"{name} could not be asked. {master['out']}"
-        if master.get("out")
+        f"{name} could not be asked. {master['failure']}"
+        if master.get("failure")
         else f"{name} has no llama.cpp release: run the playbook site."
         for name, master in seen.items()
-        if master.get("out") or not master.get("manifest")
+        if master.get("failure") or not master.get("manifest")
     ]
     halfway = [name for name, view in (*looks.items(), *seen.items()) if view.get("upgrade")]
     if halfway:
@@ -163,17 +163,17 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         for service in master.get("services") or []
     ]
     for row in rows:
-        row["problems"] += _strangers(row, services)
-        row["well"] = not row["problems"]
+        row["problems"] += _foreign_clients(row, services)
+        row["healthy"] = not row["problems"]
     problems += [problem for row in rows for problem in row["problems"]]
     problems += _links_down(links, rows, problems)
     problems += [
-        " ".join([f"{service['host']}: {_message(service, rows)}", *_rivals(service, services)])
+        " ".join([f"{service['host']}: {_message(service, rows)}", *_competing_apis(service, services)])
         for service in services
-        if not service["well"]
+        if not service["healthy"]
     ]
     return {
-        "all_well": bool(rows) and not problems,
+        "healthy": bool(rows) and not problems,
         "workers": rows,
         "links": links,
         "services": services,
@@ -221,7 +221,7 @@ def _awaited(service: Mapping[str, Any]) -> list[str]:
     return str(service["message"]).partition(". ")[0].rstrip(".").split(", ")[1:]
 
 
-def _strangers(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
+def _foreign_clients(row: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence on the client that holds a worker, if an API waits for this worker and no other API uses it."""
     clients = sorted({client.rpartition(":")[0] for client in row["clients"]})
     waiting = [service["host"] for service in services if row["endpoint"] in _awaited(service)]
@@ -244,7 +244,7 @@ def _message(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     return f"{message.partition('. ')[0].rstrip('.')}." if awaited and explained.issuperset(awaited) else message
 
 
-def _rivals(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
+def _competing_apis(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each other API that holds workers for which this API waits."""
     if service["state"] != "waiting":
         return []
@@ -275,7 +275,7 @@ def render_cluster(workers: Sequence[Mapping[str, Any]]) -> str:
     cached = ("cache",) if any(worker.get("cache") for worker in workers) else ()
     keys = ("host", "endpoint", "service", "firewall", "state", "protocol", "release")
     grouped = _grouped(workers)
-    header = (*grouped, "worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "well")
+    header = (*grouped, "worker", *keys[1:-1], "llama.cpp", *repacked, *cached, "client", "healthy")
     rows = [
         [*(worker[key] for key in (*grouped, *keys)),
          *(_repacked(worker.get("repack")) for _column in repacked),
@@ -296,10 +296,10 @@ def render_services(services: Sequence[Mapping[str, Any]]) -> str:
         [*(service[key] for key in (*grouped, *keys)),
          # Like the workers' column, without the suffix that distinguishes two builds of a source.
          (service["release"] or "").rpartition("-")[0] or None,
-         "yes" if service["well"] else "no"]
+         "yes" if service["healthy"] else "no"]
         for service in services
     ]  # fmt: skip
-    header = (*grouped, "master", *keys[1:], "llama.cpp", "well")
+    header = (*grouped, "master", *keys[1:], "llama.cpp", "healthy")
     return "APIs\n" + render_table(header, rows, left=len(header))
 
 
@@ -354,8 +354,8 @@ def _row(
     clients, cache, manifest = server.get("clients", []), server.get("cache"), look.get("manifest") or {}
     service = firewall = None
     problems = []
-    if look.get("out"):
-        problems.append(f"{host} could not be asked. {look['out']}")
+    if look.get("failure"):
+        problems.append(f"{host} could not be asked. {look['failure']}")
         views = _without_remedies(views, stopped=True, filtered=True)
     elif "servers" in look:
         service, stopped = _service(host, port, server, manifest)
@@ -383,7 +383,7 @@ def _row(
         # Leave out the free space, because other files on the disk change it.
         "cache": {key: value for key, value in cache.items() if key != "free_bytes"} if cache else None,
         "clients": clients,
-        "well": not problems,
+        "healthy": not problems,
         "problems": problems,
     }
 

@@ -194,7 +194,7 @@ class Readiness:
         """Answer HTTP requests at a port, in a separate thread; raises ValueError with a sentence."""
         look = self.look
 
-        class Asked(http.server.BaseHTTPRequestHandler):
+        class ReadyHandler(http.server.BaseHTTPRequestHandler):
             timeout = 5
 
             def do_GET(self) -> None:
@@ -209,16 +209,16 @@ class Readiness:
             def log_message(self, *_words: object) -> None:
                 pass
 
-        class Told(http.server.ThreadingHTTPServer):
+        class ReadyServer(http.server.ThreadingHTTPServer):
             def handle_error(self, *_request: object) -> None:
                 """Ignore a client that does not wait for the answer."""
 
         try:
-            told = Told((address, port), Asked)
+            server = ReadyServer((address, port), ReadyHandler)
         except OSError as error:
             message = f"The ready port {address}:{port} cannot be opened: {error.strerror}."
             raise ValueError(message) from None
-        threading.Thread(target=told.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, daemon=True).start()
 
 
 def still_held(missing: list[WorkerStatus], before: dict[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import Teller
+from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import ProgressFormatter
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
     Options,
     OutputError,
@@ -40,8 +40,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
     MEASURING,
     PREPARING,
     State,
+    progress_in,
     read_state,
-    told,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Ending, Failure, OptionError
 from hypothesis import given
@@ -415,7 +415,7 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
 def test_the_phases_of_a_real_run_come_in_order(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     found: list[State] = []
-    with told(str(path)) as progress:
+    with progress_in(str(path)) as progress:
         progress.begin(1, 26_134_464, 0, [A, B])
         for line in LOG.encode().splitlines(keepends=True):
             progress.log(line)
@@ -428,7 +428,7 @@ def test_the_phases_of_a_real_run_come_in_order(tmp_path: Path) -> None:
     # Six tests, each with a warm-up and three runs. Their number is unknown until the first run begins.
     measuring = [state for state in found if state.phase == MEASURING]
     assert [(state.tokens, state.tokens_asked) for state in measuring] == [(0, 0), *((n, 24) for n in range(1, 24))]
-    shown = [Teller().line(state, 0, 0.0) for state in measuring]
+    shown = [ProgressFormatter().line(state, 0, 0.0) for state in measuring]
     assert (shown[0], shown[-1]) == ("measuring", "measuring, 23 of 24 runs done")
 
 

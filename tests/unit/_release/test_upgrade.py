@@ -200,30 +200,31 @@ def test_the_canary_is_summed_up() -> None:
 
 
 HOST: dict[str, Any] = {
-    "look": look(), "now": look(), "note": None, "touched": False, "out": "", "stuck": "", "lost": False,
+    "before": look(), "after": look(), "note": None, "changed": False, "lost": False,
+    "failure": "", "rollback_failure": "",
 }  # fmt: skip
 WAY = {"from": "0.3.35-4df29be4f", "to": "0.3.36-0c1e57098"}
 FROM, TO = (f"llama.cpp {name}" for name in WAY.values())
 KEPT = f"master has kept {FROM}."
-CHANGED = {"note": NOTE, "touched": True}
-GONE = {"lost": True, "now": None}
-ARRIVED = {"note": NOTE, "now": look("new")}
+CHANGED = {"note": NOTE, "changed": True}
+GONE = {"lost": True, "after": None}
+ARRIVED = {"note": NOTE, "after": look("new")}
 AGAIN = "run the playbook upgrade again, which takes it"
 BUT_ONE = "The upgrade from .* failed. All hosts but worker1 have their previous release. "
 
 # How the upgrade ended, whether it was a roll back, what became of the hosts, the problem, and the sentences.
 OUTCOMES: dict[str, tuple[str, bool, dict[str, dict[str, Any]], str, list[str]]] = {
     "good": (
-        "new", False, {"master": ARRIVED, "worker1": {**ARRIVED, "touched": True}}, "",
+        "new", False, {"master": ARRIVED, "worker1": {**ARRIVED, "changed": True}}, "",
         [f"{host} has {TO}, and had {FROM}." for host in HOSTS[:2]],
     ),
     "before-anything-was-changed": (
-        "old", False, {"master": {}, "worker1": {"out": "The disk is full"}},
+        "old", False, {"master": {}, "worker1": {"failure": "The disk is full"}},
         "The upgrade from .* did not start: every host has its previous release. worker1: The disk is full.",
         [KEPT, f"worker1 has kept {FROM}."],
     ),
     "all-went-back": (
-        "old", False, {"master": {"note": NOTE}, "worker1": {**CHANGED, "out": "The worker did not answer."}},
+        "old", False, {"master": {"note": NOTE}, "worker1": {**CHANGED, "failure": "The worker did not answer."}},
         "The upgrade from .* failed. Every host has its previous release. worker1: The worker did not answer.",
         [KEPT, f"worker1 is back at {FROM}."],
     ),
@@ -233,12 +234,13 @@ OUTCOMES: dict[str, tuple[str, bool, dict[str, dict[str, Any]], str, list[str]]]
         [KEPT, f"worker1 stopped answering: bring it back, and {AGAIN} back to {FROM}."],
     ),
     "left-by-a-killed-run-and-not-taken-back": (
-        "old", False, {"master": {"out": "upgrade.json cannot be read."}, "worker1": ARRIVED},
+        "old", False, {"master": {"failure": "upgrade.json cannot be read."}, "worker1": ARRIVED},
         BUT_ONE + "master: upgrade.json cannot be read.",
         [KEPT, f"worker1 still has {TO}: {AGAIN} to the release of the others."],
     ),
     "could-not-go-back": (
-        "old", False, {"master": {"note": NOTE, "out": "Another text."}, "worker1": {**CHANGED, "stuck": "No space"}},
+        "old", False,
+        {"master": {"note": NOTE, "failure": "Another text."}, "worker1": {**CHANGED, "rollback_failure": "No space"}},
         BUT_ONE + "master: Another text.",
         [KEPT, f"worker1 could not be repaired (No space): look there, and {AGAIN} back to {FROM}."],
     ),
@@ -260,7 +262,7 @@ OUTCOMES: dict[str, tuple[str, bool, dict[str, dict[str, Any]], str, list[str]]]
         "old", False, {"master": GONE}, ".*", ["master stopped answering before anything was changed there."]
     ),
     "no-release": (
-        "old", False, {"master": {"now": look(None)}}, ".*", ["master has no release in use: run the playbook site."]
+        "old", False, {"master": {"after": look(None)}}, ".*", ["master has no release in use: run the playbook site."]
     ),
 }  # fmt: skip
 

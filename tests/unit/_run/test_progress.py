@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ansible import constants
 from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import (
-    Teller,
+    ProgressFormatter,
     loaded_percent,
     sent_bytes,
 )
@@ -24,8 +24,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
     PROMPT,
     VERIFYING,
     State,
+    progress_in,
     read_state,
-    told,
 )
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils import _lines
 from hypothesis import given, settings
@@ -44,7 +44,7 @@ RUNS = {
 def followed(path: Path, pieces: list[bytes]) -> list[State]:
     """Return the states in the file after each piece of a log, without repetitions."""
     found: list[State] = []
-    with told(str(path)) as progress:
+    with progress_in(str(path)) as progress:
         progress.begin(1, 10, 64, ["127.0.0.1:50052"])
         for piece in pieces:
             progress.log(piece)
@@ -65,7 +65,7 @@ def test_the_phases_of_a_real_run_come_in_order_and_its_file_is_the_users_alone(
     states = followed(tmp_path / "f", [log[i : i + 1] for i in range(len(log))])
     assert list(dict.fromkeys(state.phase for state in states)) == [LOADING, PREPARING, PROMPT]
     assert [state.loaded_percent for state in states] == [*range(RUNS[name][1] + 1), 100, 100]
-    with told(str(tmp_path / "f")):
+    with progress_in(str(tmp_path / "f")):
         assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o600
         assert read_state((tmp_path / "f").read_text()) == State(VERIFYING)
     assert list(tmp_path.iterdir()) == []
@@ -94,7 +94,7 @@ def test_no_log_ends_a_run(log: list[bytes], tmp_path_factory: pytest.TempPathFa
 
 def test_text_is_counted_and_never_beyond_what_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    with told(str(path)) as progress:
+    with progress_in(str(path)) as progress:
         progress.begin(1, 10, 3, [])
         progress.text(b"")
         assert progress.state.phase == LOADING, "the end of an output is no text"
@@ -119,7 +119,7 @@ def test_a_run_goes_on_without_a_file(obstacle: str, tmp_path: Path) -> None:
     if obstacle == "a link":
         path.symlink_to(victim)
     name = {"none wanted": None, "no folder": str(tmp_path / "none" / "f")}.get(obstacle, str(path))
-    with told(name) as progress:
+    with progress_in(name) as progress:
         progress.begin(1, 10, 3, [])
         progress.log(log_of("protocol 7"))
         progress.text(b"a")
@@ -210,7 +210,7 @@ LINES = {
 
 @pytest.mark.parametrize(("looks", "line"), LINES.values(), ids=LINES.keys())
 def test_a_line_says_where_a_run_is(looks: list[tuple[float, State]], line: str) -> None:
-    teller = Teller()
+    teller = ProgressFormatter()
     assert [teller.line(state, 0, now) for now, state in looks][-1] == line
 
 

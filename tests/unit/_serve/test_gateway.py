@@ -53,7 +53,7 @@ def test_the_end_of_a_certificate_is_read() -> None:
 
 def test_a_gateway_that_is_not_there_is_no_error(tmp_path: Path) -> None:
     found = gateway.look(tmp_path, tmp_path / "socket")
-    assert (found["running"], found["well"]) == (False, False)
+    assert (found["running"], found["healthy"]) == (False, False)
     assert "systemctl start llama-gateway.service" in found["message"]
     (tmp_path / "models.map").write_text("noise model1\n")
     (tmp_path / "socket").write_text("no socket")
@@ -64,7 +64,7 @@ def test_a_gateway_that_answers_nothing_is_not_well(tmp_path: Path, monkeypatch:
     (tmp_path / "models.map").write_text("noise model1\n")
     monkeypatch.setattr(gateway, "tell", lambda _command, _path: "")
     found = gateway.look(tmp_path, tmp_path)
-    assert (found["running"], found["well"]) == (False, False)
+    assert (found["running"], found["healthy"]) == (False, False)
     assert "reports no groups" in found["message"]
 
 
@@ -74,7 +74,7 @@ def test_a_gateway_that_cannot_have_the_virtual_address_is_not_well(
     (tmp_path / "models.map").write_text("noise model1\n")
     (tmp_path / "keepalived.conf").touch()
     monkeypatch.setattr(gateway, "tell", lambda _command, _path: STATISTICS.partition("model1,b")[0])
-    assert gateway.look(tmp_path, tmp_path, tmp_path)["well"]
+    assert gateway.look(tmp_path, tmp_path, tmp_path)["healthy"]
     found = gateway.look(tmp_path, tmp_path, tmp_path / "none")
-    assert (found["running"], found["well"]) == (True, False)
+    assert (found["running"], found["healthy"]) == (True, False)
     assert "cannot have the virtual address" in found["message"]

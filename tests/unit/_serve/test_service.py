@@ -65,7 +65,7 @@ MESSAGES = {
     "failed": ("failed", "", {}, "has failed: see `journalctl"),
     "generates-nothing": ("serving", "", {"problem": "it generates nothing"}, "is up, but it generates nothing: see"),
     "open": ("serving", "", {"open_paths": ["/slots", "/props"]}, "answers /slots, /props without a key: run the"),
-    "well": ("serving", "", {}, "http://127.0.0.1:8080/v1 serves m over 2 workers."),
+    "healthy": ("serving", "", {}, "http://127.0.0.1:8080/v1 serves m over 2 workers."),
 }
 
 

@@ -162,7 +162,7 @@ CLOSED = {"firewalld": "running", "problems": [], "changes": []}
 CHANGES = Plan([Change("public", "port", "50052/tcp", "disabled")], reload=False, problems=[]).texts()
 WELL = {
     "endpoints": ["10.0.0.1:50052"],
-    "out": "",
+    "failure": "",
     "servers": [{"port": 50052, "listeners": [LISTENER], "clients": []}],
     "firewall": CLOSED,
     "manifest": NEW,
@@ -197,7 +197,7 @@ LOOKS: dict[str, tuple[list[Any], dict[str, Any], str, list[str]]] = {
     "firewall-left-alone": ([READY], {"firewall": None}, "running left alone ready", []),
     "same-source-built-in-another-way": ([READY], {"manifest": {**SAME, "id": "a"}}, "running closed ready", []),
     "host-down": (
-        [REFUSED], {"out": "It cannot be reached."}, "", ["w1 could not be asked. It", "refuses connections."]),
+        [REFUSED], {"failure": "It cannot be reached."}, "", ["w1 could not be asked. It", "refuses connections."]),
     "service-stopped": (
         [REFUSED], listening(), "",
         [f"Nothing listens on port 50052 of w1: see `journalctl -u {UNIT}`", "10.0.0.1:50052 refuses connections."]),
@@ -225,7 +225,7 @@ def test_a_worker_is_well_or_the_reason_is_said(
 ) -> None:
     status = look(*views, **changes)
     are_sentences_with(status["problems"], said)
-    assert status["all_well"] == (not said)
+    assert status["healthy"] == (not said)
     (worker,) = status["workers"]
     if states:
         assert " ".join(worker[name] for name in ("service", "firewall", "state")) == states
@@ -235,7 +235,7 @@ def test_a_worker_is_well_or_the_reason_is_said(
 NOTE = {"run": "1", "from": "a", "to": "b", "time": "noon"}
 M: dict[str, Any] = {"manifest": NEW, "workers": [READY]}
 API = {"unit": "llama-server@8080.service", "address": "127.0.0.1", "port": 8080, "workers": ["10.0.0.1:50052"]}
-WAITS = {**API, "state": "waiting", "well": False}
+WAITS = {**API, "state": "waiting", "healthy": False}
 WAITING = "Waiting for 1 of 1 workers, 10.0.0.1:50052."
 CAUSE = f"{WAITING} 10.0.0.1:50052 cannot be reached (no answer): check the host."
 OF_TWO = {"workers": ["w1:1", "w2:1"]}
@@ -251,12 +251,12 @@ def api(of_api: dict[str, Any], *workers: dict[str, Any], **changes: Any) -> dic
 MASTERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "without a release": (WELL, {"m": {**M, "manifest": None}}, ["m has no llama.cpp release: run the playbook site."]),
     "that could not be asked": (
-        WELL, {"m1": M, "m2": {"workers": [], "out": "It cannot be reached."}},
+        WELL, {"m1": M, "m2": {"workers": [], "failure": "It cannot be reached."}},
         ["m2 could not be asked. It cannot be reached."]),
     "each has its say": (
         WELL, {"m1": M, "m2": {**M, "workers": [REFUSED]}}, [f"As m2 sees it: {REFUSED['message']}"]),
     # This is the case with --limit.
-    "workers that were not looked at": ({"endpoints": WELL["endpoints"], "out": ""}, {"m": M}, []),
+    "workers that were not looked at": ({"endpoints": WELL["endpoints"], "failure": ""}, {"m": M}, []),
     "an upgrade that has not ended": (
         {**WELL, "upgrade": NOTE}, {"m": {**M, "upgrade": NOTE}},
         ["An upgrade was interrupted, and has not ended on w1, m: run the playbook upgrade, which ends it."]),
@@ -268,10 +268,10 @@ MASTERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
          "there with `ss -tnp 'dport = :50052'`, and wait for its end, or end it."), f"m: {WAITING}"]),
     "a cause that the API alone knows": (WELL, {"m": api(WAITS, READY, message=CAUSE)}, [f"m: {CAUSE}"]),
     "an API that holds the worker of another": (
-        WELL, {"m1": api({**API, **OF_TWO}, READY, state="serving", well=True), "m2": api(SECOND, READY)},
+        WELL, {"m1": api({**API, **OF_TWO}, READY, state="serving", healthy=True), "m2": api(SECOND, READY)},
         ["m2: Waiting, w2:1. llama-server@8080.service of m1 holds w2:1, and a worker serves one master at a time"]),
     "an API that has stopped": (
-        WELL, {"m1": api({**API, **OF_TWO}, READY, state="stopped", well=True), "m2": api(SECOND, READY)},
+        WELL, {"m1": api({**API, **OF_TWO}, READY, state="stopped", healthy=True), "m2": api(SECOND, READY)},
         ["m2: Waiting, w2:1."]),
     "a tunnel that is down": (
         WELL, {"m": {**M, "workers": [{**REFUSED, "state": "unreachable"}], "links": [LINK]}},
@@ -286,12 +286,12 @@ def test_what_masters_see_is_said(worker: dict[str, Any], seen: dict[str, Any], 
     status = verify({"w1": worker}, seen)
     assert len(status["problems"]) == len(said), status["problems"]
     assert all(problem.startswith(part) for problem, part in zip(status["problems"], said)), status["problems"]
-    assert status["all_well"] == (not said)
+    assert status["healthy"] == (not said)
     assert status["links"] == [{"master": "m", **link} for link in seen.get("m", {}).get("links", [])]
 
 
 def test_no_worker_is_not_well() -> None:
-    assert verify({}, {})["all_well"] is False
+    assert verify({}, {})["healthy"] is False
 
 
 REPACK = {"enabled": True, "kernels": True, "weights": 12, "mib": 345.67, "of_weights": 20, "of_mib": 456.78}
@@ -338,13 +338,13 @@ def test_what_was_repacked_or_cached_is_shown_of_workers_that_say_it(
 
 def test_the_table_of_apis_names_the_release_that_runs() -> None:
     of_api = {"host": "m1", "address": "127.0.0.1", "port": 8080, "alias": "a", "state": "serving", "restarts": 0}
-    runs = {**of_api, "release": "0.3.36-0c1e57098-3f0a1b2c", "well": True}
-    stands = {**of_api, "host": "m2", "state": "stopped", "release": None, "well": False}
+    runs = {**of_api, "release": "0.3.36-0c1e57098-3f0a1b2c", "healthy": True}
+    stands = {**of_api, "host": "m2", "state": "stopped", "release": None, "healthy": False}
     header, *rows = (line.split() for line in render_services([runs, stands]).splitlines()[1:])
-    assert [row[-2:] for row in (header, *rows)] == [["llama.cpp", "well"], ["0.3.36-0c1e57098", "yes"], ["-", "no"]]
+    assert [row[-2:] for row in (header, *rows)] == [["llama.cpp", "healthy"], ["0.3.36-0c1e57098", "yes"], ["-", "no"]]
 
 
-@pytest.mark.parametrize("changes", [{}, {"out": "It cannot be reached."}, {"manifest": None}])
+@pytest.mark.parametrize("changes", [{}, {"failure": "It cannot be reached."}, {"manifest": None}])
 def test_what_is_written_is_as_its_schema_says(changes: dict[str, Any]) -> None:
     schema = json.loads((Path(__file__).resolve().parents[3] / "docs/monitoring/status.schema.json").read_text())
     written = {**look(READY, **changes), "schema_version": 1, "time": "2026-01-31T12:00:00Z"}
@@ -365,7 +365,7 @@ def test_a_host_that_groups_share_is_judged_by_the_masters_that_are_asked(asked:
 
 
 def test_what_passes_within_the_tunnel_is_not_said_to_be_readable() -> None:
-    serves = {**API, "state": "serving", "well": True, "message": ""}
+    serves = {**API, "state": "serving", "healthy": True, "message": ""}
     services = [{**serves, "address": address} for address in ("10.213.0.9", "10.0.0.9")]
     (note,) = verify({"w1": WELL}, {"m": {**M, "inside": "10.213.0.9", "services": services}})["notes"]
     assert "Clients reach 10.0.0.9:8080 of m without encryption" in note
