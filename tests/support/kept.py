@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe, probe_until_ready
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import VARIABLE, read_state
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import read_state
 
 from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
 
