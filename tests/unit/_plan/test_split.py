@@ -501,6 +501,11 @@ def test_bad_clusters(change: dict[str, Any], said: str) -> None:
         plan(Model(2), SMALL, replace(Cluster(workers(9, 9)), **change))
 
 
+def test_split_mode_none_takes_one_device() -> None:
+    with pytest.raises(SplitError, match="Split mode none uses one of the 2 devices"):
+        plan(Model(2), SMALL.with_options("-sm", "none"), Cluster(workers(9, 9)))
+
+
 # What it costs
 
 
