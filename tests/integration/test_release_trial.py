@@ -136,7 +136,7 @@ def test_why_a_program_cannot_run_is_said(
 ) -> None:
     path = compiled(code, *options)
     change(path)
-    result = trial(path.parents[1], timeout=2)
+    result = trial(path.parents[1], **({"timeout": 2} if "for (;;)" in code else {}))
     assert result["failed"]
     assert result["msg"].startswith(said.format(path=path, folder=path.parent))
     assert "\n" not in result["msg"]
