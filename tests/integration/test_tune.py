@@ -60,7 +60,6 @@ def test_a_sweep_leaves_what_is_faster_as_variables(
     assert bool(variables) is not summary.startswith("Nothing is certainly faster")
 
     if clients == 1:
-        # As the page on playbooks describes, later runs use the settings that won.
         report = {"inference_n_predict": 1, "inference_report_path": "report.json"}
         done = play_here("infer.yml", tmp_path, {**host, **report}, "-e", f"@{tmp_path / 'tune/variables.yml'}")
         assert done.returncode == 0, done.stdout
@@ -91,7 +90,6 @@ def test_a_check_says_what_would_be_measured_and_measures_nothing(tmp_path: Path
 def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
     tmp_path: Path, variables: dict[str, Any], sentence: str
 ) -> None:
-    # Nobody answers at TEST-NET-1.
     host = {"ansible_connection": "ssh", "ansible_host": "192.0.2.1", "gguf_model_path": "/srv/model.gguf", **variables}
     done = play_here("tune.yml", tmp_path, host)
     assert done.returncode == 2
