@@ -405,37 +405,37 @@ FAILURES: dict[str, Ended] = {
         None, "model_invalid", None, "invalid ggml type 123456. should be in [0, 43); the copy may be damaged"),
     "newer-architecture": (
         ("build: 7 (0c1e57098) with gcc\nllama_model_load: error loading model: error loading model architecture: "
-        f"unknown model architecture: 'kimi-k9'\n{NOT_LOADED}"), 1, None, "model_invalid", None,
+         f"unknown model architecture: 'kimi-k9'\n{NOT_LOADED}"), 1, None, "model_invalid", None,
         "architecture: 'kimi-k9'; this llama.cpp (0c1e57098) does not know such a file: use a newer llama.cpp, or"),
     "surplus-tensors": (
         f"{REASON}done_getting_tensors: wrong number of tensors; expected 1247, got 808\n{NOT_LOADED}", 1, None,
         "model_invalid", None, "got 808; the file has tensors that this llama.cpp does not use, as files of Ollama"),
     "header-cut-off": (
         (f"{E}gguf_init_from_reader: failed to read key-value pairs\n"
-        f"{REASON}llama_model_loader: failed to load model from /srv/m.gguf\n{NOT_LOADED}"), 1, None,
+         f"{REASON}llama_model_loader: failed to load model from /srv/m.gguf\n{NOT_LOADED}"), 1, None,
         "model_invalid", None, "cannot load /srv/m.gguf: failed to read key-value pairs; the copy may be damaged: com"),
     "damaged-header": (
         "gguf_init_from_file_impl: failed to read magic\nmain: error: failed to load model '/srv/m.gguf'\n", 1, None,
         "model_invalid", None, "failed to read magic; the copy may be damaged: compare its digest with the source"),
     "byte-order": (
         (f"{E}gguf_init_from_reader: failed to load model: this GGUF file version 50331648 is extremely large, is "
-        f"there a mismatch between the host and model endianness?\n{NOT_LOADED}"), 1, None,
+         f"there a mismatch between the host and model endianness?\n{NOT_LOADED}"), 1, None,
         "model_invalid", None, "of another byte order, convert it for this one"),
     "sizes-of-a-fork": (
         f"{E}gguf_init_from_reader: tensor 'x' has offset 64, expected 32\n{NOT_LOADED}", 1, None,
         "model_invalid", None, "damaged, or from a fork whose types have other sizes"),
     "draft-model": (
         (f"{REASON}unknown model architecture: 'x'\n{NOT_LOADED}"
-        f"{E}srv    load_model: failed to load draft model, '/srv/draft.gguf'\n"), 1, None,
+         f"{E}srv    load_model: failed to load draft model, '/srv/draft.gguf'\n"), 1, None,
         "model_invalid", None, "llama.cpp cannot load /srv/draft.gguf: unknown model architecture: 'x'; "),
     "projector": (
         (f"{E}clip_init: failed to load model '/srv/p.gguf': load_hparams: unknown projector type: y\n"
-        f"{E}srv    load_model: failed to load multimodal model, '/srv/p.gguf'\n"), 1, None, "model_invalid", None,
+         f"{E}srv    load_model: failed to load multimodal model, '/srv/p.gguf'\n"), 1, None, "model_invalid", None,
         "llama.cpp cannot load /srv/p.gguf: load_hparams: unknown projector type: y; this llama.cpp does not know"),
     "adapter": (
         (f"{E}llama_adapter_lora_init: failed to apply lora adapter: failed to open /srv/l.gguf\n"
-        f"{E}common_init_from_params: failed to load lora adapter '/srv/l.gguf'\n"
-        f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"), 1, None, "unknown", None,
+         f"{E}common_init_from_params: failed to load lora adapter '/srv/l.gguf'\n"
+         f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"), 1, None, "unknown", None,
         "with status 1: llama_adapter_lora_init: failed to apply lora adapter: failed to open /srv/l.gguf; c"),
     "not-readable": (
         f"{E}gguf_init_from_file: failed to open GGUF file '/srv/d.gguf' (Permission denied)\n{NOT_LOADED}", 1, None,
@@ -445,8 +445,8 @@ FAILURES: dict[str, Ended] = {
         None, "tensor blk.0.x; leave out options that say where tensors are, such as --override-tensor."),
     "no-context": (
         (f"{E}llama_init_from_model: quantized V cache requires flash_attn to be enabled\n"
-        f"{E}common_init_result: failed to create context with model '/srv/m.gguf'\n"
-        f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"), 1, None, "option_rejected", None,
+         f"{E}common_init_result: failed to create context with model '/srv/m.gguf'\n"
+         f"{E}srv    load_model: failed to load model, '/srv/m.gguf'\n"), 1, None, "option_rejected", None,
         "a context with these options: quantized V cache requires flash_attn to be enabled; change flash_attn"),
     "assertion": (
         f"{BUFFERS}/home/x/ggml/src/ggml-backend.cpp:898: pre-allocated tensor in a buffer that cannot run it\n", 134,
