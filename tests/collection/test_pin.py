@@ -98,11 +98,6 @@ def test_output_of_the_default_version_is_recorded() -> None:
     assert (folder / f"bench/llama-bench-{DEFAULT}.jsonl").exists()
 
 
-def test_digests_in_examples() -> None:
-    of_archive = rf"sha256: ([0-9a-f]{{64}})\n\s*subdir: llama_cpp_python-{VERSION}/"
-    assert [said for _name, said in found(of_archive) if ARCHIVES[said[1]]["sha256"] != said[0]] == []
-
-
 def test_tables_of_types_are_of_the_default_version() -> None:
     assert TABLES_OF == DEFAULT
 
