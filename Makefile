@@ -2,7 +2,7 @@
 # All targets write to .venv and $(LLAMA_CPP_CLUSTER_CACHE). `make clean` removes .venv and prints where the cache is.
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-matrix test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs test-pages bench check test-ansible docs release clean
+.PHONY: help demo serve lab lab-down test test-integration test-cluster test-aarch64 test-faults test-upgrade test-serve test-gateway test-tunnel test-kubernetes test-performance test-fuzz test-docs test-pages bench check test-ansible docs release clean
 
 ifeq ($(HOME)$(LLAMA_CPP_CLUSTER_CACHE),)
 $(error HOME is not set, so there is no place for downloads and builds: set LLAMA_CPP_CLUSTER_CACHE to a folder)
@@ -53,10 +53,6 @@ test-pages: ## Run the blocks of README and docs/start as they stand, with test 
 test-cluster test-aarch64 test-pages test-faults test-upgrade test-serve test-tunnel test-gateway test-kubernetes test-fuzz:
 	@scripts/bootstrap.sh dev
 	@scripts/molecule.sh $(@:test-%=%)
-
-test-matrix: ## Test masters and workers of all RPC generations with each other, against docs/reference/compatibility.md; builds llama.cpp three times
-	@scripts/bootstrap.sh dev
-	@scripts/matrix.sh
 
 test-faults: ## Test what is reported, and how soon, when something breaks, and that the cluster recovers (root for the hosts' part)
 test-upgrade: ## Test upgrades of a cluster on test hosts in which something breaks (root); not part of make test

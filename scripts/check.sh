@@ -44,7 +44,8 @@ processes=$((processes < 2 ? 2 : processes > 8 ? 8 : processes))
 start unit-tests pytest -q --no-header -n "$processes" -m "not llama" tests/unit tests/tooling
 start ansible-lint python scripts/lint.py
 start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins
-start prose python scripts/prose.py
+start prose proselint check --config scripts/proselint.json \
+    README.md CODE_OF_CONDUCT.md CONTRIBUTING.md SECURITY.md docs roles/*/README.md
 start actionlint actionlint .github/workflows/*.yml
 start yamllint yamllint --strict .
 start ruff ruff check --quiet --output-format concise .

@@ -12,11 +12,12 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# These programs have their own environment, because galaxy-importer needs other versions than the tests.
+# These programs have their own environment, because galaxy-importer needs other versions than the tests. The list has all that they need, without lxml,
+# which cyclonedx-py takes for XML only.
 tools=$cache/release-$(sha256sum requirements/release.txt | cut -c 1-12)
 if [ ! -e "$tools/complete" ]; then
     python -m venv --clear "$tools"
-    PIP_CACHE_DIR=$cache/pip "$tools/bin/python" -m pip install --quiet --require-hashes -r requirements/release.txt
+    PIP_CACHE_DIR=$cache/pip "$tools/bin/python" -m pip install --quiet --no-deps --require-hashes -r requirements/release.txt
     : >"$tools/complete"
 fi
 if [ "${1:-}" = test-ansible ]; then
@@ -64,14 +65,10 @@ grep -q '^Importer processing completed successfully' "$log" || die "galaxy-impo
 echo "no warnings: $log"
 
 echo "==> Bill of materials"
-sbom=$(python scripts/release.py sbom "$archive")
-"$tools/bin/python" - "$sbom" <<'PY'
-import pathlib, sys
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
-
-sys.exit(JsonStrictValidator(SchemaVersion.V1_6).validate_str(pathlib.Path(sys.argv[1]).read_text()))
-PY
+sbom=${archive%.tar.gz}.cdx.json
+printf '[project]\nname = "llama_cpp.cluster"\nversion = "%s"\nlicense = "GPL-3.0-or-later"\n' "$(sed -n 's/^version: //p' galaxy.yml)" >"$work/pyproject.toml"
+python scripts/release.py requirements |
+    "$tools/bin/cyclonedx-py" requirements --output-reproducible --pyproject "$work/pyproject.toml" --output-file "$sbom" -
 echo "$sbom"
 
 echo "==> Execution environment: the context, and what ansible-builder finds in the collection; no image is built"

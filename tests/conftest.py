@@ -20,7 +20,7 @@ from hypothesis import settings
 
 import trained_model as trained_models
 from support.collection_loader import install
-from support.harness import CACHE, RELEASES, ROOT, Release, Worker, running_worker
+from support.harness import CACHE, RELEASE, ROOT, Release, Worker, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,23 +58,12 @@ def _skipped_in_ci(config: pytest.Config) -> list[pytest.TestReport]:
     return reporter.getreports("skipped") if reporter else []
 
 
-def _release(protocol: str) -> Release:
-    release = RELEASES[protocol]
-    if not release.rpc_server.exists():
-        pytest.fail(f"llama.cpp of archive {release.version} is not built: run `make test`, which builds it first")
-    return release
-
-
 @pytest.fixture(scope="session")
 def release_7() -> Release:
     """Return the release with protocol 7.0.0, the default pin."""
-    return _release("7.0.0")
-
-
-@pytest.fixture(scope="session")
-def release_2() -> Release:
-    """Return the release with protocol 2.0.0, the oldest supported."""
-    return _release("2.0.0")
+    if not RELEASE.rpc_server.exists():
+        pytest.fail(f"llama.cpp of archive {RELEASE.version} is not built: run `make test`, which builds it first")
+    return RELEASE
 
 
 @pytest.fixture(scope="session")

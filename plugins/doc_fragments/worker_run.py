@@ -37,19 +37,15 @@ options:
         server.
     type: int
   bin_folder:
-    description:
-      - Folder of the llama.cpp programs on the master.
-      - The alias C(bin_dir) is deprecated. It works until version 0.4.0.
+    description: Folder of the llama.cpp programs on the master.
     type: path
     default: /opt/llama_cpp/current/bin
-    aliases: [bin_dir]
   verify:
     description:
       - Whether to ask every worker at protocol level before anything is loaded. The module fails unless all workers are
         ready within 5 s, have the RPC protocol of this master, and differ from each other.
       - Without this check, only O(timeout) ends a run whose worker is held by another client. That worker then dies
-        when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part. With
-        the oldest builds of C(llama-bench), it may do so in any case.
+        when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part.
     type: bool
     default: true
 requirements:

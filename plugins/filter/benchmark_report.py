@@ -6,14 +6,13 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: benchmark_report
-short_description: Make the report of a benchmark, as data, HTML and Markdown
+short_description: Make the report of a benchmark, as data, Markdown and a plot
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Joins the results of modules of this collection into one report. A sentence at the top summarises the result.
-  - The HTML is one file that loads no other file and runs no script. It fits screens of any width, light and dark
-    mode, and print.
+  - The plot is one small SVG file with the speeds of the last runs. The Markdown shows it as C(report.svg).
   - Names of hosts, models and builds are escaped, and control characters and marks that change the direction of writing
     are replaced.
   - A history is used completely or not at all. If you give only a history, the filter only checks it.
@@ -80,10 +79,10 @@ seealso:
 """
 
 EXAMPLES = r"""
-- name: Write a page of the measurements
+- name: Write a report of the measurements
   ansible.builtin.copy:
-    content: "{{ (results | llama_cpp.cluster.benchmark_report).html }}"
-    dest: benchmark.html
+    content: "{{ (results | llama_cpp.cluster.benchmark_report).markdown }}"
+    dest: report.md
     mode: "0644"
   vars:
     results:
@@ -114,11 +113,11 @@ _value:
         - C(summary) is the sentence at the top, C(split) compares plan and reality of each worker, and C(history) has
           the last runs, including this one.
       type: dict
-    html:
-      description: The page.
-      type: str
     markdown:
-      description: The page in Markdown, without plots.
+      description: The report in Markdown.
+      type: str
+    plot:
+      description: The plot in SVG, without any text from outside.
       type: str
     history_line:
       description: The line to append to the history, without a line end.
@@ -140,7 +139,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
     parse_history,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_page import render_html
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_plot import render_plot
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
 
 if TYPE_CHECKING:
@@ -166,8 +165,8 @@ def benchmark_report(results: object, name: str = "history.jsonl") -> dict[str, 
         return {
             "problem": "",
             "report": report,
-            "html": render_html(report),
-            "markdown": render_markdown(report),
+            "markdown": render_markdown(report, "report.svg"),
+            "plot": render_plot(report["history"]),
             "history_line": history_line(report),
             "slower": slower_than_before(report["history"], tolerance),
         }

@@ -219,9 +219,6 @@ def split_plan_arguments(
         "skipped": "",
     }
     texts = meminfo or {}
-    if result["flash_attn"] is None and any((it.get("protocol") or {}).get("major", 3) < 3 for it in statuses):
-        # Builds with such an old protocol have flash attention off by default.
-        result["flash_attn"] = "off"
     devices = {it["endpoint"]: len(it.get("devices") or []) for it in statuses if "endpoint" in it}
     try:
         result["workers"], result["left"] = _workers(endpoints, _places(hosts, hostvars), texts, given or {})

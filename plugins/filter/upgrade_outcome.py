@@ -41,7 +41,7 @@ options:
 EXAMPLES = r"""
 - name: Show the outcome
   ansible.builtin.debug:
-    msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.16', 'to': '0.3.36'})).sentences }}"
+    msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.35', 'to': '0.3.36'})).sentences }}"
   vars:
     found:
       worker1: {look: null, now: null, note: null, touched: false, lost: true, out: "", stuck: ""}

@@ -48,9 +48,9 @@ EXAMPLES = r"""
     looks:
       master:
         current: 0.3.36-b
-        releases: {0.3.16-a: {version: 0.3.16}, 0.3.36-b: {version: 0.3.36}}
+        releases: {0.3.35-a: {version: 0.3.35}, 0.3.36-b: {version: 0.3.36}}
         unfinished: null
-        finished: {run: a run, from: 0.3.16-a, to: 0.3.36-b, time: yesterday}
+        finished: {run: a run, from: 0.3.35-a, to: 0.3.36-b, time: yesterday}
 """
 
 RETURN = r"""

@@ -106,15 +106,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
     touched,
 )
 
-# The successors of names that an inventory may still have.
-SUCCESSORS = {
-    "rpc-send": "rpc-dispatcher",
-    "rpc-copy": "rpc-dispatcher",
-    "rpc-spin": "rpc-transport",
-    "rpc-check": "rpc-safety",
-    "rpc-cache": "rpc-safety",
-}
-
 
 def _leads_out(info: tarfile.TarInfo) -> bool:
     target = posixpath.join(posixpath.dirname(info.name), info.linkname) if info.issym() else info.linkname
@@ -190,10 +181,6 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         )
         if paths:
             return next((path for path in paths if self._is_for_the_source(path)), paths[-1])
-        if term in SUCCESSORS:
-            raise PatchError(
-                f"There is no patch {term} any more: what it did is in {SUCCESSORS[term]}, so give that name."
-            )
         known = ", ".join(sorted({path.stem for path in own.glob("*/*.patch")}))
         raise PatchError(
             f"There is no patch {term} of this collection's own (there is {known or 'none'}): give one of "
@@ -221,10 +208,5 @@ class LookupModule(LookupBase):  # type: ignore[misc]
             raise PatchError(
                 f"The patch {term} does not exist on the controller: give its path, absolute or from the folder of the "
                 "playbook."
-            )
-        if Path(found).with_suffix("").is_dir():
-            raise PatchError(
-                f"The patch {term} has a folder beside it, whose files are added no more: put them into the diff, as "
-                "`git add --intent-to-add` and `git diff` do."
             )
         return Path(found)

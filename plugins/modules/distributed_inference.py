@@ -22,7 +22,6 @@ description:
     not known to be for people.
   - llama.cpp builds since 2026 can exit before they have written their last lines. The module then repeats the run,
     at most five times and within O(timeout). It never returns a text that may be truncated.
-  - Works with the C(llama-cli) of upstream builds before b7348, and with C(llama-completion) since then.
   - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
@@ -295,7 +294,7 @@ class Task(WorkerTask):
     def capabilities(self) -> capabilities_of.Capabilities:
         """Return the identity and the capabilities of the build in `bin_folder`."""
         with self.refusing():
-            described = capabilities_of.describe(*self.asked(*capabilities_of.PROGRAMS))
+            described = capabilities_of.describe(*self.asked(capabilities_of.COMPLETION_PROGRAM))
         self.result["build"] = {
             "number": described.build_number,
             "commit": described.commit,

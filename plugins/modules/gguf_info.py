@@ -48,8 +48,8 @@ options:
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
-  - Types, names and sizes are those of llama.cpp in release 0.3.36. A model with a later tensor type is
-    still RV(valid=true); unknown values are V(null), and RV(notes) says so.
+  - Types, names and sizes are those of the llama.cpp version that role C(llama_cpp) builds by default. A model with a
+    later tensor type is still RV(valid=true); unknown values are V(null), and RV(notes) says so.
 """
 
 EXAMPLES = r"""

@@ -91,7 +91,7 @@ options:
     default: f16
   flash_attn:
     description:
-      - Whether to use flash attention. By default llama.cpp decides. The oldest builds have no V(auto).
+      - Whether to use flash attention. By default llama.cpp decides. Builds of early 2026 have no V(auto).
     type: str
     choices: ["on", "off", auto]
   split_mode:
@@ -334,7 +334,7 @@ class Task(WorkerTask):
         """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         with self.refusing():
-            bench = capabilities_of.describe_bench(*self.asked(*capabilities_of.BENCH_PROGRAMS))
+            bench = capabilities_of.describe_bench(*self.asked(capabilities_of.BENCH_PROGRAM))
             self.result["build"] = bench_of.build_of(bench, None)
             bench_of.check_build(options, bench)
             model_bytes = check_model(options.model)

@@ -250,7 +250,7 @@ class Task(WorkerTask):
         """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         with self.refusing():
-            program = capabilities_of.describe_server(*self.asked(*capabilities_of.SERVER_PROGRAMS))
+            program = capabilities_of.describe_server(*self.asked(capabilities_of.SERVER_PROGRAM))
             model_bytes = check_model(options.model)
             check_split_mode(options, options.extra_args, program.protocol)
         self.result["build"] = build_of(program, None)

@@ -24,7 +24,6 @@ description:
     each change before it names it.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
   - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
-  - Before version 0.3.0 the module was called C(split_plan).
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 options:

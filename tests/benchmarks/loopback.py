@@ -28,7 +28,7 @@ from benchmarks.measure import (
     table,
 )
 from support.collection import read_topology
-from support.harness import RELEASES, AnyRelease, Release, Worker, run_module, running_worker
+from support.harness import RELEASE, AnyRelease, Release, Worker, run_module, running_worker
 
 if TYPE_CHECKING:
     import argparse
@@ -107,7 +107,7 @@ class OptimisedRelease(Release):
 
 def release(*more: str) -> Release:
     """Return the default release that scripts/bench.sh builds, with the usual programs and those of `more`."""
-    default = RELEASES["7.0.0"]
+    default = RELEASE
     found = OptimisedRelease(default.version, default.protocol)
     missing = [
         name

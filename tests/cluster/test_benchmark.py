@@ -55,12 +55,9 @@ def test_playbook_benchmark_shows_what_each_worker_was_planned_and_holds(tmp_pat
     done = play("benchmark", "-e", json.dumps(given))
     recap = done.stdout.partition("PLAY RECAP")[2]
     assert set(re.findall(r"changed=(\d+)", recap)) == {"0"}
-    page = (tmp_path / "benchmark/report.html").read_text()
     markdown = (tmp_path / "benchmark/report.md").read_text()
     for worker, endpoint in zip(WORKERS, ENDPOINTS):
-        assert worker in page
-        assert endpoint in page
-        assert endpoint in markdown
+        assert f"| {worker} {endpoint} |" in markdown
     report = json.loads((tmp_path / "benchmark/report.json").read_text())
     assert len((tmp_path / "benchmark/history.jsonl").read_text().splitlines()) == 1
     held = {part["name"]: part for part in report["split"] if part["endpoint"]}

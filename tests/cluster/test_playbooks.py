@@ -111,14 +111,9 @@ BAD = {
         ],
     ),
     "another-llama.cpp": (
-        {"worker2": {"llama_cpp_version": "0.3.16", "llama_cpp_allow_vulnerable": True}},
+        {"worker2": {"llama_cpp_version": "0.3.35"}},
         [],
-        ["worker2 would get llama.cpp 0.3.16-4227c9be4 and the master master 0.3.36-0c1e57098"],
-    ),
-    "a-known-hole": (
-        {"worker2": {"llama_cpp_version": "0.3.16"}},
-        [],
-        ["llama.cpp 0.3.16-4227c9be4 has CVE-2026-34159", "b8492 or later (llama_cpp_version: 0.3.20 or later)"],
+        ["worker2 would get llama.cpp 0.3.35-4df29be4f and the master master 0.3.36-0c1e57098"],
     ),
     "a-model-that-is-a-folder": (
         {"master": {"gguf_model_path": "/srv/models", "gguf_model_controller_path": ""}},
@@ -260,10 +255,10 @@ def other_release() -> Iterator[str]:
     """Let the manifest of worker2 name another commit; yield the message about that."""
     kept = ssh("worker2", "cat", MANIFEST).stdout
     manifest = json.loads(kept)
-    other = {**manifest, "version": "0.3.16-4227c9be4", "source": {**manifest["source"], "commit": "4227c9be4268"}}
+    other = {**manifest, "version": "0.3.35-4df29be4f", "source": {**manifest["source"], "commit": "4df29be4f4c3"}}
     ssh("worker2", "tee", MANIFEST, text_in=json.dumps(other))
     try:
-        yield "worker2 has llama.cpp 0.3.16-4227c9be4 and the master"
+        yield "worker2 has llama.cpp 0.3.35-4df29be4f and the master"
     finally:
         ssh("worker2", "tee", MANIFEST, text_in=kept)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests of playbook tune that may restart workers: they serve with other threads meanwhile, and end as they were.
+"""A sweep of playbook tune that restarts a worker: it serves with other threads meanwhile, and ends as it was.
 
 tests/integration/test_tune.py checks that the playbook restarts none without being told.
 """
@@ -7,16 +7,13 @@ tests/integration/test_tune.py checks that the playbook restarts none without be
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from support.lab.hosts import ADDRESS, PORT, UNIT, ask, eventually, play, ssh, ssh_command
+from support.lab.hosts import ADDRESS, PORT, UNIT, ask, eventually, inventory_of, play, ssh, ssh_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,123 +33,48 @@ while not ended:
             print(seen, flush=True)
     ended = bool(select.select([sys.stdin], [], [], 0.2)[0])
 """
-# The sweep varies the threads only.
+WORKER = "worker1"
+ENDPOINT = f"{ADDRESS[WORKER]}:{PORT}"
+# The worker cannot be started with three threads.
+VARIABLES = {
+    "rpc_server_device": "{{ 'GPU7' if rpc_server_threads | string == '3' else 'CPU' }}",
+    "rpc_server_ready_timeout": 4,
+}
 SWEEP = {
-    "tune_worker_threads": True,
-    "tune_threads": [1],
-    "tune_goal": "prompt",
+    "tune_candidates": {"rpc_server_threads": [1, 3]},
     "tune_n_prompt": 16,
     "tune_n_gen": 2,
     "tune_repetitions": 2,
-    "tune_ubatch_sizes": [],
-    "tune_batch_sizes": [],
-    "tune_flash_attn": [],
-    "tune_split_modes": [],
-    "llama_cpp_worker_group": "tuned",
 }
 
 
-@dataclass(frozen=True)
-class Serving:
-    """The state of a worker: the process that serves, its command, its unit."""
-
-    pid: int
-    command: list[str]
-    unit: str
-
-    @property
-    def threads(self) -> str:
-        return self.command[self.command.index("-t") + 1]
+def serving() -> tuple[str, str, str]:
+    """Return the process that serves, its command, and its unit, once the worker is ready."""
+    eventually(lambda: ask("master", ENDPOINT) == {ENDPOINT: "ready"}, 30, f"{WORKER} is ready")
+    pid = ssh(WORKER, "systemctl", "show", "--property=MainPID", "--value", UNIT).stdout.strip()
+    command = ssh(WORKER, "cat", f"/proc/{pid}/cmdline").stdout
+    return pid, command, ssh(WORKER, "cat", f"/etc/systemd/system/{UNIT}").stdout
 
 
-def serving(worker: str) -> Serving:
-    pid = int(ssh(worker, "systemctl", "show", "--property=MainPID", "--value", UNIT).stdout)
-    command = ssh(worker, "cat", f"/proc/{pid}/cmdline").stdout.split("\0")
-    return Serving(pid, command, ssh(worker, "cat", f"/etc/systemd/system/{UNIT}").stdout)
-
-
-def ready(worker: str) -> bool:
-    return ask("master", f"{ADDRESS[worker]}:{PORT}") == {f"{ADDRESS[worker]}:{PORT}": "ready"}
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The result of one sweep over a cluster of the master and one worker."""
-
-    code: int
-    said: str
-    figures: dict[str, Any]
-    before: Serving
-    after: Serving
-    threads: list[str]
-
-
-def tuned(folder: Path, worker: str, **variables: Any) -> Tuned:
-    inventory = folder / f"{worker}.json"
-    inventory.write_text(json.dumps({"tuned": {"hosts": {worker: variables}}}))
-    given = {**SWEEP, "tune_folder": str(folder / worker)}
-    eventually(lambda: ready(worker), 30, f"{worker} is ready")
-    before = serving(worker)
-    watch = [*ssh_command(worker), "sudo", "python3", "-u", "-c", shlex.quote(WATCH)]
+@pytest.mark.long
+def test_a_worker_is_measured_with_other_threads_and_ends_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "hosts.json").write_text(json.dumps({"llama_workers": {"hosts": {WORKER: VARIABLES}}}))
+    before = serving()
+    watch = [*ssh_command(WORKER), "sudo", "python3", "-u", "-c", shlex.quote(WATCH)]
     with subprocess.Popen(watch, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdout
-        first = watcher.stdout.readline()
-        done = play("tune", "-i", str(inventory), "-e", json.dumps(given), check=False)
-        seen = watcher.communicate("end\n", timeout=60)[0]
-    eventually(lambda: ready(worker), 30, f"{worker} is ready again")
-    return Tuned(
-        done.returncode,
-        re.sub(r"\s+", " ", done.stdout),
-        json.loads((folder / worker / "figures.json").read_text()),
-        before,
-        serving(worker),
-        (first + seen).split(),
-    )
-
-
-@pytest.fixture(scope="module")
-def sweeps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tuned]:
-    """Run two sweeps side by side: over worker1, and over worker2, which cannot be started with one thread."""
-    folder = tmp_path_factory.mktemp("tune")
-    unable = {
-        "rpc_server_device": "{{ 'GPU7' if rpc_server_threads | string == '1' else 'CPU' }}",
-        "rpc_server_ready_timeout": 4,
-    }
-    with ThreadPoolExecutor() as threads:
-        runs = {
-            "worker1": threads.submit(tuned, folder, "worker1"),
-            "worker2": threads.submit(tuned, folder, "worker2", **unable),
-        }
-        return {worker: run.result() for worker, run in runs.items()}
-
-
-@pytest.mark.long
-def test_workers_are_measured_with_other_threads_and_end_as_they_were(sweeps: dict[str, Tuned]) -> None:
-    run = sweeps["worker1"]
-    if run.before.threads == "1":
+        own = watcher.stdout.readline()
+        given = json.dumps({**SWEEP, "tune_folder": str(tmp_path)})
+        alone = inventory_of(tmp_path / "alone.yml", WORKER)
+        done = play("tune", "-i", str(tmp_path / "hosts.json"), "-e", given, check=False, inventory=alone)
+        seen = watcher.communicate("end\n", timeout=60)[0].split()
+    after = serving()
+    if own.strip() == "1":
         pytest.skip("a worker of one core has one thread, and no other number to try")
-    assert run.code == 0, run.said
-    tried = [
-        (each["run"]["worker_threads"], each["failure"])
-        for each in run.figures["runs"]
-        if each["run"]["stage"] == "worker_threads"
-    ]
-    assert tried == [(1, None), (None, None)]
-    assert run.threads == [run.before.threads, "1", run.before.threads]
-    assert run.after.pid != run.before.pid
-    assert (run.after.command, run.after.unit) == (run.before.command, run.before.unit)
-
-
-@pytest.mark.long
-def test_a_worker_that_cannot_be_started_with_others_ends_as_it_was(sweeps: dict[str, Tuned]) -> None:
-    run = sweeps["worker2"]
-    if run.before.threads == "1":
-        pytest.skip("a worker of one core has one thread, and no other number to try")
-    assert run.code != 0
-    assert f"worker2:{PORT} did not answer within 4 s" in run.said
-    assert run.figures["left_out"]["threads of the workers"] == (
-        "not all of them were tried, since worker2 could not be started with other threads"
-    )
-    assert "rpc_server_threads" not in run.figures["variables"]
-    assert run.after.pid != run.before.pid
-    assert (run.after.command, run.after.unit) == (run.before.command, run.before.unit)
+    assert done.returncode == 0, done.stdout
+    assert (seen[0], seen[-1]) == ("1", own.strip())
+    assert after[0] != before[0]
+    assert after[1:] == before[1:]
+    text = " ".join((tmp_path / "variables.yml").read_text().split())
+    assert f"# rpc_server_threads 3 {WORKER} could not be started with other threads (see above)." in text
+    assert text.count(" tokens/s (") >= len(("present", "1", "again")), text

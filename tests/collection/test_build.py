@@ -14,7 +14,7 @@ import yaml
 
 from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 
-SHIPPED_FOLDERS = {"changelogs", "charts", "docs", "meta", "playbooks", "plugins", "roles"}
+SHIPPED_FOLDERS = {"changelogs", "docs", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
@@ -92,7 +92,7 @@ def test_archive_holds_every_role_plugin_and_playbook(archive: Path) -> None:
         names = set(content.getnames())
     assert {f"roles/{role}/meta/argument_specs.yml" for role in ROLES} - names == set()
     assert {f"playbooks/{playbook}.yml" for playbook in PLAYBOOKS} - names == set()
-    plugins = {str(path.relative_to(ROOT)) for kind in ("*.py", "*.css") for path in (ROOT / "plugins").rglob(kind)}
+    plugins = {str(path.relative_to(ROOT)) for path in (ROOT / "plugins").rglob("*.py")}
     assert plugins - names == set()
 
 
@@ -126,7 +126,7 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
                 "content": (
                     "{{ {'workers': info.workers, 'all_ready': info.all_ready, 'endpoints': "
                     f"['localhost'] | {COLLECTION}.rpc_endpoints(hostvars), "
-                    f"'page': (bench | {COLLECTION}.benchmark_report).html}} | to_json }}}}"
+                    f"'text': (bench | {COLLECTION}.benchmark_report).markdown}} | to_json }}}}"
                 ),
                 "dest": str(report),
                 "mode": "0600",
@@ -143,4 +143,4 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
     assert found["all_ready"] is False
     assert [worker["state"] for worker in found["workers"]] == ["refused"]
     assert found["endpoints"] == ["localhost:50052"]
-    assert "<style>:root{" in found["page"], "the page has its style, which is a file of its own"
+    assert found["text"].startswith("# ")

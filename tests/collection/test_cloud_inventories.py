@@ -1,222 +1,86 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The inventories of the clouds find the right hosts, groups and addresses.
+"""The inventories of clouds use options that their plugins document, and expressions that choose the right hosts.
 
-Ansible's real plugins and the providers' real SDKs run, against answers in the providers' documented formats. These
-answers are written by hand, not captured from an account (tests/fixtures/cloud/README.md).
+No cloud is asked: the variables of the hosts stand here, under the names that each plugin gives them.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
-from collection.clouds import PAGE_2, Proxy, proxy
-from support.tree import PLAYBOOKS, ROOT, load_yaml, run
+from support.templates import holds, loaded, value_of
+from support.tree import ROOT, load_yaml, run
 
-GROUPS = {"llama_workers", "llama_masters"}
-MINE = (
-    "AWS_",
-    "AZURE_",
-    "BOTO",
-    "GCE_",
-    "GCP_",
-    "GOOGLE_",
-    "CLOUDSDK_",
-    "REQUESTS_",
-    "HTTP",
-    "http",
-    "NO_PROXY",
-    "no_proxy",
-)
+AWS, GCP, AZURE = "aws/aws_ec2.yml", "gcp/gcp_compute.yml", "azure/azure_rm.yml"
+ADDRESS = "192.0.2.11"
 
 
-@dataclass(frozen=True)
-class Cloud:
-    """An inventory, and the hosts that it must find."""
-
-    name: str
-    file: str
-    plugin: str
-    masters: dict[str, str]
-    workers: dict[str, str]
-    # Hosts that the plugin cannot leave out; no playbook uses them.
-    ungrouped: frozenset[str] = frozenset()
-    # Warnings of variables that the plugin sets and cannot rename; no playbook reads them.
-    warnings: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return self.name
+@pytest.mark.parametrize("name", [AWS, GCP, AZURE])
+def test_options_are_those_of_the_plugin(name: str, tmp_path: Path) -> None:
+    given = load_yaml(ROOT / "inventories" / name)
+    plugin = given.pop("plugin")
+    done = run("ansible-doc", "--type", "inventory", "--json", plugin, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    spec = {
+        option: {key: "str" if value[key] == "string" else value[key] for key in ("type", "choices") if key in value}
+        for option, value in json.loads(done.stdout)[plugin]["doc"]["options"].items()
+    }
+    assert list(ArgumentSpecValidator(spec).validate(given).error_messages) == []
 
 
-CLOUDS = [
-    Cloud(
-        "aws",
-        "aws_ec2.yml",
-        "amazon.aws.aws_ec2",
-        masters={"master-i-00000000000000001": "192.0.2.10"},
-        workers={
-            "worker-i-00000000000000002": "192.0.2.11",
-            "worker-i-00000000000000012": "192.0.2.22",
-            "i-00000000000000013": "192.0.2.23",
-        },
-    ),
-    Cloud(
-        "gcp",
-        "gcp_compute.yml",
-        "google.cloud.gcp_compute",
-        masters={"master": "192.0.2.10"},
-        workers={"worker-1": "192.0.2.11", "worker-2": "192.0.2.22", "worker-3": "192.0.2.23"},
-        ungrouped=frozenset({"worker-x86", "worker-ipv6", "monitor", "no-role"}),
-    ),
-    Cloud(
-        "azure",
-        "azure_rm.yml",
-        "azure.azcollection.azure_rm",
-        masters={"master": "192.0.2.10"},
-        workers={"worker-1": "192.0.2.11", "worker-2": "192.0.2.22", "worker-3": "192.0.2.23"},
-        warnings=("Found variable using reserved name 'name'.", "Found variable using reserved name 'tags'."),
-    ),
-]
-every_cloud = pytest.mark.parametrize("cloud", CLOUDS, ids=str)
+def aws(role: str) -> dict[str, Any]:
+    return {"aws_tags": {"llama_role": role}, "aws_private_ip_address": ADDRESS}
 
 
-@pytest.fixture(scope="module")
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the environment of an operator, with credentials that are not valid anywhere."""
-    file = tmp_path_factory.mktemp("google") / "credentials.json"
-    user = {"type": "authorized_user", "client_id": "example", "client_secret": "example", "refresh_token": "example"}
-    file.write_text(json.dumps(user))
-    nobody = "00000000-0000-0000-0000-000000000000"
+def gcp(role: str, machine: str = "c4a-highmem-16", **interface: str) -> dict[str, Any]:
+    interfaces = [interface or {"networkIP": ADDRESS}]
+    return {"labels": {"llama_role": role}, "machineType": machine, "networkInterfaces": interfaces}
+
+
+def azure(role: str, size: str = "Standard_D16ps_v6", cluster: str = "main", addresses: int = 2) -> dict[str, Any]:
     return {
-        "AWS_ACCESS_KEY_ID": "example",
-        "AWS_SECRET_ACCESS_KEY": "example",
-        "AZURE_CLIENT_ID": nobody,
-        "AZURE_SECRET": "example",
-        "AZURE_TENANT": nobody,
-        "AZURE_SUBSCRIPTION_ID": nobody,
-        "AZURE_DISABLE_INSTANCE_DISCOVERY": "true",
-        "GOOGLE_APPLICATION_CREDENTIALS": str(file),
+        "tags": {"llama_role": role, "llama_cluster": cluster} if role else {},
+        "virtual_machine_size": size,
+        "private_ipv4_addresses": [ADDRESS, "192.0.2.200"][:addresses],
     }
 
 
-@pytest.fixture(scope="module")
-def internet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxy]:
-    with pytest.MonkeyPatch.context() as patch, proxy(tmp_path_factory.mktemp("clouds")) as running:
-        for name in [name for name in os.environ if name.startswith(MINE)]:
-            patch.delenv(name)
-        yield running
+WORKER, MASTER = ["llama_workers"], ["llama_masters"]
 
 
-@pytest.fixture(scope="module")
-def start(internet: Proxy, credentials: dict[str, str]) -> Callable[..., str]:
-    """Return a function that runs one of Ansible's programs on the inventory of a cloud and returns its output."""
-
-    def ansible(cloud: Cloud, program: str, *arguments: str | Path, cwd: Path) -> str:
-        result = run(
-            program,
-            "-i",
-            ROOT / "inventories" / cloud.name,
-            *arguments,
-            cwd=cwd,
-            **internet.environment,
-            **credentials,
-            PYTHONPATH=str(Path(__file__).parent / "azure_standins"),
-            # The plugins use features that later releases of ansible-core will remove.
-            ANSIBLE_DEPRECATION_WARNINGS="false",
-        )
-        assert internet.refused == []
-        assert result.returncode == 0, result.stdout + result.stderr
-        warnings = re.findall(r"^\[\w+\]: (.*)$", result.stderr, re.MULTILINE)
-        assert set(warnings) <= set(cloud.warnings), result.stderr
-        return result.stdout
-
-    return ansible
-
-
-@pytest.fixture(scope="module")
-def found(start: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[Cloud], dict[str, Any]]:
-    """Return a function that returns the output of `ansible-inventory --list`, run once for each cloud."""
-    answers: dict[str, dict[str, Any]] = {}
-
-    def listing(cloud: Cloud) -> dict[str, Any]:
-        if cloud.name not in answers:
-            folder = tmp_path_factory.mktemp(cloud.name)
-            text = start(cloud, "ansible-inventory", "--list", cwd=folder)
-            answers[cloud.name] = json.loads(text, object_hook=lambda value: value.get("__ansible_unsafe", value))
-        return answers[cloud.name]
-
-    return listing
-
-
-@every_cloud
-def test_who_is_in_which_group(cloud: Cloud, found: Callable[[Cloud], dict[str, Any]]) -> None:
-    groups = {name: set(group["hosts"]) for name, group in found(cloud).items() if "hosts" in group}
-    groups.pop("aws_ec2", None)  # the group of all hosts that the plugin found
-    expected = {"llama_masters": set(cloud.masters), "llama_workers": set(cloud.workers), "ungrouped": cloud.ungrouped}
-    assert groups == {name: hosts for name, hosts in expected.items() if hosts}
-
-
-@every_cloud
-def test_addresses_are_private(cloud: Cloud, found: Callable[[Cloud], dict[str, Any]]) -> None:
-    variables = found(cloud)["_meta"]["hostvars"]
-    for name, address in {**cloud.masters, **cloud.workers}.items():
-        assert (variables[name]["ansible_host"], variables[name]["rpc_server_bind_address"]) == (address, address)
-        assert variables[name]["ansible_become"] is True
-
-
-@every_cloud
-def test_endpoints_in_a_playbook(cloud: Cloud, start: Callable[..., str], tmp_path: Path) -> None:
-    """Also checks that no variable of the cloud hides a reserved name of Ansible, which would warn of it."""
-    task = {
-        "ansible.builtin.copy": {
-            "content": "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) | to_json }}",
-            "dest": str(tmp_path / "endpoints.json"),
-            "mode": "0600",
-        },
-        "delegate_to": "localhost",
-        "vars": {"ansible_connection": "local", "ansible_become": False},
-    }
-    playbook = tmp_path / "playbook.yml"
-    playbook.write_text(json.dumps([{"hosts": "llama_masters", "gather_facts": False, "tasks": [task]}]))
-    start(cloud, "ansible-playbook", playbook, cwd=tmp_path)
-    endpoints = json.loads((tmp_path / "endpoints.json").read_text())
-    assert sorted(endpoints) == sorted(f"{address}:50052" for address in cloud.workers.values())
-
-
-@every_cloud
-def test_all_pages_were_asked_for(cloud: Cloud, found: Callable[[Cloud], dict[str, Any]], internet: Proxy) -> None:
-    found(cloud)
-    hosts = {"aws": "ec2.eu-central-1.amazonaws.com", "gcp": "www.googleapis.com", "azure": "management.azure.com"}
-    asked = [f"{request.query} {request.body!r}" for request in internet.requests if request.host == hosts[cloud.name]]
-    assert any(PAGE_2 in text for text in asked)
-
-
-@every_cloud
-def test_file_says_what_to_change_and_holds_no_secret(cloud: Cloud) -> None:
-    path = ROOT / "inventories" / cloud.name / cloud.file
-    text = path.read_text()
-    content = load_yaml(path)
-    assert content["plugin"] == cloud.plugin
-    assert set(content.get("groups") or content["conditional_groups"]) == GROUPS
-    assert 1 <= text.count("# CHANGE:") <= 3
-    keys = re.compile(
-        r"key|secret|token|password|service_account|client|tenant|subscription|profile|cache", re.IGNORECASE
-    )
-    assert [name for name in content if keys.search(name)] == []
-    login = load_yaml(path.parent / "group_vars" / "all.yml")
-    assert [name for name in login if keys.search(name)] == []
-    assert "ProxyJump" in (path.parent / "group_vars" / "all.yml").read_text()
-
-
-def test_playbooks_use_these_groups() -> None:
-    used = set()
-    for name in PLAYBOOKS:
-        used |= set(re.findall(r"\bllama_(?:workers|masters)\b", (ROOT / "playbooks" / f"{name}.yml").read_text()))
-    assert used == GROUPS
+@pytest.mark.parametrize(
+    ("name", "host", "groups"),
+    [
+        pytest.param(AWS, aws("worker"), WORKER, id="aws-worker"),
+        pytest.param(AWS, aws("master"), MASTER, id="aws-master"),
+        pytest.param(GCP, gcp("worker"), WORKER, id="gcp-worker"),
+        pytest.param(GCP, gcp("master", "n4a-standard-8"), MASTER, id="gcp-master"),
+        pytest.param(GCP, gcp("worker", "c4-standard-8"), [], id="gcp-x86"),
+        pytest.param(GCP, gcp("worker", ipv6Address="2001:db8::1"), [], id="gcp-without-ipv4"),
+        pytest.param(GCP, gcp("monitor"), [], id="gcp-another-role"),
+        pytest.param(AZURE, azure("worker"), WORKER, id="azure-worker"),
+        pytest.param(AZURE, azure("master", "Standard_E8-4pds_v6"), MASTER, id="azure-master"),
+        pytest.param(AZURE, azure("worker", "Standard_D16s_v6"), [], id="azure-x86"),
+        pytest.param(AZURE, azure("worker", "Standard_PB6s"), [], id="azure-x86-with-a-p-in-its-family"),
+        pytest.param(AZURE, azure("worker", addresses=0), [], id="azure-without-ipv4"),
+        pytest.param(AZURE, azure("worker", cluster="other"), [], id="azure-another-cluster"),
+        pytest.param(AZURE, azure("monitor"), [], id="azure-another-role"),
+        pytest.param(AZURE, azure(""), [], id="azure-without-tags"),
+    ],
+)
+def test_expressions_choose_the_hosts_and_their_private_addresses(
+    name: str, host: dict[str, Any], groups: list[str]
+) -> None:
+    inventory = loaded(ROOT / "inventories" / name)
+    wanted = all(holds(condition, host) for condition in inventory.get("include_host_filters", []))
+    conditions = inventory.get("groups") or inventory["conditional_groups"]
+    assert [group for group, condition in conditions.items() if wanted and holds(condition, host)] == groups
+    if groups:
+        variables = inventory.get("compose") or inventory["hostvar_expressions"]
+        found = {variable: value_of(text, host) for variable, text in variables.items()}
+        assert found == {"ansible_host": ADDRESS, "rpc_server_bind_address": ADDRESS}

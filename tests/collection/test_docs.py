@@ -58,12 +58,3 @@ def test_text_is_rendered(kind: str, tmp_path: Path) -> None:
     warnings = [line for line in result.stderr.splitlines() if "_protomatter" not in line]
     assert [line for line in warnings if "llama_cpp" in line] == []
     assert [name for name in names if name not in result.stdout] == []
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_role_is_described(role: str) -> None:
-    entries = documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]
-    assert "main" in entries
-    for name, entry in entries.items():
-        assert entry.get("short_description"), f"entry point {name}"
-        assert entry.get("description"), f"entry point {name}"

@@ -108,9 +108,7 @@ def test_release_notes_name_every_plugin_and_role_and_those_that_are_gone() -> N
     notes = [load_yaml(path) for path in (ROOT / "changelogs" / "fragments").glob("*.yml")]
     notes += [release["changes"] for release in releases]
     removed = [line for note in notes for line in note.get("removed_features", [])]
-    # Old names of modules still work.
-    gone = list(load_yaml(ROOT / "meta/runtime.yml")["plugin_routing"]["modules"])
-    gone += re.findall(r"^(\w+) - the (?:filter|lookup|module|role) is gone", "\n".join(removed), re.MULTILINE)
+    gone = re.findall(r"^(\w+) - the (?:filter|lookup|module|role) is gone", "\n".join(removed), re.MULTILINE)
     named = []
     for release in releases:
         groups = [

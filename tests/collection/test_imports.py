@@ -21,8 +21,6 @@ FLOORS = {
     )
     for package in re.findall(r"`(_\w+)`", packages)
 }
-# Lines of an `__init__.py`. A module ships it with each package of which it needs a file, so it imports nothing.
-LINES = 3
 
 
 def imported(path: Path, folder: Path) -> set[tuple[str, ...]]:
@@ -65,15 +63,13 @@ def test_imports_go_down_the_floors_and_never_round() -> None:
     assert against_the_floors(ROOT / "plugins/module_utils") == []
 
 
-def test_every_file_is_in_a_package_that_says_what_belongs_there() -> None:
+def test_every_file_is_in_a_package_whose_init_is_a_docstring() -> None:
     folder = ROOT / "plugins/module_utils"
     assert {path.parent.name for path in folder.rglob("*.py")} == set(FLOORS), "a file outside of the packages"
-    for package, floor in FLOORS.items():
+    for package in FLOORS:
+        # A module ships it with each package of which it needs a file, so it imports nothing.
         [docstring] = ast.parse((folder / package / "__init__.py").read_text(encoding="utf-8")).body
         assert isinstance(docstring, ast.Expr), f"{package}/__init__.py holds more than a docstring"
-        said = str(ast.literal_eval(docstring.value)).splitlines()
-        assert len(list(filter(None, said))) == LINES, package
-        assert said[-1].startswith(f"Floor {floor}: "), package
 
 
 @pytest.mark.parametrize("name", ["keepalive", "listeners", "units"])

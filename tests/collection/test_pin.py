@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One table of the role llama_cpp has the data of each llama.cpp version; every copy of that data matches it."""
+"""One table of the role llama_cpp has the data of each llama.cpp version; copies of that data match it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import subprocess
 from functools import cache
 
-import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.ggml_types import TABLES_OF
 
 from support.tree import ROOT, load_yaml
 
@@ -55,7 +55,7 @@ def test_the_default_version_is_patched() -> None:
 
 def test_a_version_has_all_that_belongs_to_it() -> None:
     for version, archive in ARCHIVES.items():
-        assert archive.keys() - {"patches", "plans"} == {"sha256", "commit", "protocol", "holes"}, version
+        assert archive.keys() - {"patches", "plans"} == {"sha256", "commit", "protocol"}, version
         assert re.fullmatch("[0-9a-f]{64}", archive["sha256"]), version
         assert re.fullmatch("[0-9a-f]{40}", archive["commit"]), version
         assert re.fullmatch(VERSION, archive["protocol"]), version
@@ -80,46 +80,22 @@ def test_a_version_and_a_commit_belong_together() -> None:
     assert [(name, said) for name, said in places if not ARCHIVES[said[0]]["commit"].startswith(said[1])] == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "suffix"),
-    [
-        pytest.param(rf'Release\("{VERSION}", "{VERSION}"\)', ".py", id="releases-under-test"),
-        pytest.param(rf"version: {VERSION}, targets: .*# protocol {VERSION}", ".yml", id="releases-that-are-built"),
-        pytest.param(
-            rf"\(llama-cpp-python {VERSION}\) \| {VERSION}", "docs/reference/compatibility.md", id="compatibility"
-        ),
-    ],
-)
-def test_a_version_and_a_protocol_belong_together(pattern: str, suffix: str) -> None:
-    places = found(pattern, suffix)
+def test_a_version_and_a_protocol_belong_together() -> None:
+    places = found(rf'Release\("{VERSION}", "{VERSION}"\)', ".py")
     assert [(name, said) for name, said in places if ARCHIVES[said[0]]["protocol"] != said[1]] == []
 
 
-def test_the_page_of_what_works_with_which_names_commits_of_the_table() -> None:
-    for _page, (commit, version) in found(
-        rf"\| ([0-9a-f]+) \(llama-cpp-python {VERSION}\)", "docs/reference/compatibility.md"
-    ):
-        assert ARCHIVES[version]["commit"].startswith(commit), version
-    assert PIN["protocol"] in (ROOT / "docs/reference/compatibility.md").read_text()
+def test_upgrades_are_tested_between_the_two_newest_versions() -> None:
+    text = (ROOT / "tests/upgrade/generations.py").read_text()
+    assert re.findall(f'"{VERSION}"', text) == list(ARCHIVES)[-2:]
 
 
-def test_recorded_output_is_of_commits_of_the_table() -> None:
-    names = [path.name for path in (ROOT / "tests/fixtures/logs").iterdir()]
-    recorded = {said for name in names for said in re.findall(rf"-([0-9a-f]{{8,9}})-rpc{VERSION}", name)}
-    known = {(archive["commit"], archive["protocol"]) for archive in ARCHIVES.values()}
-    assert {
-        (commit, protocol)
-        for commit, protocol in recorded
-        if not any(full.startswith(commit) and protocol == of for full, of in known)
-    } == set()
-    assert any(PIN["commit"].startswith(commit) for commit, _protocol in recorded), "nothing is recorded of the default"
-
-
-def test_what_programs_say_of_themselves_is_recorded_of_versions_of_the_table() -> None:
-    names = {path.name for folder in ("capabilities", "bench") for path in (ROOT / "tests/fixtures" / folder).iterdir()}
-    assert {said for name in names for said in re.findall(VERSION, name)} <= set(ARCHIVES)
-    wanted = {f"{program}-{DEFAULT}-help.txt" for program in ("llama-completion", "llama-cli", "llama-bench")}
-    assert {*wanted, f"llama-bench-{DEFAULT}.jsonl"} <= names, "nothing is recorded of the default version"
+def test_output_of_the_default_version_is_recorded() -> None:
+    folder = ROOT / "tests/fixtures"
+    assert list((folder / "logs").glob(f"*-{PIN['commit'][:9]}-rpc{PIN['protocol']}*"))
+    for name in ("capabilities/llama-completion-{}-help.txt", "capabilities/llama-bench-{}-help.txt"):
+        assert (folder / name.format(DEFAULT)).exists(), name
+    assert (folder / f"bench/llama-bench-{DEFAULT}.jsonl").exists()
 
 
 def test_digests_in_examples() -> None:
@@ -129,56 +105,13 @@ def test_digests_in_examples() -> None:
     assert [said for _name, said in found(of_archive) if ARCHIVES[said[1]]["sha256"] != said[0]] == []
 
 
-OF_THE_DEFAULT = {
-    "readme": rf"source archive of `llama-cpp-python` {VERSION} \(llama\.cpp commit",
-    "security": rf"the default version, {VERSION},",
-    "tables-of-types": rf'TABLES_OF = "{VERSION}"',
-    "modules": rf"llama\.cpp in release {VERSION}",
-    "role": rf"By default version {VERSION}\s+gets all patches",
-}
+def test_tables_of_types_are_of_the_default_version() -> None:
+    assert TABLES_OF == DEFAULT
 
 
-@pytest.mark.parametrize("pattern", OF_THE_DEFAULT.values(), ids=OF_THE_DEFAULT.keys())
-def test_what_is_said_of_the_default_version(pattern: str) -> None:
-    assert {said for _name, (said,) in found(pattern)} == {DEFAULT}
-
-
-def test_the_readme_says_commit_and_protocol() -> None:
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"(llama.cpp commit {PIN['commit'][:9]}, RPC protocol {PIN['protocol']})" in text
-
-
-def test_the_role_says_which_patches_there_are() -> None:
-    text = (ROLE / "README.md").read_text()
-    assert set(re.findall(r"^\| `([a-z-]+)` \| (?:worker|master|both) \|", text, re.MULTILINE)) == set(PIN["patches"])
-    for version, archive in ARCHIVES.items():
-        if "patches" in archive and version != DEFAULT:
-            assert f"{version} {' and '.join(f'`{name}`' for name in archive['patches'])}" in text
-
-
-def test_patches_that_texts_name_are_there() -> None:
-    named = {said for _name, (said,) in found(r"patch(?:es)? (?:\[)?[`(]*\b((?:rpc|log)-[a-z]+)\b(?!\.)")}
-    assert named - set(PIN["patches"]) - {"rpc-unpack", "rpc-send"} == set()
-
-
-UPSTREAM = ROOT / "docs/upstream"
-
-
-def test_each_patch_has_its_page_for_upstream_and_each_page_its_patch() -> None:
-    pages = {path.stem for path in UPSTREAM.glob("*.md")} - {"README"}
-    assert pages == set(PIN["patches"])
-    assert re.findall(r"^\| `([a-z-]+)` \|", (UPSTREAM / "README.md").read_text(), re.MULTILINE) == PIN["patches"]
-
-
-@pytest.mark.parametrize("name", PIN["patches"])
-def test_a_page_for_upstream_is_whole(name: str) -> None:
-    """The page has all parts, its tests exist, and its figures are those of docs/explanation/performance.md."""
-    text = (UPSTREAM / f"{name}.md").read_text()
-    parts = ["Problem", "Change", "Measured", "Tests", "Risks"]
-    assert re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE) == parts
-    tests = re.findall(r"`(tests/\S+\.py)`", text)
-    assert tests
-    assert [test for test in tests if not (ROOT / test).exists()] == []
-    measured = text.partition("**Measured.**")[2].partition("**Tests.**")[0]
-    known = (ROOT / "docs/explanation/performance.md").read_text()
-    assert [figure for figure in re.findall(r"\d+\.\d+", measured) if figure not in known] == []
+def test_each_patch_is_in_the_tables_of_patches_and_has_its_page_for_upstream() -> None:
+    upstream = ROOT / "docs/upstream"
+    assert {path.stem for path in upstream.glob("*.md")} - {"README"} == set(PIN["patches"])
+    for page in (upstream / "README.md", ROLE / "README.md"):
+        named = re.findall(r"^\| `([a-z-]+)` \|", page.read_text(), re.MULTILINE)
+        assert set(PIN["patches"]) <= set(named), page

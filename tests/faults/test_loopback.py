@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
-from support.harness import HANG_S, RELEASES, Release
+from support.harness import HANG_S, RELEASE, Release
 from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
 from support.small_disk import small_disk
 
@@ -48,7 +48,7 @@ SILENT = "127.99.0.53"
 
 @pytest.fixture(scope="session")
 def release() -> Release:
-    return RELEASES["7.0.0"]
+    return RELEASE
 
 
 class Cluster:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.harness import RELEASES, running_worker
+from support.harness import RELEASE, running_worker
 from support.repeated_runs import Play, kills, reaped
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.llama
 
 @pytest.fixture
 def play(small: Path, tmp_path: Path) -> Iterator[Play]:
-    release = RELEASES["7.0.0"]
+    release = RELEASE
     with ExitStack() as stack:
         logs = [tmp_path / f"worker{number}.log" for number in range(3)]
         yield Play(release, small, tmp_path, [stack.enter_context(running_worker(release, log)) for log in logs])

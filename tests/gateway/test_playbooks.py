@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,12 +42,10 @@ def test_both_groups_are_measured(tmp_path: Path) -> None:
 
 def test_both_groups_are_tuned_with_the_threads_of_their_workers(tmp_path: Path) -> None:
     sweep = {
-        "tune_goal": "prompt", "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_ubatch_sizes": [],
-        "tune_batch_sizes": [], "tune_flash_attn": [], "tune_split_modes": [], "tune_tensor_split": False,
-        "tune_worker_threads": True, "tune_threads": [1, 2],
+        "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_candidates": {"rpc_server_threads": [1, 2]},
     }  # fmt: skip
     playbook("tune", tune_folder=str(tmp_path), llama_server_pause=True, **sweep)
     for master, worker in WORKER_OF.items():
-        figures = json.loads((tmp_path / master / "figures.json").read_text())
-        assert {tuple(run["run"]["workers"]) for run in figures["runs"]} == {(f"{ADDRESS[worker]}:{PORT}",)}
-        assert "worker_threads" in [run["run"]["stage"] for run in figures["runs"]]
+        text = (tmp_path / master / "variables.yml").read_text()
+        assert f"# Workers: {ADDRESS[worker]}:{PORT}\n" in text
+        assert len(re.findall(r"^# rpc_server_threads [12] .* tokens/s", text, re.MULTILINE)) == 2, text

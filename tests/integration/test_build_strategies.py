@@ -341,9 +341,8 @@ def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fle
             f": the controller could not take the artifact into {fleet.cache}/artifacts (the disk is full): make room",
         )  # fmt: skip
     assert fleet.builds() == ["one"]
-    fleet.hosts["two"] = {"llama_cpp_cache_dir": str(fleet.folder / "another")}
+    fleet.hosts["two"] = {"llama_cpp_cache_folder": str(fleet.folder / "another")}
     run = fleet.run("one", "two")
-    assert run.holds("[DEPRECATION WARNING] llama_cpp_cache_dir is now llama_cpp_cache_folder.", "until version 0.4.0.")
     for host in fleet.hosts:
         fleet.failed(run, host, f"not the same for all hosts of this play ({fleet.folder}/another, {fleet.cache})")
     assert fleet.builds() == []
@@ -414,9 +413,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.variables["llama_cpp_builder"] = "localhost"
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
-    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_dir=str(kept))
-    # The variable had this name until 0.2.0.
-    assert run.holds("[DEPRECATION WARNING] llama_cpp_artifact_dir is now llama_cpp_artifact_folder."), run.text
+    run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_folder=str(kept))
     assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed. No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)

@@ -33,7 +33,7 @@ class Demo:
 
     def __init__(self, folder: Path, release: Release) -> None:
         self.folder = folder
-        build = yaml.safe_load((ROOT / "tests/support/release_builds.yml").read_text())["of_protocol_7"]
+        build = yaml.safe_load((ROOT / "tests/support/release_builds.yml").read_text())["for_tests"]
         self.variables = {
             "demo_folder": str(folder),
             "llama_cpp_prefix": str(release.prefix),

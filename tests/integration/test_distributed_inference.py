@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The module as users run it, on real workers of both generations: its results and its failures."""
+"""The module as users run it, on real workers: its results and its failures."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 
 from support.harness import HANG_S, Release, Worker, free_port, run_module
 from support.runs import failure, generating, held_by_another_client, wait_for, wrapped
+from support.stand_in_workers import many_workers
 from support.synthetic_models import write_synthetic
 
 if TYPE_CHECKING:
@@ -32,13 +33,7 @@ PROMPT = "Here's a knock knock joke for children:"
 # Longer than any test waits: 16 thousand tokens.
 ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]}
 
-BOTH = pytest.mark.parametrize("release", ["7.0.0", "2.0.0"], indirect=True)
 VERIFY = pytest.mark.parametrize("verify", [True, False], ids=["verified", "unverified"])
-
-
-@pytest.fixture
-def release(request: pytest.FixtureRequest) -> Release:
-    return request.getfixturevalue(f"release_{request.param[0]}")
 
 
 def infer(
@@ -63,7 +58,7 @@ def masters(worker: Worker) -> list[int]:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if Path(words[0]).name in ("llama-completion", "llama-cli") and any(worker.endpoint in word for word in words):
+        if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
             found.append(int(path.parent.name))
     return found
 
@@ -114,15 +109,14 @@ def test_split_mode_tensor_is_refused_for_models_whose_states_it_cannot_divide(
 # Success
 
 
-@BOTH
 def test_the_text_is_the_same_over_one_two_and_three_workers(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    workers = [start_worker(release) for _number in range(3)]
+    workers = [start_worker(release_7) for _number in range(3)]
     texts = set()
     for count in (1, 2, 3):
         endpoints = [worker.endpoint for worker in workers[:count]]
-        result = infer(release, model, *endpoints)
+        result = infer(release_7, model, *endpoints)
         assert result["failure"] is None
         texts.add(result["text"])
         held = {device["endpoint"]: device for device in result["devices"] if device["endpoint"]}
@@ -143,17 +137,15 @@ def test_the_text_is_the_same_over_one_two_and_three_workers(
     assert len(text.split()) == 16
 
 
-def test_the_build_is_named(release_7: Release, release_2: Release, model: Path, start_worker: StartWorker) -> None:
-    builds = [infer(r, model, start_worker(r).endpoint, check=True)["build"] for r in (release_7, release_2)]
-    assert [build["commit"][:7] for build in builds] == ["0c1e570", "4227c9b"]
-    assert [build["version"] for build in builds] == ["0.5.0-dev", None]
+def test_the_build_is_named(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    build = infer(release_7, model, start_worker(release_7).endpoint, check=True)["build"]
+    assert (build["commit"][:7], build["version"]) == ("0c1e570", "0.5.0-dev")
 
 
-@BOTH
-def test_the_share_of_each_worker_is_as_asked(release: Release, model: Path, start_worker: StartWorker) -> None:
-    endpoints = [start_worker(release).endpoint for _number in range(2)]
+def test_the_share_of_each_worker_is_as_asked(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    endpoints = [start_worker(release_7).endpoint for _number in range(2)]
     for split in ([1, 3], [3, 1]):
-        result = infer(release, model, *endpoints, tensor_split=split)
+        result = infer(release_7, model, *endpoints, tensor_split=split)
         assert result["failure"] is None
         sizes = {device["endpoint"]: device["model_buffer_mib"] for device in result["devices"]}
         first, second = (sizes[endpoint] for endpoint in endpoints)
@@ -168,13 +160,12 @@ def test_split_mode_tensor_uses_all_workers(release_7: Release, model: Path, sta
         assert len(result["text"].split()) == 16
 
 
-@BOTH
-def test_a_prompt_is_taken_as_it_is(release: Release, model: Path, start_worker: StartWorker) -> None:
-    worker = start_worker(release)
+def test_a_prompt_is_taken_as_it_is(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    worker = start_worker(release_7)
     tokens = {}
     special = "'q' \"d\" $HOME `x` ü "
     for prompt in ("--help", special + "a\nb\nc", special + r"a\nb\nc", ""):
-        result = infer(release, model, worker.endpoint, prompt=prompt, n_predict=4)
+        result = infer(release_7, model, worker.endpoint, prompt=prompt, n_predict=4)
         assert result["failure"] is None, (prompt, result["msg"])
         assert len(result["text"].split()) == 4
         tokens[prompt] = result["perf"]["prompt_eval"]["tokens"]
@@ -182,12 +173,11 @@ def test_a_prompt_is_taken_as_it_is(release: Release, model: Path, start_worker:
     assert tokens[special + r"a\nb\nc"] > tokens[special + "a\nb\nc"]
 
 
-@BOTH
 def test_a_prompt_longer_than_a_command_line_is_read_whole(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
     words = 25_000
-    result = infer(release, model, start_worker(release).endpoint, prompt="garden " * words)
+    result = infer(release_7, model, start_worker(release_7).endpoint, prompt="garden " * words)
     assert failure(result) == ("option_rejected", None)
     counted = int(result["msg"].split(" tokens")[0].rsplit(" ", 1)[1])
     assert words <= counted <= words + 10
@@ -200,14 +190,13 @@ def test_the_environment_does_not_change_the_run(release_7: Release, model: Path
     assert infer(release_7, model, worker.endpoint, environment=names)["failure"] is None
 
 
-@BOTH
 def test_the_program_gets_no_input_no_debugger_and_a_limit_from_the_model_s_size(
-    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     programs = wrapped(
-        release, tmp_path, r"{ readlink /proc/$$/fd/0; tr '\0' ' ' </proc/$PPID/cmdline; echo; env; } >$here/seen"
+        release_7, tmp_path, r"{ readlink /proc/$$/fd/0; tr '\0' ' ' </proc/$PPID/cmdline; echo; env; } >$here/seen"
     )
-    result = infer(programs, model, start_worker(release).endpoint, environment={"LLAMA_ARG_TOP_K": "x"})
+    result = infer(programs, model, start_worker(release_7).endpoint, environment={"LLAMA_ARG_TOP_K": "x"})
     assert result["failure"] is None, result["msg"]
     stdin, limited, *environment = (tmp_path / "seen").read_text().splitlines()
     assert stdin == "/dev/null"
@@ -292,39 +281,36 @@ def test_a_whole_text_counts_although_its_last_figures_are_lost_and_a_repetition
     assert "log_tail" not in result
 
 
-@BOTH
 def test_check_mode_verifies_the_workers_and_runs_nothing(
-    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    worker = start_worker(release)
-    result = infer(wrapped(release, tmp_path, "touch $here/run"), model, worker.endpoint, check=True)
+    worker = start_worker(release_7)
+    result = infer(wrapped(release_7, tmp_path, "touch $here/run"), model, worker.endpoint, check=True)
     assert not (tmp_path / "run").exists()
     assert result["failure"] is None
     assert (result["text"], result["perf"], result["wall_time_ms"], result["attempts"]) == (None, None, None, 0)
     assert "--rpc" in result["command"]
     missing = f"127.0.0.1:{free_port()}"
-    assert failure(infer(release, model, worker.endpoint, missing, check=True)) == ("worker_unreachable", missing)
+    assert failure(infer(release_7, model, worker.endpoint, missing, check=True)) == ("worker_unreachable", missing)
 
 
 # Workers that are not as they should be
 
 
-@BOTH
 @VERIFY
-def test_a_refused_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
+def test_a_refused_worker(release_7: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
     missing = f"127.0.0.1:{free_port()}"
-    result = infer(release, model, start_worker(release).endpoint, missing, verify=verify)
+    result = infer(release_7, model, start_worker(release_7).endpoint, missing, verify=verify)
     assert failure(result) == ("worker_unreachable", missing)
     assert "start the RPC server" in result["msg"]
     assert (result["wall_time_ms"] is None) == verify
 
 
-@BOTH
 def test_a_worker_that_goes_between_verification_and_run_is_missed(
-    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    stays, goes = start_worker(release), start_worker(release)
-    programs = wrapped(release, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
+    stays, goes = start_worker(release_7), start_worker(release_7)
+    programs = wrapped(release_7, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, programs, model, stays.endpoint, goes.endpoint)
         goes.process.wait(HANG_S)
@@ -334,23 +320,21 @@ def test_a_worker_that_goes_between_verification_and_run_is_missed(
     assert not result["text"]
 
 
-@BOTH
-def test_a_held_worker_is_busy(release: Release, model: Path, start_worker: StartWorker) -> None:
-    free, held = start_worker(release), start_worker(release)
-    with held_by_another_client(held, release):
-        result = infer(release, model, free.endpoint, held.endpoint)
+def test_a_held_worker_is_busy(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    free, held = start_worker(release_7), start_worker(release_7)
+    with held_by_another_client(held):
+        result = infer(release_7, model, free.endpoint, held.endpoint)
         assert failure(result) == ("worker_busy", held.endpoint)
         assert held.alive
-    assert infer(release, model, free.endpoint, held.endpoint)["failure"] is None
+    assert infer(release_7, model, free.endpoint, held.endpoint)["failure"] is None
 
 
-@BOTH
 def test_a_held_worker_that_nobody_asked_first_is_named_when_time_is_out(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    free, held = start_worker(release), start_worker(release)
-    with held_by_another_client(held, release):
-        result = infer(release, model, free.endpoint, held.endpoint, verify=False, timeout=2)
+    free, held = start_worker(release_7), start_worker(release_7)
+    with held_by_another_client(held):
+        result = infer(release_7, model, free.endpoint, held.endpoint, verify=False, timeout=2)
         assert failure(result) == ("timed_out", held.endpoint)
         assert "another client most likely holds it" in result["msg"]
         assert not masters(free)
@@ -358,11 +342,10 @@ def test_a_held_worker_that_nobody_asked_first_is_named_when_time_is_out(
         assert held.alive
 
 
-@BOTH
-def test_a_worker_killed_during_generation_is_named(release: Release, model: Path, start_worker: StartWorker) -> None:
-    stays, dies = start_worker(release), start_worker(release)
+def test_a_worker_killed_during_generation_is_named(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    stays, dies = start_worker(release_7), start_worker(release_7)
     with ThreadPoolExecutor() as pool:
-        run = pool.submit(infer, release, model, stays.endpoint, dies.endpoint, **ENDLESS)
+        run = pool.submit(infer, release_7, model, stays.endpoint, dies.endpoint, **ENDLESS)
         wait_for(lambda: generating(dies))
         dies.kill()
         result = run.result(HANG_S)
@@ -370,34 +353,43 @@ def test_a_worker_killed_during_generation_is_named(release: Release, model: Pat
     assert result["text"]
     assert {device["endpoint"] for device in result["devices"]} >= {stays.endpoint, dies.endpoint}
     assert result["log_tail"]
-    assert infer(release, model, stays.endpoint)["failure"] is None
+    assert infer(release_7, model, stays.endpoint)["failure"] is None
 
 
-@BOTH
 @VERIFY
-def test_what_is_no_worker(release: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
+def test_a_worker_of_another_protocol_is_named_and_harmed_by_no_run(
+    release_7: Release, model: Path, start_worker: StartWorker, verify: bool
+) -> None:
+    ours = start_worker(release_7)
+    with many_workers(1, major=5) as (theirs,):
+        result = infer(release_7, model, ours.endpoint, theirs, verify=verify)
+    assert failure(result) == ("protocol_mismatch", theirs)
+    assert f"Worker {theirs} speaks RPC protocol 5.0.0 and this master 7.0.0; install the same" in result["msg"]
+    assert infer(release_7, model, ours.endpoint)["failure"] is None
+
+
+@VERIFY
+def test_what_is_no_worker(release_7: Release, model: Path, start_worker: StartWorker, verify: bool) -> None:
     with http_server() as endpoint:
         # Without verification, llama.cpp and that server wait for each other.
-        result = infer(release, model, start_worker(release).endpoint, endpoint, verify=verify, timeout=2)
+        result = infer(release_7, model, start_worker(release_7).endpoint, endpoint, verify=verify, timeout=2)
     assert failure(result) == ("worker_unreachable" if verify else "timed_out", endpoint)
     assert "does not behave like a llama.cpp RPC server" in result["msg"]
 
 
-@BOTH
-def test_a_worker_that_cannot_allocate_is_named(release: Release, model: Path, start_worker: StartWorker) -> None:
+def test_a_worker_that_cannot_allocate_is_named(release_7: Release, model: Path, start_worker: StartWorker) -> None:
     # A cache of 131072 tokens takes 1 GiB.
-    small = start_worker(release, prefix=("prlimit", "--as=400000000"))
-    result = infer(release, model, small.endpoint, ctx_size=131072)
+    small = start_worker(release_7, prefix=("prlimit", "--as=400000000"))
+    result = infer(release_7, model, small.endpoint, ctx_size=131072)
     assert failure(result) == ("out_of_memory", small.endpoint)
     assert "lower ctx_size" in result["msg"]
 
 
-@BOTH
 def test_a_worker_that_got_no_layer_is_a_failure_although_the_program_is_content(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    busy, idle = start_worker(release), start_worker(release)
-    result = infer(release, model, busy.endpoint, idle.endpoint, tensor_split=[1, 0.0001])
+    busy, idle = start_worker(release_7), start_worker(release_7)
+    result = infer(release_7, model, busy.endpoint, idle.endpoint, tensor_split=[1, 0.0001])
     assert failure(result) == ("worker_dropped", idle.endpoint)
     assert len(result["text"].split()) == 16
     assert "tensor_split" in result["msg"]
@@ -434,14 +426,13 @@ def test_a_worker_that_stands_still_is_named_before_time_is_out(
 # The master's side
 
 
-@BOTH
 @pytest.mark.parametrize("size", [5_000_000, 1000], ids=["in-the-tensors", "in-the-header"])
 def test_a_truncated_model_is_invalid(
-    release: Release, model: Path, start_worker: StartWorker, tmp_path: Path, size: int
+    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, size: int
 ) -> None:
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(model.read_bytes()[:size])
-    result = infer(release, bad, start_worker(release).endpoint)
+    result = infer(release_7, bad, start_worker(release_7).endpoint)
     assert failure(result) == ("model_invalid", None)
     # The message quotes upstream's own message, unless upstream lost it.
     assert str(bad) in result["msg"]
@@ -470,7 +461,6 @@ def test_a_folder_is_no_model(release_7: Release, tmp_path: Path) -> None:
     assert "is a folder" in result["msg"]
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -482,9 +472,9 @@ def test_a_folder_is_no_model(release_7: Release, tmp_path: Path) -> None:
     ids=["unknown", "bad-value", "owned-by-the-module", "prompt-too-long"],
 )
 def test_an_option_that_is_rejected(
-    release: Release, model: Path, start_worker: StartWorker, args: dict[str, Any], message: str
+    release_7: Release, model: Path, start_worker: StartWorker, args: dict[str, Any], message: str
 ) -> None:
-    result = infer(release, model, start_worker(release).endpoint, **args)
+    result = infer(release_7, model, start_worker(release_7).endpoint, **args)
     assert failure(result) == ("option_rejected", None)
     assert message in result["msg"]
 
@@ -495,12 +485,11 @@ def test_a_bad_endpoint_is_named(release_7: Release, model: Path) -> None:
     assert "worker1:port" in result["msg"]
 
 
-@BOTH
 def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    worker = start_worker(release)
-    result = infer(release, model, worker.endpoint, timeout=5, **ENDLESS)
+    worker = start_worker(release_7)
+    result = infer(release_7, model, worker.endpoint, timeout=5, **ENDLESS)
     assert failure(result) == ("timed_out", None)
     assert "within 5 s" in result["msg"]
     assert result["text"]
@@ -508,13 +497,12 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
     assert not masters(worker)
 
 
-@BOTH
 def test_a_master_killed_by_the_system_is_short_of_memory(
-    release: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
-    worker = start_worker(release)
+    worker = start_worker(release_7)
     with ThreadPoolExecutor() as pool:
-        run = pool.submit(infer, release, model, worker.endpoint, **ENDLESS)
+        run = pool.submit(infer, release_7, model, worker.endpoint, **ENDLESS)
         wait_for(lambda: generating(worker))
         (pid,) = masters(worker)
         os.kill(pid, signal.SIGKILL)
@@ -541,7 +529,7 @@ def test_nothing_is_left_when_the_module_itself_is_killed(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "neither llama-completion nor llama-cli"),
+        (None, "There is no llama-completion in"),
         (b"no program\n", "is not a program"),
         (b"\x7fELF\x02\x01".ljust(18, b"\0") + (0xF7).to_bytes(2, sys.byteorder), "another kind of machine"),
         (b"#!/bin/sh\necho hello\n", "does not answer --version as llama.cpp does"),
@@ -556,16 +544,6 @@ def test_there_is_no_program_that_can_run(tmp_path: Path, model: Path, content: 
     result = infer(tmp_path, model, "127.0.0.1")
     assert failure(result) == ("binary_missing", None)
     assert message in result["msg"]
-
-
-def test_the_old_name_of_the_folder_still_works_with_a_warning(tmp_path: Path, model: Path) -> None:
-    given = {"bin_dir": str(tmp_path), "model": str(model), "prompt": PROMPT, "workers": ["127.0.0.1"]}
-    result = run_module("distributed_inference", given)
-    assert failure(result) == ("binary_missing", None)
-    assert f"in {tmp_path}; install llama.cpp there, or set bin_folder." in result["msg"]
-    (warning,) = result["deprecations"]
-    assert "'bin_dir' is deprecated" in str(warning)
-    assert warning["version"] == "0.4.0"
 
 
 def test_a_host_without_the_means_to_limit_a_run_is_told_what_to_install(

@@ -72,16 +72,16 @@ def test_groups_are_measured_side_by_side(
     done = play_over("benchmark.yml", tmp_path, inventory, "-e", json.dumps(short))
     assert done.returncode == 0, done.stdout
     swept = {
-        "tune_goal": "prompt", "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_ubatch_sizes": [16],
-        "tune_batch_sizes": [], "tune_flash_attn": [], "tune_split_modes": [], "tune_tensor_split": False,
+        "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_candidates": {"--ubatch-size": [16]},
     }  # fmt: skip
     done = play_over("tune.yml", tmp_path, inventory, "-e", json.dumps(swept))
     assert done.returncode == 0, done.stdout
     for group, worker in workers.items():
         report = json.loads((tmp_path / f"benchmark/{group}-master/report.json").read_text())
         assert [part["endpoint"] for part in report["split"] if part["endpoint"]] == [worker.endpoint]
-        figures = json.loads((tmp_path / f"tune/{group}-master/figures.json").read_text())
-        assert {tuple(run["run"]["workers"]) for run in figures["runs"]} == {(worker.endpoint,)}
+        text = (tmp_path / f"tune/{group}-master/variables.yml").read_text()
+        assert f"# Workers: {worker.endpoint}\n" in text
+        assert "# --ubatch-size 16 " in text
 
 
 def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:

@@ -7,14 +7,13 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from support.debian_programs import debian_program
 from support.gateway import make_certificate, make_program
 from support.harness import ROOT
 from support.kubernetes import (
@@ -25,11 +24,13 @@ from support.kubernetes import (
     lets_through,
     of_kind,
     play,
-    refusals,
     rendered,
     templates,
     the_set,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The newest version, and the two before it.
 VERSIONS = ("1.35", "1.36", "1.37")
@@ -57,36 +58,19 @@ def test_kubernetes_takes_them(manifests: list[dict[str, Any]], version: str) ->
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
 
 
-def test_leader_worker_set_takes_it(manifests: list[dict[str, Any]]) -> None:
+def test_a_group_is_made_at_once_and_as_a_whole(manifests: list[dict[str, Any]]) -> None:
     found = the_set(manifests)
-    assert list(refusals(found)) == []
     assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
-    # This repository may not contain the schema itself. Whoever has it names the file.
-    path = os.environ.get("LEADER_WORKER_SET_CRD")
-    if path:
-        [version] = [it for it in yaml.safe_load(Path(path).read_text())["spec"]["versions"] if it["name"] == "v1"]
-        jsonschema.Draft202012Validator(_closed(version["schema"]["openAPIV3Schema"])).validate(found)
-
-
-def _closed(schema: Any) -> Any:
-    """Return a schema that refuses unknown fields, which an API server drops silently."""
-    if isinstance(schema, list):
-        return [_closed(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {name: _closed(part) for name, part in schema.items()}
-    if isinstance(found.get("properties"), dict) and "type" in found:
-        found["additionalProperties"] = False
-    if found.pop("x-kubernetes-int-or-string", False):
-        found.pop("type", None)
-    return found
+    # With LeaderReady, leaders would wait for workers that wait for leaders.
+    assert found["spec"]["startupPolicy"] == "LeaderCreated"
+    assert found["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
 
 
 def test_nothing_in_a_pod_has_more_rights_than_it_needs(manifests: list[dict[str, Any]]) -> None:
     for template in templates(manifests).values():
         spec = template["spec"]
         assert spec["automountServiceAccountToken"] is False
-        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName"} & spec.keys()
+        assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "initContainers"} & spec.keys()
         pod = spec["securityContext"]
         assert (pod["runAsNonRoot"], pod["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
         assert pod["runAsUser"] > 0
@@ -99,6 +83,7 @@ def test_nothing_in_a_pod_has_more_rights_than_it_needs(manifests: list[dict[str
             assert "@sha256:" in container["image"]
             # The pod is in class Guaranteed, so that its processors can be its own.
             assert container["resources"]["requests"] == container["resources"]["limits"]
+            assert container["resources"]["limits"].keys() == {"cpu", "memory"}
             assert container["resources"]["limits"]["cpu"].isdecimal()
     leader = templates(manifests)["leader"]["spec"]
     assert all(mount["readOnly"] for mount in leader["containers"][0]["volumeMounts"])
@@ -239,6 +224,34 @@ def test_who_monitors_gets_the_dashboard(manifests: list[dict[str, Any]]) -> Non
         assert json.loads(text) == json.loads((ROOT / "docs/monitoring/dashboard.json").read_text(encoding="utf-8"))
 
 
+def test_kubectl_takes_the_folder_as_the_page_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
+    [line] = re.findall(r"^kubectl (kustomize .+?) *#", page, re.MULTILINE)
+    written = rendered(tmp_path, GATEWAY)
+    kubectl = debian_program("kubernetes-client", "usr/bin/kubectl")
+    done = subprocess.run([kubectl, *line.split()], cwd=tmp_path, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = list(yaml.safe_load_all(done.stdout))
+    assert sorted(shown, key=json.dumps) == sorted(written, key=json.dumps)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"llama_server_extra_args": ["--mlock", "--ctx_size=9"]}, "llama_server_extra_args holds --ctx-size, which"),
+        pytest.param(
+            {**GATEWAY, "llama_gateway_api_keys": []}, "llama_gateway_api_keys is empty", marks=pytest.mark.long
+        ),
+    ],
+    ids=["server", "gateway"],
+)
+def test_what_the_other_roles_refuse_this_one_does_too(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    done = play(tmp_path, {"kubernetes_state": "rendered", "kubernetes_folder": "manifests", **given})
+    assert done.returncode == 2
+    assert said in " ".join(done.stdout.split())
+    assert not (tmp_path / "manifests").exists()
+
+
 def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -> None:
     asked = {"kubernetes_state": "rendered", "kubernetes_folder": "manifests"}
     shown = play(tmp_path, asked, "--check", "--diff")
@@ -258,8 +271,12 @@ def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -
     assert written["worker_memory_bytes"] == 24 << 30
 
 
-def test_keys_of_ones_own_are_in_no_manifest(tmp_path: Path) -> None:
+def test_keys_are_in_a_file_of_their_own_or_in_none(tmp_path: Path) -> None:
+    assert of_kind(rendered(tmp_path, {}), "Secret")
+    assert (tmp_path / "manifests/llama-secrets.yml").stat().st_mode & 0o777 == 0o600
+    assert GIVEN["llama_server_api_keys"][0] not in (tmp_path / "manifests/llama.yml").read_text()
     found = rendered(tmp_path, {"llama_server_api_keys": []})
+    assert not (tmp_path / "manifests/llama-secrets.yml").exists()
     assert of_kind(found, "Secret") == []
     assert GIVEN["llama_server_api_keys"][0] not in json.dumps(found)
     sources = next(it for it in templates(found)["leader"]["spec"]["volumes"] if it["name"] == "settings")["projected"]

@@ -15,6 +15,7 @@ import pytest
 from support.harness import HANG_S, Release, Worker, free_port, run_module
 from support.runs import cpu_seconds, generating, held_by_another_client, wait_for
 from support.runs import failure as failure_of
+from support.stand_in_workers import many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,20 +121,19 @@ def test_bad_input_is_one_sentence_before_anything_is_run(
     assert result["build"] is None
 
 
-def test_a_release_without_llama_bench_is_named(release_2: Release, model: Path) -> None:
-    result = bench(release_2, model, "127.0.0.1:1")
+def test_a_release_without_llama_bench_is_named(release_7: Release, model: Path, tmp_path: Path) -> None:
+    result = bench(release_7, model, "127.0.0.1:1", bin_folder=str(tmp_path))
     assert failure(result) == ("binary_missing", None)
-    assert f"There is no llama-bench in {release_2.bin}; install llama.cpp there" in result["msg"]
+    assert f"There is no llama-bench in {tmp_path}; install llama.cpp there" in result["msg"]
 
 
-def test_workers_that_are_not_as_they_should_be(
-    release_7: Release, release_2: Release, model: Path, start_worker: StartWorker
-) -> None:
-    ours, theirs, missing = start_worker(release_7), start_worker(release_2), f"127.0.0.1:{free_port()}"
+def test_workers_that_are_not_as_they_should_be(release_7: Release, model: Path, start_worker: StartWorker) -> None:
+    ours, missing = start_worker(release_7), f"127.0.0.1:{free_port()}"
     assert failure(bench(release_7, model, ours.endpoint, missing)) == ("worker_unreachable", missing)
     assert failure(bench(release_7, model, ours.endpoint, missing, verify=False)) == ("worker_unreachable", missing)
-    assert failure(bench(release_7, model, ours.endpoint, theirs.endpoint)) == ("protocol_mismatch", theirs.endpoint)
-    with held_by_another_client(ours, release_7):
+    with many_workers(1, major=5) as (theirs,):
+        assert failure(bench(release_7, model, ours.endpoint, theirs)) == ("protocol_mismatch", theirs)
+    with held_by_another_client(ours):
         assert failure(bench(release_7, model, ours.endpoint)) == ("worker_busy", ours.endpoint)
     idle = start_worker(release_7)
     dropped = bench(release_7, model, ours.endpoint, idle.endpoint, tensor_split=[1, 0.0001])

@@ -77,7 +77,7 @@ def test_it_does_not_disturb_a_worker_that_serves_somebody_else(
         with running_service(release_7, model, [workers[0].endpoint], other) as second:
             assert "another client most likely holds it" in second.wait_for("Waiting for 1 of 1 workers")
             assert running.text()
-    with held_by_another_client(workers[0], release_7):
+    with held_by_another_client(workers[0]):
         pass
     assert all(worker.alive for worker in workers)
 

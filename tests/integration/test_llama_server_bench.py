@@ -93,10 +93,10 @@ def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list
 
 
 def test_what_cannot_be_measured_is_one_sentence(
-    release_7: Release, release_2: Release, model: Path, two: list[str]
+    release_7: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
     assert "clients is 0; give a number from 1" in bench(release_7, model, *two, clients=0)["msg"]
-    assert failure(bench(release_2, model, *two)) == ("binary_missing", None)
+    assert failure(bench(release_7, model, *two, bin_folder=str(tmp_path))) == ("binary_missing", None)
     result = bench(release_7, model, *two, extra_args=["--no-such-option"])
     assert failure(result)[0] == "option_rejected"
     assert "--no-such-option" in result["msg"]

@@ -30,7 +30,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from support.api_service import KEY, running_service
 from support.debian_programs import debian_program
 from support.gateway import CLIENT_KEY, make_certificate, running_gateway
-from support.harness import RELEASES, free_port, running_worker
+from support.harness import RELEASE, free_port, running_worker
 from support.rpc_session import Session
 from support.runs import wait_for
 from support.stand_in_groups import StandIn, StandIns
@@ -242,9 +242,7 @@ def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
     (tmp_path / "proc").symlink_to("/proc")
     monkeypatch.setattr(program, "ask_systemd", lambda _units: {})
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(running_worker(RELEASES["7.0.0"], tmp_path / name)) for name in ("first", "second")
-        ]
+        workers = [stack.enter_context(running_worker(RELEASE, tmp_path / name)) for name in ("first", "second")]
         for worker in workers:
             (units / f"llama-rpc-server@{worker.port}.service").write_text(
                 f"# llama.cpp release: x\nExecStart=/usr/bin/stdbuf -oL rpc-server -H 127.0.0.1 -p {worker.port} -t 2\n"

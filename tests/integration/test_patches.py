@@ -63,16 +63,12 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
 
     first = patch("first", diff(MAIN, FIRST) + words("first"))
     second = patch("second", diff(FIRST, SECOND))
-    beside = patch("beside", diff(MAIN, FIRST))
-    (folder / "beside").mkdir()
     bad = {
         "swapped": [second, first],
         "other": [patch("other", diff(MAIN, FIRST), f"commit:{'1' * 40}")],
         "missing": ["nowhere.patch"],
         "unknown": ["rpc-unpack"],
-        "renamed": ["rpc-send"],
         "evil": [patch("evil", diff(MAIN, FIRST, "../../main.cpp"))],
-        "beside": [beside],
         "text": first,
     }
     artifact = {"llama_cpp_build_strategy": "artifact", "llama_cpp_artifact": "x", "llama_cpp_artifact_sha256": sha256}
@@ -97,10 +93,6 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     fleet.failed(run, "missing", "The patch nowhere.patch does not exist on the controller")
     fleet.failed(run, "unknown", "There is no patch rpc-unpack of this collection's own")
     fleet.failed(run, "evil", "The patch evil is refused: it changes 'a/../../main.cpp'")
-    fleet.failed(
-        run, "renamed", "There is no patch rpc-send any more: what it did is in rpc-dispatcher, so give that name."
-    )
-    fleet.failed(run, "beside", "has a folder beside it, whose files are added no more")
     fleet.failed(run, "text", "llama_cpp_patches lists; on the command line give them as JSON")
     fleet.failed(run, "given", "llama_cpp_patches is for what is built")
     for host in refused:

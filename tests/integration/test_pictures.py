@@ -18,7 +18,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
 
 from support.api_service import ENVIRONMENT, FILES, VARIABLES, Service, running_service, settings
-from support.harness import RELEASES, Release, Worker, run_module, running_worker
+from support.harness import RELEASE, Release, Worker, run_module, running_worker
 from support.templates import worked_out
 from support.tiny_projector import PATCH, TOKENS, picture, write_projector
 
@@ -168,7 +168,7 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
     program = tmp_path / "bin/llama-server"
     keys = tmp_path / "keys"
     keys.write_text("key-of-this-test-alone\n")
-    stand_in = RELEASES["7.0.0"]
+    stand_in = RELEASE
     written = settings(stand_in, tmp_path / "m.gguf", ["127.0.0.1:1"], 1, keys, options(tmp_path / "p.gguf"))
     (tmp_path / "settings.json").write_text(json.dumps({**written, "program": str(program)}))
     for patches in ([], [{"name": "server-keys", "sha256": "0"}]):

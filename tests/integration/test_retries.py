@@ -54,13 +54,6 @@ def test_no_worker_is_left_out_unless_that_is_asked(play: Play) -> None:
     assert f"{lost.endpoint} refuses connections: start the RPC server" in done.stdout
 
 
-def test_the_old_name_of_the_programs_folder_still_works_with_a_warning(play: Play) -> None:
-    done, report = play("", inference_bin_folder=None, inference_bin_dir="/nowhere/bin")
-    assert done.returncode == 2
-    assert "[DEPRECATION WARNING] inference_bin_dir is now inference_bin_folder. The old name" in done.stdout
-    assert report["inference"]["failure"]["message"].startswith("There is no folder /nowhere/bin;")
-
-
 # The run would continue long after its first words. The program ends only when the worker is there again.
 LOST = r"""
 if mkdir "$here/first" 2>/dev/null; then

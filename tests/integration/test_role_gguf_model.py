@@ -379,9 +379,9 @@ BAD = {
         {"gguf_model_convert_from": "/nonexistent"},
         "is not a folder with config.json and safetensors",
     ),
-    "old-name": (
-        {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_dir": "/nowhere/bin"},
-        "old-name lacks /nowhere/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/bin/llama-quantize",
+    "no-programs": (
+        {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_folder": "/nowhere/bin"},
+        "no-programs lacks /nowhere/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/bin/llama-quantize",
     ),
     "one-piece": (
         {"gguf_model_url": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
@@ -415,7 +415,7 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
     hosts = {}
     for case, (variables, _words) in BAD.items():
         hosts[case] = {"gguf_model_path": str(site.models / f"{case}.gguf"), **variables}
-    hosts["old-name"]["gguf_model_convert_from"] = str(site.folder / "source")
+    hosts["no-programs"]["gguf_model_convert_from"] = str(site.folder / "source")
     touch(site.folder / "source/config.json", 2)
     touch(site.folder / "source/model.safetensors", 1)
     (site.models / "folder.gguf").mkdir()
@@ -429,12 +429,6 @@ def bad_input(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Run]:
 @pytest.mark.parametrize(("case", "words"), [(case, words) for case, (_variables, words) in BAD.items()], ids=BAD)
 def test_bad_input_is_a_sentence(bad_input: tuple[Path, Run], case: str, words: str) -> None:
     assert Run(1, said_of(case, bad_input[1].text)).holds(words)
-
-
-def test_the_old_name_of_a_variable_is_reported(bad_input: tuple[Path, Run]) -> None:
-    assert bad_input[1].holds(
-        "[DEPRECATION WARNING] gguf_model_bin_dir is now gguf_model_bin_folder.", "until version 0.4.0."
-    )
 
 
 def test_bad_input_changes_nothing(bad_input: tuple[Path, Run]) -> None:

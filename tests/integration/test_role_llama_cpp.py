@@ -334,20 +334,8 @@ def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(
 
 REFUSED = {
     "known hole": (
-        {"llama_cpp_source": "pypi", "llama_cpp_version": "0.3.16"},
-        "run code on the host: take build b8492 or later (llama_cpp_version: 0.3.20 or later), or set llama_cpp_allow_",
-    ),
-    "known hole by number": (
         {"llama_cpp_archive": "https://mirror.example.com/tags/b8491.tar.gz"},
         "has CVE-2026-34159, with which anyone who reaches its RPC server can run code on the host: take build b8492",
-    ),
-    "known hole by commit": (
-        {
-            "llama_cpp_source": "git",
-            "llama_cpp_git_url": "x",
-            "llama_cpp_git_commit": "4227c9be4268ac844921b90f31595f81236bd317",
-        },
-        "git-4227c9be4 has CVE-2026-34159",
     ),
     "short commit": (
         {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "abcdef0"},

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Callable
 import pytest
 
 from support.cache_folder import Cache, fnv
-from support.harness import HANG_S, RELEASES, Release
+from support.harness import HANG_S, RELEASE, Release
 from support.rpc_session import Arena, Session, Tensor, Type
 from support.watched_worker import Watched, watched
 
@@ -133,7 +133,7 @@ def test_what_is_put_there_has_the_stamp_of_what_a_worker_keeps(kept: Kept, tmp_
     (tmp_path / "seeded").mkdir()
     seeded = Cache(tmp_path / "seeded")
     (tmp_path / "file").write_bytes(data)
-    assert RELEASES["7.0.0"].rpc_cache.exists()
+    assert RELEASE.rpc_cache.exists()
     done = seeded.add(f"0 {SIZE} {tmp_path}/file\n")
     assert (done.returncode, done.stderr) == (0, "")
     of_each = {path.stat().st_mtime_ns % 10**9 for path in (entry, seeded.folder / entry.name)}

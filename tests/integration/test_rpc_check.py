@@ -94,7 +94,7 @@ def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, 
 def test_a_wrong_number_in_a_buffer_ends_a_worker_before_it_is_used(
     release_7: Release, tmp_path: Path, attack: Attack
 ) -> None:
-    """This risk remains: docs/explanation/security.md."""
+    """This risk remains: docs/reference/rpc-server-holes.md."""
     with watched(release_7, tmp_path, "GGML_NO_BACKTRACE=1", threads=2) as worker:
         with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
             attack(session)

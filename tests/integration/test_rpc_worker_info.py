@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The results of rpc_worker_info for real workers of both ends of the supported range, and that it does no harm."""
+"""The results of rpc_worker_info for real workers, and that it does no harm."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe
 
-from support.harness import HANG_S, RELEASES, free_port, run_module
+from support.harness import HANG_S, free_port, run_module
+from support.stand_in_workers import many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 ROOT = Path(__file__).resolve().parents[2]
-HELLO = {"7.0.0": b"\x0e\x18" + bytes(7) + bytes(24), "2.0.0": b"\x0e" + bytes(8)}
-
-
-@pytest.fixture(params=["7.0.0", "2.0.0"], ids=lambda protocol: f"protocol-{protocol}")
-def release(request: pytest.FixtureRequest) -> Release:
-    fixture = {"7.0.0": "release_7", "2.0.0": "release_2"}[request.param]
-    return request.getfixturevalue(fixture)
+HELLO = b"\x0e\x18" + bytes(7) + bytes(24)
 
 
 def look(worker: Worker, timeout: float = 20) -> WorkerStatus:
@@ -44,11 +39,11 @@ def look(worker: Worker, timeout: float = 20) -> WorkerStatus:
 
 
 @contextmanager
-def client_of(worker: Worker, protocol: str) -> Iterator[socket.socket]:
+def client_of(worker: Worker) -> Iterator[socket.socket]:
     """Hold a worker, as a llama.cpp client does between two requests."""
     with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
-        client.sendall(HELLO[protocol])
-        assert receive(client)[:3] == bytes(map(int, protocol.split(".")))
+        client.sendall(HELLO)
+        assert receive(client)[:3] == bytes([7, 0, 0])
         yield client
 
 
@@ -57,18 +52,17 @@ def receive(client: socket.socket) -> bytes:
     return client.recv(size, socket.MSG_WAITALL)
 
 
-def ask_for_memory(client: socket.socket, protocol: str) -> int:
-    payload = b"" if protocol == "2.0.0" else bytes(4)
-    client.sendall(struct.pack("<BQ", 11, len(payload)) + payload)
+def ask_for_memory(client: socket.socket) -> int:
+    client.sendall(struct.pack("<BQI", 11, 4, 0))
     _free, total = struct.unpack("<QQ", receive(client))
     return total
 
 
-def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start_worker: Callable[..., Worker]) -> None:
-    status = look(start_worker(release))
+def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start_worker: Callable[..., Worker]) -> None:
+    status = look(start_worker(release_7))
     assert status.state == "ready", status.message
     assert status.protocol is not None
-    assert status.protocol["version"] == release.protocol
+    assert status.protocol["version"] == release_7.protocol
     (device,) = status.devices
     assert device["index"] == 0
     assert 2**28 < device["memory_total_bytes"] <= 2**50
@@ -76,21 +70,21 @@ def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start_work
     assert 0 < status.latency_ms < 20_000
 
 
-def test_many_looks_in_a_row_leave_a_worker_ready(release: Release, start_worker: Callable[..., Worker]) -> None:
-    worker = start_worker(release)
+def test_many_looks_in_a_row_leave_a_worker_ready(release_7: Release, start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(release_7)
     endpoint = parse_endpoint(worker.endpoint)
     for _attempt in range(20):
         # Two looks run at a time: all but one have to wait in the worker's queue.
         states = [status.state for status in probe([endpoint] * 2, 20)]
         assert states == ["ready", "ready"]
     assert worker.alive
-    with client_of(worker, release.protocol) as client:
-        assert ask_for_memory(client, release.protocol) > 0
+    with client_of(worker) as client:
+        assert ask_for_memory(client) > 0
 
 
-def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Callable[..., Worker]) -> None:
-    worker = start_worker(release)
-    with client_of(worker, release.protocol) as client:
+def test_a_held_worker_is_busy_and_serves_on(release_7: Release, start_worker: Callable[..., Worker]) -> None:
+    worker = start_worker(release_7)
+    with client_of(worker) as client:
         # Two looks fit into the worker's queue. The others find it full.
         for _attempt in range(4):
             start = time.monotonic()
@@ -99,12 +93,12 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
             assert (status.state, status.devices) == ("busy", []), status.message
             assert "another client most likely holds it" in status.message
             assert worker.alive
-            assert ask_for_memory(client, release.protocol) > 0, "its client is served as before"
+            assert ask_for_memory(client) > 0, "its client is served as before"
     # Now the worker handles the queue of looks that gave up. A careless look would kill it here.
     status = look(worker)
     assert status.state == "ready", status.message
-    with client_of(worker, release.protocol) as client:
-        assert ask_for_memory(client, release.protocol) > 0
+    with client_of(worker) as client:
+        assert ask_for_memory(client) > 0
     assert worker.alive
 
 
@@ -114,10 +108,10 @@ def test_a_held_worker_is_busy_and_serves_on(release: Release, start_worker: Cal
     ids=lambda value: f"{value}s" if isinstance(value, float) else "",
 )
 def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
-    release: Release, start_worker: Callable[..., Worker], held_s: float, timeout_s: float, states: set[str]
+    release_7: Release, start_worker: Callable[..., Worker], held_s: float, timeout_s: float, states: set[str]
 ) -> None:
-    worker = start_worker(release)
-    with client_of(worker, release.protocol):
+    worker = start_worker(release_7)
+    with client_of(worker):
         looking = subprocess.Popen(
             [sys.executable, "-c", LOOK, worker.endpoint, str(timeout_s)],
             env=FINDS_THE_COLLECTION,
@@ -146,9 +140,11 @@ print(status.state, status.message)
 """
 
 
-def test_a_probe_that_is_killed_leaves_the_worker_alive(release: Release, start_worker: Callable[..., Worker]) -> None:
-    worker = start_worker(release)
-    with client_of(worker, release.protocol):
+def test_a_probe_that_is_killed_leaves_the_worker_alive(
+    release_7: Release, start_worker: Callable[..., Worker]
+) -> None:
+    worker = start_worker(release_7)
+    with client_of(worker):
         looking = subprocess.Popen(
             [sys.executable, "-c", LOOK, worker.endpoint, str(HANG_S)],
             env=FINDS_THE_COLLECTION,
@@ -227,25 +223,25 @@ def module(*, check: bool = False, **parameters: object) -> dict[str, Any]:
 
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check-mode"])
 def test_the_module_reports_good_and_bad_workers_together(
-    release_7: Release, release_2: Release, start_worker: Callable[..., Worker], check: bool
+    release_7: Release, start_worker: Callable[..., Worker], check: bool
 ) -> None:
-    new, old, closed = start_worker(release_7), start_worker(release_2), f"127.0.0.1:{free_port()}"
-    held = start_worker(release_7)
-    endpoints = [old.endpoint, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
-    with client_of(held, "7.0.0"):
-        result = module(endpoints=endpoints, timeout=3, expected_protocol="7", check=check)
+    new, held, closed = start_worker(release_7), start_worker(release_7), f"127.0.0.1:{free_port()}"
+    with many_workers(1, major=5) as (old,):
+        endpoints = [old, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
+        with client_of(held):
+            result = module(endpoints=endpoints, timeout=3, expected_protocol="7", check=check)
+        assert module(endpoints=[new.endpoint, old, held.endpoint])["all_ready"] is True
     assert not result["changed"]
     assert not result.get("failed")
     assert [worker["endpoint"] for worker in result["workers"]] == [*endpoints[:4], "no_such_name.invalid:50052"]
     assert [w["state"] for w in result["workers"]] == ["incompatible", "ready", "refused", "busy", "unresolved"]
-    assert result["workers"][0]["protocol"]["version"] == RELEASES["2.0.0"].protocol
-    assert "speaks RPC protocol 2.0.0 where 7 is expected" in result["workers"][0]["message"]
+    assert result["workers"][0]["protocol"]["version"] == "5.0.0"
+    assert "speaks RPC protocol 5.0.0 where 7 is expected" in result["workers"][0]["message"]
     assert result["all_ready"] is False
     assert result["counts"] == {
         "ready": 1, "busy": 1, "refused": 1, "unreachable": 0, "unresolved": 1, "not_rpc": 0, "incompatible": 1
     }  # fmt: skip
-    assert all(worker.alive for worker in (new, old, held))
-    assert module(endpoints=[new.endpoint, old.endpoint, held.endpoint])["all_ready"] is True
+    assert all(worker.alive for worker in (new, held))
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_manifests(tmp_path: Path) -> None:
         "llama_gateway_tls_key": PEM.format("PRIVATE KEY", MARK),
     })  # fmt: skip
     rendered = {**variables, "kubernetes_state": "rendered"}
-    written = tmp_path / "manifests/llama.yml"
+    written = tmp_path / "manifests/llama-secrets.yml"
     assert "kind: LeaderWorkerSet" in succeeds(tmp_path, "kubernetes.yml", rendered, "--check")
     assert not written.exists()
     assert "+kind: LeaderWorkerSet" in succeeds(tmp_path, "kubernetes.yml", rendered)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES
 
-from support.harness import RELEASES, run_module
+from support.harness import RELEASE, run_module
 from support.hub_stand_in import running_hub
 from support.split_gguf import SPLITTER
 from support.synthetic_models import write_synthetic
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.llama, pytest.mark.usefixtures("release_7")]
 
 MIB = 1 << 20
-RELEASE = RELEASES["7.0.0"]
 TOKEN = "hf_neverseenanywhere"
 
 

@@ -94,8 +94,8 @@ class Page:
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._message())
 
-    def show(self, width: int, scheme: str = "light", media: str = "screen") -> None:
-        """Set the width of the page, the preferred colour scheme and the medium."""
+    def show(self, width: int, scheme: str = "light") -> None:
+        """Set the width of the page and the preferred colour scheme."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -104,9 +104,7 @@ class Page:
             deviceScaleFactor=2 if phone else 1,
             mobile=phone,
         )
-        self.call(
-            "Emulation.setEmulatedMedia", media=media, features=[{"name": "prefers-color-scheme", "value": scheme}]
-        )
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def run(self, script: str) -> Any:
         """Return the value of an expression; it runs in the page, whatever the page's own policy is."""
@@ -139,9 +137,6 @@ class Page:
         beyond = {"clip": clip, "captureBeyondViewport": True} if whole else {}
         answer = self.call("Page.captureScreenshot", format="png", **beyond)
         path.write_bytes(base64.b64decode(answer["data"]))
-
-    def pdf(self) -> bytes:
-        return base64.b64decode(self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True)["data"])
 
     def said(self, *methods: str) -> list[dict[str, Any]]:
         """Return the events of some kinds since the page was opened."""

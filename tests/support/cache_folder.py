@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.harness import RELEASES
+from support.harness import RELEASE
 
 DAY = 86400
-PROGRAM = RELEASES["7.0.0"].rpc_cache
+PROGRAM = RELEASE.rpc_cache
 
 
 def fnv(data: bytes) -> str:

@@ -128,18 +128,7 @@ class AnyRelease(Protocol):
     def rpc_server(self) -> Path: ...
 
 
-RELEASES = {
-    "7.0.0": Release("0.3.36", "7.0.0"),
-    "2.0.0": Release("0.3.16", "2.0.0"),
-}
-# One release of each generation of the protocol, the oldest first. Only `make test-matrix` builds those in between.
-GENERATIONS = {
-    "2.0.0": RELEASES["2.0.0"],
-    "3.6.1": Release("0.3.20", "3.6.1"),
-    "4.0.2": Release("0.3.34", "4.0.2"),
-    "5.0.0": Release("0.3.35", "5.0.0"),
-    "7.0.0": RELEASES["7.0.0"],
-}
+RELEASE = Release("0.3.36", "7.0.0")
 
 
 @dataclass

@@ -191,8 +191,6 @@ def masters(worker: Kept) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
-            if Path(words[0]).name in ("llama-completion", "llama-cli") and any(
-                worker.endpoint in word for word in words
-            ):
+            if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
                 found.append(int(path.parent.name))
     return found

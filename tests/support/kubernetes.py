@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Manifests as role kubernetes writes them, and their meaning: who is let in, and what LeaderWorkerSet refuses."""
+"""Manifests as role kubernetes writes them, and their meaning: who is let in."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -14,7 +13,7 @@ from support.harness import play_over
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 # This may be a date of snapshot.debian.org if that can be reached, because Debian's mirror moves on.
@@ -58,8 +57,8 @@ def rendered(folder: Path, variables: Mapping[str, Any]) -> list[dict[str, Any]]
     """Return the manifests."""
     done = play(folder, {"kubernetes_state": "rendered", "kubernetes_folder": "manifests", **variables})
     assert done.returncode == 0, done.stdout + done.stderr
-    name = variables.get("kubernetes_name", "llama")
-    return list(yaml.safe_load_all((folder / f"manifests/{name}.yml").read_text()))
+    named = yaml.safe_load((folder / "manifests/kustomization.yaml").read_text())["resources"]
+    return [it for name in named for it in yaml.safe_load_all((folder / "manifests" / name).read_text())]
 
 
 def of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -113,20 +112,3 @@ def _allowed(manifests: list[dict[str, Any]], direction: str, own: Labels, other
 def _selects(selector: Mapping[str, Any], found: Labels) -> bool:
     assert selector.keys() <= {"matchLabels"}
     return all(found.get(name) == value for name, value in selector.get("matchLabels", {}).items())
-
-
-def refusals(manifest: dict[str, Any]) -> Iterator[str]:
-    """Yield what LeaderWorkerSet or llama.cpp would refuse in a set although no schema refuses it."""
-    spec, name = manifest["spec"], manifest["metadata"]["name"]
-    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name):
-        yield f"{name} is no DNS-1035 label"
-    update = spec["rolloutStrategy"]["rollingUpdateConfiguration"]
-    if not update["maxUnavailable"] and not update["maxSurge"]:
-        yield "no group could be changed"
-    if spec["startupPolicy"] != "LeaderCreated":
-        yield "leaders would wait for workers that wait for leaders"
-    groups = spec["leaderWorkerTemplate"]
-    if not 2 <= groups["size"] <= 16:
-        yield f"size is {groups['size']}"
-    if groups["restartPolicy"] != "RecreateGroupOnPodRestart":
-        yield "a group would be made anew in part"

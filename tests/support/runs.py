@@ -25,10 +25,9 @@ def wrapped(release: Release, folder: Path, script: str) -> Path:
 
     The script has $real, the program of the release, and $here, the folder. The program itself runs after it.
     """
-    name = next(name for name in ("llama-completion", "llama-cli") if (release.bin / name).exists())
-    program = folder / name
+    program = folder / "llama-completion"
     program.write_text(
-        f"#!/bin/sh\nhere={folder} real={release.bin / name}\n"
+        f"#!/bin/sh\nhere={folder} real={release.bin / program.name}\n"
         f'case " $* " in *" --rpc "*)\n{script}\n;; esac\nexec "$real" "$@"\n'
     )
     program.chmod(0o755)
@@ -69,10 +68,9 @@ def generating(worker: Worker) -> bool:
 
 
 @contextmanager
-def held_by_another_client(worker: Worker, release: Release) -> Iterator[None]:
+def held_by_another_client(worker: Worker) -> Iterator[None]:
     """Hold a worker like a client that has sent HELLO."""
-    payload = bytes(24) if release.protocol == "7.0.0" else b""
     with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
-        client.sendall(struct.pack("<BQ", 14, len(payload)) + payload)
+        client.sendall(struct.pack("<BQ24x", 14, 24))
         assert client.recv(8)
         yield

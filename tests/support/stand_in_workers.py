@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins for many RPC workers, on loopback: they speak only the handshake of protocol 7.0.0.
+"""Stand-ins for many RPC workers, on loopback: they speak only the handshake, of protocol 7.0.0 by default.
 
 As a program, `stand_in_workers.py 450 50`, it prints as JSON the endpoints of 450 stand-ins that answer and of 50 that
 accept and never answer. It ends with its standard input. A separate program does not share an interpreter with the code
@@ -26,29 +26,28 @@ if TYPE_CHECKING:
 HELLO_7 = struct.pack("<Q4B24x", 28, 7, 0, 0, 0)
 COUNT_1 = struct.pack("<QI", 4, 1)
 MEMORY = struct.pack("<QQQ", 16, 5, 9)
-_ANSWERS = ((33, HELLO_7), (9, COUNT_1), (13, MEMORY), (1, b""))
 _LIMIT_S = 20
 
 
-async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError, asyncio.IncompleteReadError):
-        for size, reply in _ANSWERS:
-            await reader.readexactly(size)
-            writer.write(reply)
-    writer.close()
-    with suppress(OSError):
-        await writer.wait_closed()
-
-
 @contextmanager
-def many_workers(count: int) -> Iterator[list[str]]:
-    """Answer as a worker on so many ports, from one thread; yield their endpoints."""
+def many_workers(count: int, major: int = 7) -> Iterator[list[str]]:
+    """Answer as a worker of a major version of the protocol, from 4 on, on so many ports; yield their endpoints."""
     endpoints: list[str] = []
     up, loop = threading.Event(), asyncio.new_event_loop()
     over = asyncio.Event()
+    hello = HELLO_7.replace(bytes([7]), bytes([major]))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            for size, reply in ((33, hello), (9, COUNT_1), (13, MEMORY), (1, b"")):
+                await reader.readexactly(size)
+                writer.write(reply)
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
 
     async def main() -> None:
-        servers = [await asyncio.start_server(_serve, "127.0.0.1", 0) for _number in range(count)]
+        servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for _number in range(count)]
         endpoints.extend(f"127.0.0.1:{server.sockets[0].getsockname()[1]}" for server in servers)
         up.set()
         await over.wait()

@@ -25,3 +25,8 @@ def worked_out(template: Any, variables: dict[str, Any]) -> Any:
 def holds(condition: Any, variables: dict[str, Any]) -> bool:
     """Return whether a condition from a loaded file holds, with these variables."""
     return bool(Templar(DataLoader(), variables).evaluate_conditional(condition))
+
+
+def value_of(expression: Any, variables: dict[str, Any]) -> Any:
+    """Return the value of an expression without braces from a loaded file, with these variables."""
+    return Templar(DataLoader(), variables).evaluate_expression(expression)

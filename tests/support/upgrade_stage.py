@@ -29,7 +29,7 @@ OLD, NEW = "1.0", "2.0"
 HOSTS = ("master", "worker1", "worker2")
 # The groups of a cluster of two groups. The first host of each group is its master.
 TWO_GROUPS = {"a": HOSTS, "b": ("master2", "worker3")}
-PROTOCOL = {OLD: "2.0.0", NEW: "7.0.0"}
+PROTOCOL = {OLD: "5.0.0", NEW: "7.0.0"}
 
 
 def _shell(script: str, **more: Any) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The options and the ends of benchmarks; for a rollout: builds, the cost of one more host, missed targets."""
+"""How a benchmark ends; for a rollout: builds, the cost of one more host, missed targets."""
 
 from __future__ import annotations
 
@@ -69,19 +69,6 @@ def test_a_missed_target_is_named(change: dict[str, Any], each: float, missed: l
     assert cost["one_more_host_s"]["1 to 2"]["delivery"]["median"] == each
     assert cost["2"]["nothing_to_do_s"] == {"median": 3.5, "min": 3.0, "max": 4.0, "values": [3.0, 4.0, 3.5]}
     assert rollout.faults(builds, cost) == missed
-
-
-def test_a_benchmark_is_asked_for_rounds_or_for_few_that_show_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(*words: str) -> tuple[int, bool]:
-        monkeypatch.setattr(sys, "argv", ["bench", *words])
-        found = measure.asked("What it measures.", "small", rounds=7, smoke_rounds=2)
-        return found.repetitions, found.smoke
-
-    assert asked() == (7, False)
-    assert asked("--repetitions", "3") == (3, False)
-    assert asked("--repetitions", "3", "--smoke") == (2, True)
-    with pytest.raises(SystemExit, match="2"):
-        asked("--repetitions", "0")
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,6 @@ def test_what_hosts_do_at_once_counts_once() -> None:
     assert site_again.inference_s(run(10.0)) == 3.0
 
 
-def test_a_skipped_task_is_one_that_ansible_went_through() -> None:
-    assert site_again.tasks_of(run(10.0), "worker1") == {"all": 3, "skipped": 1}
-    assert site_again.tasks_of(run(10.0), "worker9") == {"all": 0, "skipped": 0}
-
-
 def cost(trips: int) -> dict[str, Any]:
     runs = {2: [run(10.0), run(11.0, late=1.0)], 4: [run(12.0), run(13.0)]}
     return site_again.costs(runs, {2: {"worker1": 6, "worker3": 5, "master": 8}, 4: {"worker1": trips, "master": 8}})
@@ -75,18 +70,6 @@ def test_growth_is_without_inference_and_of_one_round() -> None:
 )
 def test_a_host_that_is_asked_too_often_is_named(trips: int, missed: list[str]) -> None:
     assert site_again.faults(cost(trips)) == missed
-
-
-def test_the_table_says_both_checkouts() -> None:
-    facts = {"cpu": "c", "cores_used": 2, "cores": 4, "memory_gib": 1, "kernel": "k", "ansible_core": "a", "date": "d"}
-    report = {
-        "machine": {**facts, "load_before": [0.1]}, "sizes": [2, 4], "repetitions": 2, "missed": [],
-        "checkouts": {"old": cost(9), "new": cost(6)},
-    }  # fmt: skip
-    text = site_again.as_text(report)
-    assert "4        old       12.5 (12.0 to 13.0)  3.0 (3.0 to 3.0)  9.5 (9.0 to 10.0)  3 (1)" in text
-    assert "2 to 4   new       1.0 (1.0 to 1.0)" in text
-    assert text.endswith("Met: nothing changes, and at most 7 for a worker and 8 for a master are started over SSH.")
 
 
 def test_each_program_over_ssh_is_counted_for_its_host(tmp_path: Path) -> None:

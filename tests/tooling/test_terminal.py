@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The terminal in which tests type a page's commands, and what makes a picture of commands, notice what fails."""
+"""The terminal in which tests type a page's commands notices what fails."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.harness import ROOT
 from support.terminal import Terminal, environment_of_a_user, missing_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -48,17 +45,3 @@ def test_a_sample_must_have_been_printed_but_for_numbers() -> None:
     assert missing_lines("API http://127.0.0.1:PORT/v1\n[7/99] ggml.c\nText\n a town\n[...]\nended", printed) == []
     assert missing_lines("a  7.5  -", "msg:\n  - '  a  -  3'\n") == []
     assert missing_lines("[7/99] other.c\nended well", printed) == ["[7/99] other.c", "ended well"]
-
-
-def test_a_recording_shows_each_command_before_its_output_and_none_of_a_failure(tmp_path: Path) -> None:
-    def record(commands: str) -> int:
-        command = [sys.executable, ROOT / "scripts/record.py", tmp_path / "picture.svg"]
-        return subprocess.run(
-            command, input=commands, text=True, capture_output=True, timeout=60, check=False
-        ).returncode
-
-    assert record("echo $((1 + 1))\nfalse\n") != 0
-    assert not (tmp_path / "picture.svg").exists()
-    assert record("a=2\necho $((a + 1))\n") == 0
-    shown = (tmp_path / "picture.svg").read_text()
-    assert shown.index("$ a=2<") < shown.index("$ echo $((a + 1))<") < shown.index(">3<")

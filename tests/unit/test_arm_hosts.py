@@ -97,14 +97,6 @@ def test_a_node_has_the_threads_of_its_cores(host: dict[str, Any], tmp_path: Pat
     assert {node: threads(topology, numa_node=node) for node in topology.nodes} == with_cpus
 
 
-@every_host
-def test_facts_are_from_public_sources(host: dict[str, Any]) -> None:
-    path = next(path for path in FIXTURES if HOSTS[path.stem] is host)
-    head = path.read_text(encoding="utf-8").split("---")[0]
-    assert re.search(r"^# Read: https://", head, re.MULTILINE)
-    assert re.search(r"^# Follows: ", head, re.MULTILINE)
-
-
 def test_no_role_relies_on_facts_of_processors() -> None:
     """Ansible counts one core for each socket if /proc/cpuinfo has no `physical id`, as on Arm."""
     assert HOSTS["esxi-vm-of-two"]["facts"]["processor_cores"] != HOSTS["esxi-vm-of-two"]["expect"]["threads"]

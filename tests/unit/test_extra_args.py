@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What role llama_server, and the chart with it, pass on of llama_server_extra_args, and what they say of the rest."""
+"""What role llama_server passes on of llama_server_extra_args, and what they say of the rest."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -119,19 +118,3 @@ def test_what_the_role_gives_llama_server_is_its_own() -> None:
     assert len(given_to_it) > 25
     endings = options.endings()
     assert [name for name in sorted(given_to_it) if not endings[name].startswith("which the role sets itself")] == []
-
-
-def test_the_chart_has_the_same_options_and_names_only_its_own_values() -> None:
-    chart = json.loads((ROOT / "charts/llama-cluster/files/options.json").read_text())
-    values = json.loads((ROOT / "charts/llama-cluster/values.schema.json").read_text())["properties"]
-    of_roles = options.endings()
-    assert chart["options"].keys() == of_roles.keys()
-    for option, ending in chart["options"].items():
-        of_role = of_roles[option]
-        if ending.startswith("which this chart sets itself: use "):
-            assert ending.rpartition(" ")[2].rstrip(".") in values, option
-        if "sets itself" in of_role:
-            assert of_role.rpartition(" ")[2].rstrip(".") in {*SPECS, "out"}, option
-            assert ending.startswith("which this chart sets itself: "), option
-        else:
-            assert ending == of_role, option

@@ -3,17 +3,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from ansible.parsing.dataloader import DataLoader
-from ansible.template import Templar, trust_as_template
 
-TASKS = yaml.safe_load(
-    (Path(__file__).resolve().parents[2] / "roles/inference/tasks/repacked_weights.yml").read_text(encoding="utf-8")
-)
+from support.templates import loaded, worked_out
+from support.tree import ROOT
+
+TASKS = loaded(ROOT / "roles/inference/tasks/repacked_weights.yml")
 
 
 @pytest.mark.parametrize(
@@ -31,6 +28,6 @@ def test_a_worker_is_counted_once(endpoints: list[Any], repacked: dict[str, Any]
     devices = [{"name": str(number), "endpoint": endpoint} for number, endpoint in enumerate(endpoints)]
     said = {endpoint: None if mib is None else {"mib": mib} for endpoint, mib in repacked.items()}
     variables = {"__inference_outcome": {"devices": devices}, "__inference_repacked": said}
-    template = trust_as_template(TASKS[-1]["vars"]["__inference_devices"])
-    found = Templar(DataLoader(), variables).template(template)
-    assert found == [{**device, "repacked_mib": mib} for device, mib in zip(devices, figures)]
+    assert worked_out(TASKS[-1]["vars"]["__inference_devices"], variables) == [
+        {**device, "repacked_mib": mib} for device, mib in zip(devices, figures)
+    ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""These tests break things on the hosts of `make test-upgrade`, which become a cluster of the oldest release first."""
+"""These tests break things on the hosts of `make test-upgrade`, which become a cluster of an older release first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from support.lab.hosts import WORKERS, close_connections, play, require_lab, ssh
 from upgrade.generations import OLD
 
-# Old sources have no llama-completion; llama-cli was that program then. Only programs that run here are compiled.
-TARGETS = "{{ ['llama-cli'] if llama_cpp_version == '%s' else ['llama-completion', 'llama-bench', 'llama-quantize'] }}"
+# Only programs that run here are compiled.
+TARGETS = ["llama-completion", "llama-bench", "llama-quantize"]
 
 
 def pytest_sessionfinish() -> None:
@@ -21,16 +21,15 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an inventory with a cluster of the oldest release, unless -e llama_cpp_version says otherwise."""
+    """Return an inventory with a cluster of the old release, unless -e llama_cpp_version says otherwise."""
     path = tmp_path_factory.mktemp("inventory") / "versions.json"
     path.write_text(
         json.dumps(
             {
-                "llama_masters": {"vars": {"llama_cpp_version": OLD, "llama_cpp_targets": TARGETS % OLD}},
+                "llama_masters": {"vars": {"llama_cpp_version": OLD, "llama_cpp_targets": TARGETS}},
                 "llama_workers": {"vars": {"llama_cpp_version": OLD}},
-                # The oldest release has a known hole. Threads that wait for each other crawl if the machine has other
-                # work.
-                "all": {"vars": {"llama_cpp_allow_vulnerable": True, "rpc_server_threads": 1, "inference_threads": 1}},
+                # Threads that wait for each other crawl if the machine has other work.
+                "all": {"vars": {"rpc_server_threads": 1, "inference_threads": 1}},
             }
         )
     )

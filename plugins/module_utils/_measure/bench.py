@@ -95,8 +95,6 @@ def check_build(options: Options, bench: Bench) -> None:
     if options.flash_attn is not None and options.flash_attn not in bench.flash_attn:
         known = " or ".join(bench.flash_attn)
         raise OptionError(f"This build of llama-bench has no flash_attn {options.flash_attn}; use {known}.")
-    if options.n_depth != (0,) and not bench.has("-d"):
-        raise OptionError("This build of llama-bench has no n_depth; leave it out or use a newer build.")
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
@@ -118,7 +116,7 @@ def time_limit(options: Options, model_bytes: int) -> int:
 
 def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
-    names = bench.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
+    names = worker_run.device_names(statuses)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
 
     def listed(values: Iterable[int]) -> str:
@@ -137,7 +135,7 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
         *("-p", listed(options.n_prompt)),
         *("-n", listed(options.n_gen)),
         *(word for prompt, gen in options.mixed for word in ("-pg", f"{prompt},{gen}")),
-        *(("-d", listed(options.n_depth)) if bench.has("-d") else ()),
+        *("-d", listed(options.n_depth)),
         *("-b", listed(options.batch_size)),
         *("-ub", listed(options.ubatch_size)),
         *("-ctk", options.cache_type_k),
@@ -148,7 +146,7 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
         # Print a line for each test as soon as it is done.
         *("-o", "jsonl"),
         # Announce each run to people who wait.
-        *(("--progress",) if bench.has("--progress") else ()),
+        "--progress",
         # Without -v, llama-bench logs neither what each worker holds nor why a run failed.
         "-v",
     ]
@@ -270,7 +268,7 @@ def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str
 
 def options_of(options: Options, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return the effective values of the options that the figures depend on."""
-    # The oldest builds print a boolean; later builds know a third value.
+    # Builds of early 2026 print a boolean; later builds know a third value.
     flash_attn = line.get("flash_attn")
     return {
         "split_mode": options.split_mode,

@@ -107,7 +107,7 @@ def free_port() -> int:
 
 def build_command(server: Program, options: Options, statuses: Sequence[WorkerStatus], port: int) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
-    names = server.rpc_device_names(options.endpoints, worker_run.device_counts(statuses) if statuses else None)
+    names = worker_run.device_names(statuses)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
     drafts = "--spec-draft-model" in options.extra_args and "--spec-draft-device" not in options.extra_args
     return [
@@ -125,8 +125,8 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
         *("--n-gpu-layers", str(options.n_gpu_layers)),
         *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
         *(("--threads", str(options.threads)) if options.threads is not None else ()),
-        *(("--fit", "off") if server.has("--fit") else ()),
-        *(("--cache-ram", str(options.cache_ram)) if server.has("--cache-ram") else ()),
+        *("--fit", "off"),
+        *("--cache-ram", str(options.cache_ram)),
         *(("--no-ui",) if server.has("--no-ui") else ()),
         *options.extra_args,
     ]

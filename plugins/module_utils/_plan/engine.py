@@ -43,7 +43,6 @@ class Held(NamedTuple):
 
     part: str
     device: str
-    buffer_type: str
     bytes: Bytes
 
 
@@ -61,7 +60,6 @@ class EnginePlan:
     """What the engine holds, and where."""
 
     n_ctx: int
-    n_ctx_slot: int
     slots: int
     model_bytes: int
     input_bytes: int
@@ -94,7 +92,7 @@ def _layer(it: dict[str, Any]) -> Layer:
 
 def _held(it: dict[str, Any]) -> Held:
     held = Bytes(_number(it, "weights"), _number(it, "context"), _number(it, "compute"))
-    return Held(_text(it, "part"), _text(it, "device"), _text(it, "buffer_type"), held)
+    return Held(_text(it, "part"), _text(it, "device"), held)
 
 
 def _read(document: dict[str, Any]) -> EnginePlan:
@@ -105,7 +103,6 @@ def _read(document: dict[str, Any]) -> EnginePlan:
         raise ValueError("layers")
     return EnginePlan(
         n_ctx=_number(document, "n_ctx"),
-        n_ctx_slot=_number(document, "n_ctx_slot"),
         slots=_number(document, "slots"),
         model_bytes=_number(document, "file"),
         input_bytes=_number(document, "input"),

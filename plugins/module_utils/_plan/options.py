@@ -101,9 +101,8 @@ def named_options(words: Sequence[Any]) -> dict[str, Any]:
         value = value_of(options, short)
         if name.endswith("_size") and value.isdecimal():
             found[name] = int(value)
-        elif name == "flash_attn" and short in options:
-            # In the oldest builds this option has no value.
-            found[name] = _FLASH.get(value, "on")
+        elif name == "flash_attn":
+            found[name] = _FLASH.get(value)
         elif (name.startswith("cache_type") and value in CACHE_TYPES) or (name == "split_mode" and value):
             found[name] = value
     found["kv_unified"] = True if "-kvu" in options else False if "-no-kvu" in options else None

@@ -27,7 +27,7 @@ VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
 # The release names that roles/llama_cpp makes (tasks/gather.yml). None of them leads out of the folder.
 _RELEASE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-_KEYS = ("run", "from", "to", "time")
+_KEYS = ("run", "from", "to", "time", "way")
 
 
 class JournalError(Exception):
@@ -157,7 +157,7 @@ def _note(path: Path) -> dict[str, str] | None:
         raise JournalError(f"{path} cannot be read ({error}): correct that, and run this again.") from None
     try:
         there = json.loads(text)
-        noted = {**{key: str(there[key]) for key in _KEYS}, "way": str(there.get("way", "upgrade"))}
+        noted = {key: str(there[key]) for key in _KEYS}
     except (AttributeError, ValueError, TypeError, KeyError):
         noted = {}
     if not noted or not all(_RELEASE.fullmatch(noted[key]) for key in ("from", "to")):

@@ -37,7 +37,7 @@ def plan(
     if recover:
         host, note = next(iter(unfinished.items()))
         # A rollback needs nothing more if the recovery withdraws an upgrade or completes a rollback.
-        found["enough"] = rollback and (recover[host]["state"] == "finished") == (note.get("way") == "rollback")
+        found["enough"] = rollback and (recover[host]["state"] == "finished") == (note["way"] == "rollback")
         return {**found, **{key: _name(looks[host]["releases"], note[key]) for key in ("from", "to")}}
     targets = dict(wanted or {})
     if rollback:
@@ -172,7 +172,7 @@ def _interrupted(
     old, new = (_name(looks[host]["releases"], note[key]) for key in ("from", "to"))
     done = recover[host]["state"] == "finished"
     how = f"the new release was good, so it is completed with {new}" if done else f"all hosts go back to {old}"
-    what = "A roll back" if note.get("way") == "rollback" else "An upgrade"
+    what = "A roll back" if note["way"] == "rollback" else "An upgrade"
     return (
         f"{what} from llama.cpp {old} to {new}, begun {note['time']}, was interrupted and has not ended on "
         f"{', '.join(notes)}: {how}."

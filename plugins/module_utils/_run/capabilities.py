@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: what a llama.cpp build is and can do, as data, from its own `--version` and `--help` and its manifest.
 
-All differences between upstream's generations are in the tables of this file. `--help` is preferred to the build
-number, because a build from a source archive calls itself build 0 or 1.
+Builds from b8492 on can be run: role llama_cpp refuses older ones. `--help` is preferred to the build number, because a
+build from a source archive calls itself build 0 or 1.
 """
 
 from __future__ import annotations
@@ -15,55 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._release.elf import read_program
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-# In this order: `llama-completion` is what `llama-cli` was before b7348, when that became a chat client.
-PROGRAMS = ("llama-completion", "llama-cli")
-BENCH_PROGRAMS = ("llama-bench",)
-SERVER_PROGRAMS = ("llama-server",)
+COMPLETION_PROGRAM = "llama-completion"
+BENCH_PROGRAM = "llama-bench"
+SERVER_PROGRAM = "llama-server"
 
 # The RPC protocol of source archives in use, by commit, because their builds have no real build number.
 # (ggml/include/ggml-rpc.h at that commit, RPC_PROTO_*_VERSION)
 PROTOCOL_BY_COMMIT = {
-    "4227c9b": "2.0.0",
-    "f49e917": "3.6.1",
     "f449e05": "4.0.1",
     "e3546c7": "4.0.2",
     "4df29be": "5.0.0",
     "0c1e570": "7.0.0",
 }
 
-# Until b6687 a worker is one device with the name RPC[host:port]. From b6688, which is protocol 3, each device of a
-# worker has a number of its own, counted over all workers: RPC0, RPC1, ... (ggml/src/ggml-rpc/ggml-rpc.cpp,
-# ggml_backend_rpc_add_server)
-COUNTED_DEVICES_SINCE_BUILD = 6688
-COUNTED_DEVICES_SINCE_PROTOCOL = 3
-# A build from a full checkout has a number of at least this size; a build from an archive has 0 or 1.
-SMALLEST_REAL_BUILD = 1000
-
-# Field of Capabilities, arguments to pass, and the option in `--help` that shows support for them. (common/arg.cpp)
-_ARGUMENTS = (
-    # Without it the program becomes a chat if the model has a chat template.
-    ("no_conversation", ("-no-cnv",), "-no-cnv"),
-    ("no_display_prompt", ("--no-display-prompt",), "--no-display-prompt"),
-    # Keeps the prompt as it is; by default upstream turns `\n` in it into a line feed.
-    ("no_escape", ("--no-escape",), "--no-escape"),
-    # From b7501 on, upstream by default changes the context to what it estimates to fit, and loads twice for that.
-    ("no_fit", ("-fit", "off"), "-fit"),
-)
-# From September 2025 on (ggml-org/llama.cpp#15792). Before, `--log-colors` takes no value and is off by default.
-_COLORS_WITH_VALUE = re.compile(r"^--log-colors \[", re.MULTILINE)
 # From b9151 on, each line begins with a time and a level, and device and buffer lines have the level "trace".
 _TRACE_LEVEL = re.compile(r"^ +- (\d+): trace\b", re.MULTILINE)
 
-# llama-bench says in its help which values these options take; the oldest builds take no words for flash attention.
-# (tools/llama-bench/llama-bench.cpp, print_usage)
-_BENCH_VALUES = {
-    option: re.compile(rf"^ +-\w+, {option} +<([\w|]+)>", re.MULTILINE) for option in ("--flash-attn", "--split-mode")
-}
+# llama-bench says in its help which values these options take. (tools/llama-bench/llama-bench.cpp, print_usage)
+_BENCH_VALUES = r"^ +-\w+, {option} +<([\w|]+)>"
+# Builds of early 2026 take numbers.
 _FLASH_ATTN_NUMBERS = {"on": "1", "off": "0"}
 
 _VERSION_NUMBERED = re.compile(r"^version: (\d+) \(([0-9a-f]{6,40}|unknown)\)", re.MULTILINE)
@@ -86,8 +59,6 @@ class Program:
     commit: str | None
     # "7.0.0", or None if neither the manifest nor the commit tells it.
     protocol: str | None
-    # Whether RPC devices are RPC0, RPC1, ... (True) or RPC[host:port] (False); None if unknown.
-    counted_devices: bool | None
     # The spellings of each option: {-m, --model}, ...
     options: tuple[frozenset[str], ...]
 
@@ -99,29 +70,11 @@ class Program:
         """Return all spellings of an option, itself included."""
         return next((names for names in self.options if option in names), frozenset([option]))
 
-    def rpc_device_names(self, endpoints: Sequence[str], device_counts: Sequence[int] | None) -> list[str] | None:
-        """Return the names by which `--device` asks for every device of these workers, or None if they are not known.
-
-        `device_counts` holds how many devices each worker has, as asked from the workers themselves.
-        """
-        if not self.has("--device") or self.counted_devices is None:
-            return None
-        if not self.counted_devices:
-            return [f"RPC[{endpoint}]" for endpoint in endpoints]
-        if device_counts is None:
-            return None
-        return [f"RPC{index}" for index in range(sum(device_counts))]
-
 
 @dataclass(frozen=True)
 class Capabilities(Program):
     """A completion program, and the arguments of this build for each setting."""
 
-    no_conversation: tuple[str, ...]
-    no_display_prompt: tuple[str, ...]
-    no_escape: tuple[str, ...]
-    no_fit: tuple[str, ...]
-    no_colors: tuple[str, ...]
     # Puts the lines about devices, buffers and offloaded layers into the log.
     verbosity: tuple[str, ...]
 
@@ -143,40 +96,40 @@ class Bench(Measurable):
     flash_attn: Mapping[str, str]
 
 
-def find_program(bin_folder: str, names: Sequence[str] = PROGRAMS) -> str:
-    """Return the path of the first of these programs in a folder.
-
-    Raises BinaryError if there is none, or if it is not a program for this machine.
-    """
+def find_program(bin_folder: str, name: str = COMPLETION_PROGRAM) -> str:
+    """Return the path of a program in a folder. Raises BinaryError if it is not there, or not for this machine."""
     folder = Path(bin_folder)
     if not folder.is_dir():
         raise BinaryError(f"There is no folder {bin_folder}; install llama.cpp there, or set bin_folder.")
-    for name in names:
-        path = folder / name
-        if path.exists() or path.is_symlink():
-            _check_program(path)
-            return str(path)
-    missing = f"neither {' nor '.join(names)}" if len(names) > 1 else f"no {names[0]}"
-    raise BinaryError(f"There is {missing} in {bin_folder}; install llama.cpp there, or set bin_folder.")
+    path = folder / name
+    if not path.exists() and not path.is_symlink():
+        raise BinaryError(f"There is no {name} in {bin_folder}; install llama.cpp there, or set bin_folder.")
+    check_program(path)
+    return str(path)
 
 
-def _check_program(path: Path) -> None:
-    # A shell runs a file of unknown format as a script, so check the format first.
+def check_program(path: Path) -> None:
+    """Raise BinaryError if a file cannot be run here. A shell would run a file of unknown format as a script."""
     if not path.is_file():
         raise BinaryError(f"{path} is not a file; install llama.cpp again.")
     if not os.access(path, os.X_OK | os.R_OK):
         raise BinaryError(f"{path} may not be run by this user; correct its permissions, or run as another user.")
-    program = read_program(path)
-    if program is None:
-        with path.open("rb") as file:
-            if file.read(2) == b"#!":
-                return
+    head, ours = _head(path), _head(Path("/proc/self/exe"))
+    if head[:2] == b"#!":
+        return
+    if len(head) < len(ours) or head[:4] != ours[:4]:
         raise BinaryError(f"{path} is not a program; install llama.cpp again.")
-    ours = platform.machine()
-    if not program.fits(ours):
+    # The machine, in the header of ELF.
+    if head[18:] != ours[18:]:
+        machine = platform.machine()
         raise BinaryError(
-            f"{path} is built for another kind of machine than this one ({ours}); build llama.cpp for it."
+            f"{path} is built for another kind of machine than this one ({machine}); build llama.cpp for it."
         )
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(20)
 
 
 def read_manifest(bin_folder: str) -> Mapping[str, object]:
@@ -203,14 +156,6 @@ def _identity(program: str, version_text: str) -> tuple[str | None, int | None, 
         build, commit = numbered.groups()
         return None, int(build), None if commit == "unknown" else commit
     raise BinaryError(f"{program} does not answer --version as llama.cpp does; set bin_folder to a llama.cpp release.")
-
-
-def _counted_devices(protocol: str | None, build_number: int | None) -> bool | None:
-    if protocol is not None:
-        return int(protocol.split(".", 1)[0]) >= COUNTED_DEVICES_SINCE_PROTOCOL
-    if build_number is not None and build_number >= SMALLEST_REAL_BUILD:
-        return build_number >= COUNTED_DEVICES_SINCE_BUILD
-    return None
 
 
 def _release(commit: str | None, manifest: Mapping[str, object]) -> tuple[str | None, str | None]:
@@ -255,32 +200,21 @@ def _as_a_program(
         "build_number": build_number,
         "commit": commit,
         "protocol": protocol,
-        "counted_devices": _counted_devices(protocol, build_number),
         "options": options,
     }
 
 
 def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
     """Return the identity and capabilities of a build, from its own output. Raises BinaryError if it is unusable."""
-    options = _options(help_text)
-    known = frozenset().union(*options)
-    found = _as_a_program(program, _identity(program, version_text), options, manifest)
-    arguments: dict[str, Any] = {field: passed if shown_by in known else () for field, passed, shown_by in _ARGUMENTS}
-    if not arguments["no_conversation"]:
-        raise BinaryError(f"{program} is the chat client of b7348 or later; install llama-completion beside it.")
+    found = _as_a_program(program, _identity(program, version_text), _options(help_text), manifest)
     trace = _TRACE_LEVEL.search(help_text)
-    return Capabilities(
-        **found,
-        no_colors=("--log-colors", "off") if _COLORS_WITH_VALUE.search(help_text) else (),
-        verbosity=("-lv", trace.group(1)) if trace else (),
-        **arguments,
-    )
+    return Capabilities(**found, verbosity=("-lv", trace.group(1)) if trace else ())
 
 
 def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Bench:
     """Return the identity and capabilities of a build of llama-bench, as `describe` does.
 
-    Older builds do not answer --version; their results name the build.
+    Builds before protocol 7 do not answer --version; their results name the build.
     """
     options = _options(help_text)
     known = frozenset().union(*options)
@@ -289,16 +223,15 @@ def describe_bench(program: str, version_text: str, help_text: str, manifest: Ma
             f"{program} does not answer --help as llama-bench does; set bin_folder to a llama.cpp release."
         )
     identity = _identity(program, version_text) if "--version" in known else (None, None, None)
-    values = {
-        option: found[1].split("|")
-        for option in _BENCH_VALUES
-        for found in [_BENCH_VALUES[option].search(help_text)]
-        if found
-    }
-    words = values.get("--flash-attn", [])
+
+    def values(option: str) -> list[str]:
+        found = re.search(_BENCH_VALUES.format(option=option), help_text, re.MULTILINE)
+        return found[1].split("|") if found else []
+
+    words = values("--flash-attn")
     return Bench(
         **_as_a_program(program, identity, options, manifest),
-        split_modes=tuple(values.get("--split-mode", [])),
+        split_modes=tuple(values("--split-mode")),
         patches=_patches(manifest),
         flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
     )

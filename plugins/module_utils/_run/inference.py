@@ -25,7 +25,7 @@ from .worker_run import (
     check_number,
     check_workers,
     context_rejected,
-    device_counts,
+    device_names,
     dropped,
     errors,
     failed,
@@ -181,7 +181,7 @@ def build_command(
     capabilities: Capabilities, options: Options, statuses: Sequence[WorkerStatus], prompt_file: str | None
 ) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, empty without verification."""
-    names = capabilities.rpc_device_names(options.endpoints, device_counts(statuses) if statuses else None)
+    names = device_names(statuses)
     split = shares(options.tensor_split, statuses) if statuses else options.tensor_split
     return [
         capabilities.program,
@@ -198,11 +198,14 @@ def build_command(
         *(("--device", ",".join(names)) if names else ()),
         *("-ngl", str(options.n_gpu_layers)),
         *(("-ts", ",".join(f"{share:g}" for share in split)) if split else ()),
-        *capabilities.no_fit,
-        *capabilities.no_conversation,
-        *capabilities.no_display_prompt,
-        *capabilities.no_escape,
-        *capabilities.no_colors,
+        # Upstream would change the context to what it estimates to fit, and load twice for that.
+        *("-fit", "off"),
+        # A model with a chat template would make it a chat.
+        "-no-cnv",
+        "--no-display-prompt",
+        # Keep the prompt as it is: upstream would turn `\n` in it into a line feed.
+        "--no-escape",
+        *("--log-colors", "off"),
         *capabilities.verbosity,
         *options.extra_args,
     ]

@@ -225,9 +225,9 @@ def _mismatches(statuses: Sequence[WorkerStatus], protocol: str | None) -> list[
     ]
 
 
-def device_counts(statuses: Sequence[WorkerStatus]) -> list[int]:
-    """Return how many devices each worker has."""
-    return [len(status.devices) for status in statuses]
+def device_names(statuses: Sequence[WorkerStatus]) -> list[str]:
+    """Return the names of all devices of the workers, which llama.cpp counts over all workers."""
+    return [f"RPC{number}" for number in range(sum(len(status.devices) for status in statuses))]
 
 
 def shares(split: Sequence[float], statuses: Sequence[WorkerStatus]) -> list[float]:

@@ -34,12 +34,7 @@ WORKER_RUN: dict[str, dict[str, Any]] = {
     "n_gpu_layers": {"type": "int", "default": 999},
     "tensor_split": {"type": "list", "elements": "float", "default": []},
     "threads": {"type": "int"},
-    "bin_folder": {
-        "type": "path",
-        "default": "/opt/llama_cpp/current/bin",
-        "aliases": ["bin_dir"],
-        "deprecated_aliases": [{"name": "bin_dir", "version": "0.4.0", "collection_name": "llama_cpp.cluster"}],
-    },
+    "bin_folder": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
     "verify": {"type": "bool", "default": True},
 }
 
@@ -90,10 +85,10 @@ class WorkerTask:
         except (BinaryError, RunnerError) as error:
             self.fail(Failure("binary_missing", None, str(error)))
 
-    def asked(self, *programs: str) -> tuple[str, str, str, Mapping[str, object]]:
-        """Return the first of these programs in `bin_folder`, its version text, its help, and the manifest."""
+    def asked(self, name: str) -> tuple[str, str, str, Mapping[str, object]]:
+        """Return the path of this program in `bin_folder`, its version text, its help, and the manifest."""
         bin_folder = str(Path(self.module.params["bin_folder"]).absolute())
-        program = find_program(bin_folder, programs)
+        program = find_program(bin_folder, name)
         # Upstream writes its version to standard error and its help to standard output.
         version = self.run([program, "--version"], DESCRIBE_TIMEOUT_S)
         usage = self.run([program, "--help"], DESCRIBE_TIMEOUT_S)

@@ -4,6 +4,9 @@
 For each architecture, the image has the programs and the Debian packages that they need. mmdebstrap unpacks these from
 a mirror that does not change (a snapshot). The same artifacts, mirror and collection give the same bytes. The program
 prints the digest by which a registry knows the image.
+
+No packaged tool does this: umoci writes no index for several architectures, buildah needs root or user namespaces, and
+skopeo gives the entries of an archive the current time.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import subprocess
 import sys
@@ -16,7 +15,12 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import we
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.beginning import FIRST_BYTES
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import header as headers
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, read_header, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    GgufError,
+    part_names,
+    read_header,
+    read_model,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape
 from ansible_collections.llama_cpp.cluster.plugins.modules import gguf_header
@@ -91,13 +95,6 @@ def test_a_header_is_fetched_in_ranges_and_the_weights_are_not(hub: Hub, tmp_pat
     assert hub.sent_bytes < HEADER + 3 * MIB
 
 
-def test_the_first_piece_of_a_file_has_the_header_of_the_whole(hub: Hub, tmp_path: Path) -> None:
-    hub.files = {"m.gguf.part1of2": CONTENT[: HEADER + MIB]}
-    result = get(tmp_path, hub.direct("m.gguf.part1of2"))
-    is_header_of_content(tmp_path / "model.gguf")
-    assert result["path"] == str(tmp_path / "model.gguf")
-
-
 @pytest.mark.parametrize("chunked", [False, True], ids=["with-its-length", "of-unknown-length"])
 def test_a_server_without_ranges_is_left_after_the_header(hub: Hub, tmp_path: Path, chunked: bool) -> None:
     hub.ranges, hub.chunked = False, chunked
@@ -146,49 +143,28 @@ def test_a_model_that_changes_meanwhile_is_read_again(
     is_header_of_content(tmp_path / NAME)
 
 
-@pytest.fixture
-def parts(tmp_path: Path) -> dict[str, bytes]:
-    """Return a model in three parts."""
-    whole = write_synthetic(tmp_path / "whole.gguf", "dense", layers=3)
-    command = [sys.executable, SPLITTER, whole, tmp_path / "m", "3"]
-    subprocess.run([str(word) for word in command], check=True, timeout=60)
-    return {path.name: path.read_bytes() for path in sorted(tmp_path.glob("m-*.gguf"))}
-
-
-def test_all_parts_of_a_split_model_are_fetched(parts: dict[str, bytes], tmp_path: Path) -> None:
-    with running_hub(parts) as hub:
-        result = get(tmp_path / "new", hub.direct("m-00002-of-00003.gguf"))
-        assert result["path"] == str(tmp_path / "new/m-00001-of-00003.gguf")
-        assert {seen.path for seen in hub.downloads()} == {f"/{name}?{SIGNATURE}" for name in parts}
-    found, whole = (
-        describe(read_model(path)) for path in (tmp_path / "new/m-00001-of-00003.gguf", tmp_path / "whole.gguf")
-    )
-    assert (found.weights, found.layers) == (whole.weights, whole.layers)
-
-
-def test_parts_that_are_missing_or_of_another_model_are_named(parts: dict[str, bytes], tmp_path: Path) -> None:
-    names = list(parts)
-    with running_hub({**parts, names[2]: parts[names[1]]}) as hub:
-        with pytest.raises(GgufError, match=f"{names[2]} says that it is part 1 of a split"):
-            get(tmp_path, hub.direct(names[0]))
-        del hub.files[names[1]]
-        with pytest.raises(DownloadError, match=rf"/{names[1]} does not exist \(404\): correct the URL\.$"):
-            get(tmp_path, hub.direct(names[0]))
-
-
 def test_the_token_goes_to_the_hub_alone(hub: Hub, tmp_path: Path) -> None:
     hub.token = TOKEN
     get(tmp_path, hub.url(NAME), token=TOKEN)
     assert {(seen.server, "Authorization" in seen.headers) for seen in hub.seen} == {("front", True), ("store", False)}
 
 
+def test_parts_that_are_missing_or_of_another_model_are_named(tmp_path: Path) -> None:
+    whole, names = write_synthetic(tmp_path / "whole.gguf", "dense", layers=3), part_names("m-00001-of-00003.gguf")
+    subprocess.run([sys.executable, SPLITTER, str(whole), str(tmp_path / "m"), "3"], check=True, timeout=60)
+    parts = {name: (tmp_path / name).read_bytes() for name in names}
+    with running_hub({**parts, names[2]: parts[names[1]]}) as hub:
+        with pytest.raises(GgufError, match=f"{names[2]} says that it is part 1 of a split"):
+            get(tmp_path / "new", hub.direct(names[0]))
+        del hub.files[names[1]]
+        with pytest.raises(DownloadError, match=rf"/{names[1]} does not exist \(404\): correct the URL\.$"):
+            get(tmp_path / "new", hub.direct(names[0]))
+
+
 @pytest.mark.parametrize(
     ("behaviour", "options", "words"),
     [
-        ({"token": TOKEN}, {}, r"is refused \(401\): it needs a token with access\.$"),
         ({"token": TOKEN}, {"token": "wrong"}, r"is refused \(401\): the token lacks access\.$"),
-        ({"gated": True}, {}, r"is refused \(403\): it needs a token with access\.$"),
-        ({"statuses": [404]}, {}, r"does not exist \(404\): correct the URL\.$"),
         ({"statuses": [503] * 9}, {}, r"answers 503 .*, 3 times in a row; run this again when it answers\.$"),
         ({"statuses": [416]}, {}, r"is not a complete GGUF model: it is empty; give the URL of a GGUF file\.$"),
         ({"cut_after": [0] * 9}, {}, r"the connection ended after 0 of 262144 bytes, 3 times in a row; run this again"),
@@ -198,19 +174,22 @@ def test_the_token_goes_to_the_hub_alone(hub: Hub, tmp_path: Path) -> None:
             {"stall_timeout": 0.2, "retries": 99, "timeout": 0.5},
             r"did not finish within the time limit of the download; allow it more time\.$",
         ),
-        ({"repo": "renamed/model-GGUF"}, {}, r"redirects too often, or to no URL: correct the URL\.$"),
         ({"files": {NAME: b"<!DOCTYPE html>"}}, {}, r"it is a web page, such as .*; give the URL of a GGUF file\.$"),
-        ({"files": {NAME: b'{"error": 1}'}}, {}, "it is JSON text"),
-        ({"files": {NAME: b"PK" * 99}}, {}, "it does not begin with GGUF; give the URL of a GGUF file"),
-        ({"files": {NAME: b""}}, {}, "it is empty"),
         ({"files": {NAME: CONTENT[: MIB // 2]}}, {}, "its header is damaged or cut off"),
         ({"files": {NAME: CONTENT[:-9]}}, {}, rf"{len(CONTENT) - 9} bytes and should have {len(CONTENT)}: the copy"),
     ],
     ids=[
-        "no-token", "wrong-token", "gated", "missing", "out-of-service", "empty-range", "nothing-comes", "silent",
-        "too-long", "redirect-to-itself", "web-page", "json", "archive", "empty", "cut-off", "incomplete",
+        "token",
+        "out-of-service",
+        "empty-range",
+        "nothing",
+        "silent",
+        "too-long",
+        "web-page",
+        "cut-off",
+        "incomplete",
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_read_is_a_sentence(
     hub: Hub, tmp_path: Path, behaviour: dict[str, Any], options: dict[str, Any], words: str
 ) -> None:
@@ -220,7 +199,6 @@ def test_what_cannot_be_read_is_a_sentence(
     with pytest.raises((DownloadError, GgufError), match=words) as caught:
         get(tmp_path, hub.url(NAME), **options)
     assert time.monotonic() - began < 5
-    assert "\n" not in str(caught.value)
     assert TOKEN not in str(caught.value)
     assert SIGNATURE not in str(caught.value)
 
@@ -232,23 +210,6 @@ def test_a_header_that_never_ends_is_given_up(hub: Hub, tmp_path: Path, monkeypa
         with pytest.raises(GgufError, match="its header is longer than 1 MiB, so it is damaged or not a model's; give"):
             get(tmp_path, hub.direct(NAME))
         assert hub.sent_bytes < WEIGHTS // 2
-
-
-@pytest.mark.parametrize(
-    ("url", "words"),
-    [
-        ("http://127.0.0.1:{port}/m.gguf", "127.0.0.1 refuses connections, 3 times in a row; run this again"),
-        ("http://no-such-host.invalid/m.gguf", "the name no-such-host.invalid cannot be resolved"),
-        ("ftp://127.0.0.1/m.gguf", "is not a URL that can be fetched: give one with http:// or https://"),
-        ("http://127.0.0.1/m-00004-of-00003.gguf", "has a part number that is not from 1 to its count of parts"),
-    ],
-    ids=["refused", "unknown-name", "ftp", "no-such-part"],
-)
-def test_an_address_that_cannot_work(tmp_path: Path, url: str, words: str) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        with pytest.raises((DownloadError, GgufError), match=words):
-            get(tmp_path, url.format(port=unused.getsockname()[1]))
 
 
 @pytest.mark.parametrize(

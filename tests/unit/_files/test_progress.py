@@ -13,7 +13,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress 
     VERIFYING,
     Bytes,
     Count,
-    Note,
     noted,
     read_bytes,
 )
@@ -30,24 +29,15 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_count_as_one_if_all_sizes_are_known(tmp_path: Path) -> None:
     path = tmp_path / "note"
     with noted(str(path)) as note:
-        count = Count(note, [70, 30])
-        count.tell(DOWNLOADING, 70, 70)
-        count.next(70)
-        count.tell(DOWNLOADING, 5, 30)
-        assert read_bytes(path.read_text()) == Bytes(DOWNLOADING, 75, 100)
+        for sizes, done in (([70, 30], Bytes(DOWNLOADING, 75, 100)), ([70, None], Bytes(DOWNLOADING, 5, 30))):
+            count = Count(note, sizes)
+            count.next(70)
+            count.tell(DOWNLOADING, 5, 30)
+            assert read_bytes(path.read_text()) == done
         # A note is never shorter than the last one, so that no rest of that remains.
         Count(note, [None]).tell(VERIFYING, 1, None)
         assert read_bytes(path.read_text()) == Bytes(VERIFYING, 1, 0)
     assert not path.exists()
-
-
-def test_a_file_of_unknown_size_is_counted_alone(tmp_path: Path) -> None:
-    path = tmp_path / "note"
-    with noted(str(path)) as note:
-        count = Count(note, [70, None])
-        count.next(70)
-        count.tell(DOWNLOADING, 5, 30)
-        assert read_bytes(path.read_text()) == Bytes(DOWNLOADING, 5, 30)
 
 
 def test_a_digest_tells_how_far_it_is(tmp_path: Path) -> None:
@@ -57,18 +47,12 @@ def test_a_digest_tells_how_far_it_is(tmp_path: Path) -> None:
     assert told == [(VERIFYING, done << 20, 3 << 20) for done in (1, 2, 3)]
 
 
-def test_a_note_that_nobody_reads_is_not_written(tmp_path: Path) -> None:
+def test_a_note_that_nobody_reads_is_not_written_and_what_is_none_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("of somebody else")
     for path in (None, str(tmp_path / "taken"), str(tmp_path / "missing/note")):
         with noted(path) as note:
             Count(note, [1]).tell(DOWNLOADING, 1, 1)
             assert not note.is_read
     assert (tmp_path / "taken").read_text() == "of somebody else"
-    Note(None).write("x")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"what": "x", "done": "y", "total": 1}', '{"what": "", "done": -1, "total": 1}']
-)
-def test_what_is_no_note_is_ignored(text: str) -> None:
-    assert read_bytes(text) is None
+    for text in ("", "{", "[]", '{"what": "x", "done": "y", "total": 1}', '{"what": "", "done": -1, "total": 1}'):
+        assert read_bytes(text) is None

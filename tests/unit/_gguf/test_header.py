@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from pathlib import Path
 
-U16, U32, F32, TEXT, ARRAY = 2, 4, 6, 8, 9
+U16, U32, TEXT, ARRAY = 2, 4, 8, 9
 
 
 def text(value: bytes) -> bytes:
@@ -101,33 +101,17 @@ def test_a_projector_in_the_file_of_the_text_model_is_refused(tmp_path: Path, na
         assert is_one_sentence(str(raised.value))
 
 
-def test_version_2_is_read_like_version_3(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.gguf")
-    third, content = read_header(path), path.read_bytes()
-    path.write_bytes(content[:4] + struct.pack("<I", 2) + content[8:])
-    second = read_header(path)
-    assert second.version == 2
-    assert (second.metadata, second.tensors, second.end_bytes) == (third.metadata, third.tensors, third.end_bytes)
-
-
-@pytest.mark.parametrize("alignment", [32, 64, 4096])
-def test_the_last_byte_of_the_weights_is_missed(tmp_path: Path, alignment: int) -> None:
-    path = write(tmp_path / "m.gguf", alignment=alignment)
-    header = read_header(path)
-    assert header.end_bytes is not None
-    content = path.read_bytes()
-    path.write_bytes(content[: header.end_bytes])
-    read_header(path)
-    path.write_bytes(content[: header.end_bytes - 1])
-    with pytest.raises(GgufError, match=f"it has {header.end_bytes - 1} bytes and should have {header.end_bytes}"):
-        read_header(path)
-
-
-def test_a_file_cut_off_anywhere_is_noticed(tmp_path: Path) -> None:
-    cut = write(tmp_path / "cut.gguf")
+@pytest.mark.parametrize("alignment", [32, 4096])
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_file_cut_off_anywhere_is_noticed(tmp_path: Path, version: int, alignment: int) -> None:
+    cut = write(tmp_path / "cut.gguf", alignment=alignment)
+    content = cut.read_bytes()
+    cut.write_bytes(content[:4] + struct.pack("<I", version) + content[8:])
     end = read_header(cut).end_bytes
     assert end is not None
-    for length in reversed(range(1, end)):
+    os.truncate(cut, end)
+    assert read_header(cut).version == version
+    for length in (*reversed(range(end - 600, end)), *range(1, end - 600, 1 if alignment == 32 else 101)):
         os.truncate(cut, length)
         with pytest.raises(GgufError, match=r"cut\.gguf is not a complete GGUF model: .*\.$") as caught:
             read_header(cut)
@@ -145,17 +129,13 @@ BAD = {
     "json": (b'{"error": "unauthorized"}', "it is JSON text"),
     "zeros": (bytes(4096), "it begins with zeros"),
     "other": (b"PK\3\4", "it does not begin with GGUF"),
-    "version-0": (file_of(version=0), "version 0 of the format"),
     "version-1": (file_of(version=1), "version 1 of the format"),
-    "version-4": (file_of(version=4), "version 4 of the format"),
     "big-endian-3": (b"GGUF" + struct.pack(">I", 3) + bytes(64), "byte order of a big-endian machine"),
-    "big-endian-2": (b"GGUF" + struct.pack(">I", 2) + bytes(64), "byte order of a big-endian machine"),
     "tensors-without-end": (file_of(tensors=1 << 60), "it claims 1152921504606846976 tensors"),
     "keys-without-end": (file_of(pairs=(1 << 64) - 1), "it claims 18446744073709551615 keys"),
     "key-beyond-the-file": (file_of(struct.pack("<Q", 1 << 62), pairs=1), "its header is damaged or cut off"),
     "key-too-long": (file_of(pair(b"k" * 2000, TEXT, text(b"")), pairs=1), "a key of 2000 bytes"),
     "key-without-name": (file_of(pair(b"", U16, b"\1\0"), pairs=1), "a key without a name"),
-    "key-not-text": (file_of(pair(b"\xff\xfe", U16, b"\1\0"), pairs=1), "a key that is not UTF-8 text"),
     "key-twice": (file_of(pair(b"k", U16, b"\1\0") * 2, pairs=2), "the key 'k' twice"),
     "key-twice-as-array": (
         file_of(pair(b"k", ARRAY, array_of(U16, 0)), pair(b"k", U16, b"\1\0"), pairs=2),
@@ -175,7 +155,6 @@ BAD = {
         "its key 'k' has an array of arrays, which llama.cpp does not read",
     ),
     "alignment-3": (file_of(pair(b"general.alignment", U32, struct.pack("<I", 3)), pairs=1), "not a power of 2"),
-    "alignment-0": (file_of(pair(b"general.alignment", U32, struct.pack("<I", 0)), pairs=1), "not a power of 2"),
     "alignment-text": (file_of(pair(b"general.alignment", TEXT, text(b"32")), pairs=1), "as a 32-bit number"),
     "tensor-name-too-long": (file_of(tensor(b"t" * 64), tensors=1), "a tensor's name of 64 bytes"),
     "tensor-name-not-text": (file_of(tensor(b"\xc3("), tensors=1), "a tensor's name that is not UTF-8 text"),
@@ -191,7 +170,6 @@ BAD = {
     "type-given-up": (file_of(tensor(kind=31), tensors=1), "of type 31, which llama.cpp no longer reads"),
     "type-of-a-fork": (file_of(tensor(kind=138), tensors=1), "of type 138 of ik_llama.cpp, a fork, and llama.cpp does"),
     "type-of-a-fork-the-first": (file_of(tensor(kind=133), tensors=1), "of type 133 of ik_llama.cpp, a fork"),
-    "type-of-a-fork-repacked": (file_of(tensor(kind=339), tensors=1), "of type 339 of ik_llama.cpp, a fork"),
     "type-damaged": (file_of(tensor(kind=0xFFFFFFFF), tensors=1), "of type 4294967295, which does not exist"),
     "row-of-half-a-block": (
         file_of(tensor(shape=(48,), kind=8), tensors=1),
@@ -200,7 +178,6 @@ BAD = {
     "offset-unaligned": (file_of(tensor(offset=4), tensors=1), "has the offset 4 instead of 0"),
     "offset-beyond-the-file": (file_of(tensor(offset=1 << 62), tensors=1), "instead of 0"),
     "tensors-overlap": (file_of(tensor(b"a"), tensor(b"b", offset=96), tensors=2), "the offset 96 instead of 128"),
-    "tensors-on-each-other": (file_of(tensor(b"a"), tensor(b"b"), tensors=2), "'b' has the offset 0 instead of 128"),
     "tensors-with-a-gap": (file_of(tensor(b"a"), tensor(b"b", offset=160), tensors=2), "the offset 160 instead of 128"),
     "tensor-missing": (file_of(tensor(), tensors=50), r"tensor|header"),
 }
@@ -246,58 +223,43 @@ def test_a_long_text_is_cut_and_a_broken_one_mended(tmp_path: Path) -> None:
     }
 
 
-def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(GgufError, match="it is a folder: name the GGUF file in it"):
-        read_header(tmp_path)
-    with pytest.raises(GgufError, match="there is no such file"):
-        read_header(tmp_path / "m.gguf")
-
-
-def test_parts_have_names() -> None:
-    assert part_names("m.gguf") == ["m.gguf"]
-    assert part_names("m-00002-of-00002.gguf") == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
-    with pytest.raises(GgufError, match="has a part number that is not from 1 to its count of parts"):
-        part_names("m-00003-of-00002.gguf")
-    with pytest.raises(GgufError, match="one of 99999 parts, but at most 1000 are allowed"):
-        part_names("m-00001-of-99999.gguf")
-
-
-def test_a_split_model_needs_all_its_parts_and_the_first_name(tmp_path: Path) -> None:
-    first, second = (tmp_path / name for name in part_names("m-00001-of-00002.gguf"))
-    write(first, split=(0, 2))
-    with pytest.raises(GgufError, match=r"is one of 2 parts, and m-00002-of-00002\.gguf is missing beside it"):
-        read_model(first)
-    write(second, split=(1, 2))
-    assert [[entry.name for entry in header.tensors] for header in read_model(first)] == [["a0", "b0"], ["a1", "b1"]]
-    with pytest.raises(GgufError, match=r"is not the first part .* name m-00001-of-00002\.gguf"):
-        read_model(second)
-    renamed = first.rename(tmp_path / "m.gguf")
-    with pytest.raises(GgufError, match=r"one of 2 parts, but its name does not: .* m-00001-of-00002\.gguf"):
-        read_model(renamed)
+PIECE = r"the copy is incomplete; by its name it may be a piece of a file that was cut"
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "m.Q4.gguf.part1of2",
-            r"is piece 1 of 2 .*`cat m.Q4.gguf.part1of2 m.Q4.gguf.part2of2 >m.Q4.gguf`, and name that",
-        ),
-        ("m.gguf.part2of12", r"is piece 2 of 12 .*`cat m.gguf.part1of12 m.gguf.part2of12 \.\.\. m.gguf.part12of12 >m"),
-        ("m.gguf-split-b", r"is piece b of .*`cat m.gguf-split-\* >m.gguf`"),
+        ("m.Q4.gguf.part1of2", r"piece 1 of 2 .*`cat m.Q4.gguf.part1of2 m.Q4.gguf.part2of2 >m.Q4.gguf`, and name that"),
+        ("m.gguf.part2of12", r"piece 2 of 12 .*`cat m.gguf.part1of12 m.gguf.part2of12 \.\.\. m.gguf.part12of12 >m"),
+        ("m.gguf-split-b", r"piece b of .*`cat m.gguf-split-\* >m.gguf`"),
+        *((f"m.{ending}", PIECE) for ending in ("gguf.part1", "gguf.part-a", "gguf-part-b", "gguf.001", "GGUF.aa")),
+        ("m.gguf", r"the copy is incomplete\.$"),
     ],
-    ids=["of-two", "of-many", "letter"],
 )
 def test_a_piece_of_a_file_that_was_cut_is_named_with_the_way_to_join_it(tmp_path: Path, name: str, words: str) -> None:
-    (tmp_path / name).write_bytes(b"GGUF")
+    (tmp_path / name).write_bytes(file_of(tensor(), tensors=1)[:-1000])
     with pytest.raises(GgufError, match=words):
         read_header(tmp_path / name)
 
 
-def test_of_many_missing_parts_some_are_named(tmp_path: Path) -> None:
-    first = write(tmp_path / "m-00001-of-00900.gguf", split=(0, 900))
-    with pytest.raises(GgufError, match=r"of 900 parts, and m-00002-.* and 894 more are missing") as caught:
-        read_model(first)
+@pytest.mark.parametrize(
+    ("there", "named", "words"),
+    [
+        (["m-00001-of-00002"], "m-00001-of-00002", r"one of 2 parts, and m-00002-of-00002\.gguf is missing beside it"),
+        (["m-00001-of-00900"], "m-00001-of-00900", r"of 900 parts, and m-00002-.* and 894 more are missing"),
+        (["m-00002-of-00002"], "m-00002-of-00002", r"is not the first part .* name m-00001-of-00002\.gguf"),
+        (["m"], "m", r"one of 2 parts, but its name does not: .* m-00001-of-00002\.gguf"),
+        ([], "m-00003-of-00002", "has a part number that is not from 1 to its count of parts"),
+        ([], "m-00001-of-99999", "one of 99999 parts, but at most 1000 are allowed"),
+    ],
+)
+def test_a_split_model_needs_all_its_parts_and_the_first_name(
+    tmp_path: Path, there: list[str], named: str, words: str
+) -> None:
+    for name in there:
+        write(tmp_path / f"{name}.gguf", split=(0, 2))
+    with pytest.raises(GgufError, match=words) as caught:
+        read_model(tmp_path / f"{named}.gguf")
     assert is_one_sentence(str(caught.value))
 
 
@@ -449,16 +411,3 @@ def assert_read_or_refused(path: Path, content: bytes) -> None:
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return write(tmp_path_factory.mktemp("gguf") / "m.gguf").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "name", ["m.gguf.part1", "m.gguf.part-a", "m.gguf-part-b", "m.gguf.001", "m.gguf.aa", "m.GGUF.split-a"]
-)
-def test_a_name_may_be_that_of_a_piece(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_bytes(file_of(tensor(), tensors=1)[:-1000])
-    with pytest.raises(GgufError, match="the copy is incomplete; by its name it may be a piece of a file that was cut"):
-        read_header(path)
-    path.rename(tmp_path / "m.gguf")
-    with pytest.raises(GgufError, match=r"the copy is incomplete\.$"):
-        read_header(tmp_path / "m.gguf")

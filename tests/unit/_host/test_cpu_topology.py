@@ -54,87 +54,53 @@ def plant(root: Path, tree: dict[str, str]) -> Path:
     return root
 
 
-SMT = [f"{core},{core + 8}" for core in range(8)]
-AMPERE = {0: "0-63", 1: "64-127"}
-SLICES = {"": "0-7\n", "system.slice__": "4-7\n"}
-CGROUP = "sys__fs__cgroup__"
+SMT = host("0-15", [f"{core},{core + 8}" for core in range(8)], {0: "0-15"})
+AMPERE = host("0-127", None, {0: "0-63", 1: "64-127"})
+
+
+def limited(groups: str = PID_1["v2"], **files: str) -> dict[str, str]:
+    """Return a host with eight CPUs and files of control groups."""
+    return host("0-7", groups=groups, **{f"sys__fs__cgroup__{name}": text + "\n" for name, text in files.items()})
+
+
+def quota(**files: str) -> dict[str, str]:
+    return limited(**{f"{name}cpu.max": f"{limit} 100000" for name, limit in files.items()})
+
+
+def old_quota(group: str, limit: str) -> dict[str, str]:
+    folder = f"cpu,cpuacct__{group}"
+    files = {f"{folder}cpu.cfs_quota_us": limit, f"{folder}cpu.cfs_period_us": "100000"}
+    return limited(PID_1["v1"], **files)
+
 
 # The host, a part of it, the CPUs of that part, and how many threads it runs at full speed.
 HOSTS: dict[str, tuple[dict[str, str], dict[str, Any], str, int]] = {
-    "x86-8-cores-with-SMT": (host("0-15", SMT, {0: "0-15"}), {}, "0-15", 8),
-    "x86-with-SMT-linux-4": (host("0-15", SMT, {0: "0-15"}, file="thread_siblings_list"), {}, "0-15", 8),
-    "x86-with-SMT-turned-off": (host("0-7", [str(n) for n in range(8)], {0: "0-7"}), {}, "0-7", 8),
-    "one-thread-of-each-core-is-a-core": (host("0-15", SMT, {0: "0-15"}, allowed="0-3"), {}, "0-3", 4),
-    "both-threads-of-a-core-are-one": (host("0-15", SMT, {0: "0-15"}, allowed="0,8"), {}, "0,8", 1),
-    "Graviton-16-cores": (host("0-15", [str(n) for n in range(16)], {0: "0-15"}), {}, "0-15", 16),
+    "x86-8-cores-with-SMT": (SMT, {}, "0-15", 8),
+    "x86-with-SMT-linux-4": (host("0-15", ["0,2", "1,3"], file="thread_siblings_list", allowed="0-3"), {}, "0-3", 2),
+    "one-thread-of-each-core-is-a-core": ({**SMT, **host("0-15", allowed="0-3")}, {}, "0-3", 4),
+    "both-threads-of-a-core-are-one": ({**SMT, **host("0-15", allowed="0,8")}, {}, "0,8", 1),
+    "CPU-list": (SMT, {"cpu_affinity": "0-3 8-11"}, "0-3,8-11", 4),
     "Raspberry-Pi-without-NUMA": (host("0-3", [str(n) for n in range(4)]), {}, "0-3", 4),
-    "Ampere-two-nodes": (host("0-127", [str(n) for n in range(128)], AMPERE), {}, "0-127", 128),
-    "Ampere-second-node": (host("0-127", [str(n) for n in range(128)], AMPERE), {"numa_node": 1}, "64-127", 64),
-    "CPU-list": (host("0-15", SMT, {0: "0-15"}), {"cpu_affinity": "0-3 8-11"}, "0-3,8-11", 4),
-    "node-and-CPU-list": (host("0-127", None, AMPERE), {"numa_node": 1, "cpu_affinity": "60-70"}, "64-70", 7),
-    "no-topology-files": (host("0-3"), {}, "0-3", 4),
+    "Ampere-two-nodes": (AMPERE, {}, "0-127", 128),
+    "Ampere-second-node": (AMPERE, {"numa_node": 1}, "64-127", 64),
+    "node-and-CPU-list": (AMPERE, {"numa_node": 1, "cpu_affinity": "60-70"}, "64-70", 7),
     "offline-CPUs-do-not-count": (host("0,2", [str(n) for n in range(4)], allowed="0-3"), {}, "0,2", 2),
-    "container-with-quota-of-1.5": (host("0-7", **{CGROUP + "cpu.max": "150000 100000\n"}), {}, "0-7", 1),
-    "quota-below-one": (host("0-7", **{CGROUP + "cpu.max": "50000 100000\n"}), {}, "0-7", 1),
-    "quota-above-the-cores": (host("0-3", **{CGROUP + "cpu.max": "6400000 100000\n"}), {}, "0-3", 4),
-    "quota-max-is-none": (host("0-7", **{CGROUP + "cpu.max": "max 100000\n"}), {}, "0-7", 8),
-    "quota-of-the-slice-of-services": (
-        host("0-7", **{CGROUP + "cpu.max": "max 100000\n", CGROUP + "system.slice__cpu.max": "300000 100000\n"}),
-        {},
-        "0-7",
-        3,
-    ),
-    "smallest-quota-on-the-way": (
-        host("0-7", **{CGROUP + "cpu.max": "200000 100000\n", CGROUP + "system.slice__cpu.max": "300000 100000\n"}),
-        {},
-        "0-7",
-        2,
-    ),
-    "quota-holds-for-a-node-too": (
-        host("0-127", None, AMPERE, **{CGROUP + "cpu.max": "800000 100000\n"}),
-        {"numa_node": 0},
-        "0-63",
-        8,
-    ),
-    "quota-of-the-old-tree": (
-        host(
-            "0-7",
-            groups=PID_1["v1"],
-            **{
-                CGROUP + "cpu,cpuacct__docker__abc__cpu.cfs_quota_us": "250000\n",
-                CGROUP + "cpu,cpuacct__docker__abc__cpu.cfs_period_us": "100000\n",
-            },
-        ),
-        {},
-        "0-7",
-        2,
-    ),
-    "no-quota-in-the-old-tree": (
-        host(
-            "0-7",
-            groups=PID_1["v1"],
-            **{CGROUP + "cpu,cpuacct__cpu.cfs_quota_us": "-1\n", CGROUP + "cpu,cpuacct__cpu.cfs_period_us": "100000\n"},
-        ),
-        {},
-        "0-7",
-        8,
-    ),
+    "container-with-quota-of-1.5": (quota(**{"": "150000"}), {}, "0-7", 1),
+    "quota-below-one": (quota(**{"": "50000"}), {}, "0-7", 1),
+    "quota-above-the-cores": (quota(**{"": "6400000"}), {}, "0-7", 8),
+    "quota-max-is-none": (quota(**{"": "max"}), {}, "0-7", 8),
+    "quota-of-the-slice-of-services": (quota(**{"": "max", "system.slice__": "300000"}), {}, "0-7", 3),
+    "smallest-quota-on-the-way": (quota(**{"": "200000", "system.slice__": "300000"}), {}, "0-7", 2),
+    "quota-holds-for-a-part-too": (quota(**{"": "200000"}), {"cpu_affinity": "0-3"}, "0-3", 2),
+    "quota-of-the-old-tree": (old_quota("docker__abc__", "250000"), {}, "0-7", 2),
+    "no-quota-in-the-old-tree": (old_quota("", "-1"), {}, "0-7", 8),
     "CPU-set-of-the-slice-of-services": (
-        host(
-            "0-7",
-            **{CGROUP + "cpuset.cpus.effective": "0-7\n", CGROUP + "system.slice__cpuset.cpus.effective": "4-7\n"},
-        ),
-        {},
-        "4-7",
-        4,
+        limited(**{"cpuset.cpus.effective": "0-7", "system.slice__cpuset.cpus.effective": "4-7"}), {}, "4-7", 4
     ),
     "CPU-set-of-the-old-tree": (
-        host("0-7", groups=PID_1["v1"], **{CGROUP + "cpuset__docker__abc__cpuset.effective_cpus": "0-1\n"}),
-        {},
-        "0-1",
-        2,
+        limited(PID_1["v1"], **{"cpuset__docker__abc__cpuset.effective_cpus": "0-1"}), {}, "0-1", 2
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("tree", "part", "cpus", "cores"), HOSTS.values(), ids=HOSTS.keys())
@@ -146,23 +112,16 @@ def test_cores_that_a_service_may_use(
     assert (format_cpu_list(chosen), topology.count_cores(chosen)) == (cpus, cores)
 
 
-@pytest.mark.parametrize(
-    ("part", "found"),
-    [
-        ({}, {"cpus": "0-15", "physical_cores": 8, "usable_cores": 2, "problem": None}),
-        ({"cpu_affinity": "0-3"}, {"cpus": "0-3", "physical_cores": 4, "usable_cores": 2, "problem": None}),
-    ],
-    ids=["host", "part"],
-)
-def test_what_is_said_of_a_part_of_a_host(tmp_path: Path, part: dict[str, Any], found: dict[str, Any]) -> None:
-    tree = host("0-15", SMT, {0: "0-15"}, **{CGROUP + "cpu.max": "200000 100000\n"})
-    assert describe_set(read_topology(plant(tmp_path, tree)), **part) == found
-
-
-def test_a_part_that_is_not_there_is_told_of_as_a_problem(tmp_path: Path) -> None:
-    found = describe_set(read_topology(plant(tmp_path, host("0-15", SMT, {0: "0-15"}))), numa_node=1)
+def test_what_is_said_of_a_part_of_a_host(tmp_path: Path) -> None:
+    topology = read_topology(
+        plant(tmp_path, {**SMT, **quota(**{"": "200000"}), **host("0-15", None, {0: "0-15", 1: ""})})
+    )
+    part = {"cpus": "0-3", "physical_cores": 4, "usable_cores": 2, "problem": None}
+    assert describe_set(topology, cpu_affinity="0-3") == part
+    # A node of memory alone is none to compute on.
+    found = describe_set(topology, numa_node=1)
     assert (found["physical_cores"], found["usable_cores"]) == (0, 0)
-    assert "there is no NUMA node 1" in found["problem"]
+    assert "there is no NUMA node 1 on this host; there are: 0" in found["problem"]
 
 
 BAD = {
@@ -181,7 +140,7 @@ BAD = {
 
 @pytest.mark.parametrize(("part", "said"), BAD.values(), ids=BAD.keys())
 def test_a_part_that_does_not_exist_is_explained(part: dict[str, Any], said: str, tmp_path: Path) -> None:
-    topology = read_topology(plant(tmp_path, host("0-127", None, AMPERE)))
+    topology = read_topology(plant(tmp_path, AMPERE))
     with pytest.raises(CpuSetError, match=said):
         topology.select(**part)
 
@@ -189,11 +148,6 @@ def test_a_part_that_does_not_exist_is_explained(part: dict[str, Any], said: str
 def test_a_host_that_says_nothing_is_explained(tmp_path: Path) -> None:
     with pytest.raises(CpuSetError, match="is /proc mounted"):
         read_topology(tmp_path)
-
-
-def test_a_node_of_memory_alone_is_none_to_compute_on(tmp_path: Path) -> None:
-    topology = read_topology(plant(tmp_path, host("0-3", None, {0: "0-3", 1: ""})))
-    assert list(topology.nodes) == [0]
 
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "0,2-3,8", "5-127"])

@@ -39,11 +39,7 @@ def test_an_address_stays_and_is_a_hosts_own() -> None:
 @pytest.mark.parametrize(
     ("network", "address", "said"),
     [
-        ("8.8.0.0/16", "", "not private"),
-        ("0.0.0.0/0", "", "not private"),
-        ("127.0.0.0/16", "", "not private"),
-        ("169.254.0.0/16", "", "not private"),
-        ("10.0.0.0/7", "", "not private"),
+        *((network, "", "not private") for network in ("8.8.0.0/16", "0.0.0.0/0", "127.0.0.0/16", "10.0.0.0/7")),
         ("10.0.0.0/31", "", "smaller than a /30"),
         ("10.0.0.1/16", "", "is not an IPv4 network"),
         ("10.9.0.0/16", "10.8.0.1", "is not a host address of 10.9.0.0/16"),
@@ -65,41 +61,27 @@ def test_workers_with_a_tunnel_are_reached_in_it() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
-        (
-            {"rpc_tunnel_address": "10.213.0.9"},
-            {"rpc_tunnel_address": "10.213.0.9"},
-            "hosts a and b both have 10.213.0.9",
-        ),
-        (
-            {"rpc_tunnel_network": "10.9.0.0/16"},
-            {},
-            "rpc_tunnel_network of a is 10.9.0.0/16, and that of b is 10.213.0.0/16",
-        ),
-        ({}, {"rpc_tunnel_network": "10.9.0.0"}, "host b: rpc_tunnel_network 10.9.0.0 is"),
-        (
-            {},
-            {"rpc_tunnel_endpoint": "fd00::1"},
-            "host b: rpc_tunnel_endpoint fd00::1 is neither an IPv4 address nor a name",
-        ),
-        (
-            {},
-            {"rpc_tunnel_endpoint": "b.example:51820"},
-            "host b: rpc_tunnel_endpoint b.example:51820 is neither an IPv4 address",
-        ),
-        ({}, {"rpc_tunnel_endpoint": "10.213.0.7"}, "host b: rpc_tunnel_endpoint 10.213.0.7 is an address of rpc_tunn"),
-        (
-            {"rpc_firewall_source_addresses": ["10.0.0.0/24", "10.0.0.7"]},
-            {},
-            "host a: the first of rpc_firewall_source_addresses, 10.0.0.0/24 is neither an IPv4 address",
-        ),
+        ({"address": "10.213.0.9"}, {"address": "10.213.0.9"}, "hosts a and b both have 10.213.0.9"),
+        ({"network": "10.9.0.0/16"}, {}, "rpc_tunnel_network of a is 10.9.0.0/16, and that of b is 10.213.0.0/16"),
+        ({}, {"network": "10.9.0.0"}, "host b: rpc_tunnel_network 10.9.0.0 is"),
+        ({}, {"endpoint": "fd00::1"}, "host b: rpc_tunnel_endpoint fd00::1 is neither an IPv4 address nor a name"),
+        ({}, {"endpoint": "b.example:51820"}, "host b: rpc_tunnel_endpoint b.example:51820 is neither an IPv4 addr"),
+        ({}, {"endpoint": "10.213.0.7"}, "host b: rpc_tunnel_endpoint 10.213.0.7 is an address of rpc_tunn"),
     ],
 )
-def test_hosts_that_can_share_no_tunnel_are_named_once(a: dict[str, Any], b: dict[str, Any], said: str) -> None:
-    hosts = {"a": {**ON, **a}, "b": {**ON, **b}}
-    (problem,) = [
-        problem for problem in cluster_problems(["b"], hosts, ["a"]) if "tunnel" in problem or "10.0" in problem
-    ]
+def test_hosts_that_can_share_no_tunnel_are_named_once(a: dict[str, str], b: dict[str, str], said: str) -> None:
+    hosts = {
+        name: {**ON, **{f"rpc_tunnel_{key}": value for key, value in given.items()}}
+        for name, given in (("a", a), ("b", b))
+    }
+    (problem,) = [it for it in cluster_problems(["b"], hosts, ["a"]) if "tunnel" in it or "10." in it]
     assert problem.startswith(said)
+
+
+def test_a_network_is_no_endpoint() -> None:
+    hosts = {"a": {**ON, "rpc_firewall_source_addresses": ["10.0.0.0/24", "10.0.0.7"]}, "b": ON}
+    (problem,) = [it for it in cluster_problems(["b"], hosts, ["a"]) if "10.0" in it]
+    assert problem.startswith("host a: the first of rpc_firewall_source_addresses, 10.0.0.0/24 is neither an IPv4 addr")
 
 
 def test_hosts_that_can_share_a_tunnel_are_not_refused() -> None:
@@ -121,17 +103,13 @@ def test_another_way_into_the_network_is_found() -> None:
         "default via 10.0.0.1 dev eth0\n10.0.0.0/24 dev eth0 proto kernel\n10.213.7.0/24 dev eth1 proto kernel\n"
         "10.213.0.0/16 dev llama-tunnel proto kernel\n10.0.0.0/8 via 10.0.0.9 dev eth0\nblackhole 10.213.0.0/16\n"
     )
-    assert tunnel.overlapping("10.213.0.0/16", routes) == ["10.213.7.0/24 dev eth1", "10.0.0.0/8 via 10.0.0.9"]
-
-
-def test_who_is_there_by_the_default_route_is_found() -> None:
     # An administrator, twice, once as an IPv6 socket shows it; a worker in the tunnel; two peers elsewhere.
     connections = (
         "0 0 10.0.0.10:22 10.213.4.4:50110\n0 0 [::ffff:10.0.0.10]:22 [::ffff:10.213.4.4]:50111\n"
         "0 0 10.213.1.9:41000 10.213.1.1:50052\n0 0 10.0.0.10:22 10.0.0.1:50112\n0 0 [fe80::1]:22 [fe80::2]:50113\n"
     )
-    routes = "default via 10.0.0.1 dev eth0\n"
-    assert tunnel.overlapping("10.213.0.0/16", routes, connections) == ["a connection with 10.213.4.4"]
+    found = [tunnel.overlapping("10.213.0.0/16", routes), tunnel.overlapping("10.213.0.0/16", "", connections)]
+    assert found == [["10.213.7.0/24 dev eth1", "10.0.0.0/8 via 10.0.0.9"], ["a connection with 10.213.4.4"]]
 
 
 def test_the_kernel_has_wireguard_if_a_list_of_modules_or_the_kernel_says_so(tmp_path: Path) -> None:
@@ -149,15 +127,6 @@ CONFIG = (
     "[Interface]\nAddress = 10.213.1.9/16\nListenPort = 51820\n\n# worker1\n[Peer]\nPublicKey = PEER\n"
     f"PresharedKey = {'A' * 43}=\nAllowedIPs = 10.213.1.1/32\nEndpoint = 10.0.0.11:51820\n"
 )
-
-
-def test_what_wg_prints_is_read_without_the_private_key() -> None:
-    found = tunnel.parse_dump(DUMP)
-    assert (found["public_key"], found["port"]) == ("OWN", 51820)
-    peer = {"preshared_key": "", "address": "10.213.1.1", "handshake": 1764038400, "received": 92, "sent": 180}
-    assert found["peers"] == {"PEER": peer}
-    assert "PRIVATE" not in str(found)
-    assert tunnel.parse_dump("")["peers"] == {}
 
 
 @pytest.mark.parametrize(
@@ -210,11 +179,6 @@ REPORTED = {
 HOOK = "\n[Interface]\nPostUp = touch here"
 
 
-def test_another_reader_than_the_asked_one_gets_the_usual_endpoint() -> None:
-    (peer,) = tunnel_peers(["worker1"], {"worker1": {**REPORTED, "rpc_tunnel_port": 4711}}, "gateway")
-    assert peer["endpoint"] == "worker1.example.net:4711"
-
-
 @pytest.mark.parametrize(
     "report",
     [
@@ -247,6 +211,9 @@ def test_a_peer_cannot_take_the_place_of_another_by_its_key() -> None:
         tunnel_peers(["worker1", "worker2"], {**hosts, "master": {}}, "master")
     with pytest.raises(AnsibleFilterError, match=r"^host worker1: it reports the public key of master"):
         tunnel_peers(["worker1"], hosts, "master")
+    # Another reader than the asked one gets the usual endpoint.
+    (peer,) = tunnel_peers(["worker1"], {"worker1": {**REPORTED, "rpc_tunnel_port": 4711}}, "gateway")
+    assert peer["endpoint"] == "worker1.example.net:4711"
 
 
 @pytest.mark.parametrize("key", ["", "mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw="])

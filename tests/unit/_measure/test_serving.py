@@ -19,7 +19,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilitie
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import OptionError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Stream
 
-KNOWN = ("--rpc", "--device", "--fit", "--cache-ram", "--no-ui")
+KNOWN = ("--rpc", "--no-ui")
 
 
 def options(**more: Any) -> Options:
@@ -33,7 +33,7 @@ def options(**more: Any) -> Options:
 
 def program(*names: str) -> Measurable:
     known = tuple(frozenset([name]) for name in names)
-    return Measurable("/b/llama-server", None, 1, "0c1e570", "7.0.0", True, known, None)
+    return Measurable("/b/llama-server", None, 1, "0c1e570", "7.0.0", known, None)
 
 
 def test_the_context_is_that_of_all_slots() -> None:
@@ -54,9 +54,9 @@ def test_layers_that_predict_further_tokens_are_on_the_last_worker() -> None:
     assert "RPC1" not in build_command(program(*KNOWN), options(extra_args=on_master), ready, 4711)
 
 
-def test_what_a_build_does_not_have_is_left_out() -> None:
+def test_what_nobody_asked_for_or_a_build_does_not_have_is_left_out() -> None:
     command = build_command(program("--rpc"), options(threads=None, tensor_split=()), [], 4711)
-    assert not {"--device", "--fit", "--cache-ram", "--no-ui", "--threads", "--tensor-split"} & set(command)
+    assert not {"--device", "--no-ui", "--threads", "--tensor-split"} & set(command)
 
 
 def test_the_time_limit_is_one_that_slow_hosts_stay_under() -> None:

@@ -88,46 +88,13 @@ def estimated(of: Header, load: Load, *memory: float, tail: int = 1, **cluster: 
 OUTPUT = VOCABULARY * WIDTH // 32 * 34
 
 
-def test_weights_and_cache_are_those_of_the_layers() -> None:
-    result = estimated(header(), SMALL, 10, 10)
-    first, last = result["workers"]
-    of_layers = (weight("", WIDTH, WIDTH).bytes or 0) * 2 + (weight("", WIDTH, 1024).bytes or 0) * 2
-    of_layers += (weight("", WIDTH, FORWARD).bytes or 0) * 3 + 2 * 4 * WIDTH
-    assert first["weights_bytes"] == of_layers * first["layers"]
-    assert last["weights_bytes"] == of_layers * last["layers"] + OUTPUT + 4 * WIDTH
-    assert [it["kv_bytes"] for it in (first, last)] == [8192 * 4 * 1024 * it["layers"] for it in (first, last)]
-    assert {it["compute_bytes"] for it in (first, last, result["master"])} == {0}
-    assert result["master"]["weights_bytes"] == OUTPUT
-
-
-def test_it_is_said_that_it_is_an_estimate() -> None:
-    result = estimated(header(), SMALL, 10, 10)
-    assert result["exact"] is False
-    assert result["message"].startswith("It fits by an estimate; the least room is left on w")
-    assert result["notes"] == [
-        "These figures are an estimate from the model's header, without compute buffers, because it is a test."
-    ]
-    assert estimated(header(), SMALL, 1)["message"].startswith("It does not fit by an estimate, w0:50052 lacks ")
-
-
-def test_tied_embeddings_are_held_twice() -> None:
-    result, untied = estimated(header(tied=True), SMALL, 10, 10), estimated(header(), SMALL, 10, 10)
-    assert result["master"]["weights_bytes"] == OUTPUT
-    for name in ("workers", "master"):
-        assert result[name] == untied[name]
-
-
-def test_local_layers_are_the_first_and_the_masters() -> None:
-    result, whole = (estimated(header(), load, 10, 10) for load in (SMALL.with_options("-ngl", 23), SMALL))
-    assert result["master"]["layers"] == 10
-    assert result["workers"][0]["first_layer"] == 10
-    assert sum(it["layers"] for it in result["workers"]) == 22
-    of_all = [
-        sum(it[name] for it in [*plan_["workers"], plan_["master"]])
-        for plan_ in (result, whole)
-        for name in ("weights_bytes", "kv_bytes")
-    ]
-    assert of_all[:2] == of_all[2:]
+def test_local_layers_are_the_first_and_tied_embeddings_are_held_twice() -> None:
+    result, whole = (estimated(header(tied=True), load, 10, 10) for load in (SMALL.with_options("-ngl", 23), SMALL))
+    assert whole["master"]["weights_bytes"] == OUTPUT
+    assert (result["master"]["layers"], result["workers"][0]["first_layer"]) == (10, 10)
+    for name in ("weights_bytes", "kv_bytes"):
+        sums = [sum(it[name] for it in [*plan_["workers"], plan_["master"]]) for plan_ in (result, whole)]
+        assert sums[0] == sums[1]
 
 
 @pytest.mark.parametrize(
@@ -151,16 +118,6 @@ def test_the_cache_is_of_its_types_and_heads(
     assert result["workers"][0]["kv_bytes"] == 4 * 1024 * bytes_a_token
 
 
-def test_without_a_context_it_is_the_models() -> None:
-    for options in ((), ("-c", "0")):
-        assert estimated(header(2), Load(options), 20)["ctx_size"] == 131072
-
-
-def test_a_tail_stays_with_the_output() -> None:
-    counts = [[it["layers"] for it in estimated(header(6), SMALL, 100, 0.1, tail=tail)["workers"]] for tail in (1, 2)]
-    assert counts == [[5, 1], [4, 2]]
-
-
 @pytest.mark.parametrize(
     ("load", "of", "said"),
     [
@@ -168,23 +125,31 @@ def test_a_tail_stays_with_the_output() -> None:
         (SMALL, header(2, block_count=None), "has no layers that could be divided. llama.block_count is missing"),
         (SMALL.with_options("-sm", "tensor"), header(2), "only split mode layer is estimated."),
         (SMALL.with_options("-ctv", "q3_K"), header(2), "A cache cannot be of f16 and q3_K; give one of f32, f16,"),
+        (replace(SMALL, other_bytes=-1), header(2), "master_other_bytes is -1; give a number from 0."),
         (SMALL.with_options("-np", 0), header(2), "--parallel is 0; give a number from 1."),
+        (
+            SMALL,
+            replace(header(1), tensors=(header(1).tensors[-1]._replace(type_number=999, bytes=None),)),
+            "The bytes of the model's weights are not known. Tensors of ",
+        ),
         (SMALL.with_options("-ngl", 0), header(2), "n_gpu_layers is 0, which leaves the workers nothing."),
     ],
-    ids=["no context", "no layers", "spread", "no cache", "no slots", "nothing for workers"],
+    ids=[
+        "no context",
+        "no layers",
+        "spread",
+        "no cache",
+        "less than nothing",
+        "no slots",
+        "later type",
+        "nothing for workers",
+    ],
 )
 def test_what_cannot_be_estimated_is_said(load: Load, of: Header, said: str) -> None:
     with pytest.raises(SplitError) as error:
         estimated(of, load, 0.1)
     assert said in str(error.value)
     assert str(error.value).endswith(".")
-
-
-def test_weights_of_a_later_type_are_not_guessed() -> None:
-    whole = header(2)
-    unknown = whole.tensors[-1]._replace(type_number=999, bytes=None)
-    with pytest.raises(SplitError, match=r"The bytes of the model's weights are not known\. Tensors of "):
-        estimated(replace(whole, tensors=(*whole.tensors[:-1], unknown)), SMALL, 9)
 
 
 # Files
@@ -199,23 +164,6 @@ def given_files(folder: Path, options: list[str], **given: Any) -> dict[str, Any
     return plan_of({"model": str(model), "options": ["-c", "512", *options], "workers": memory, **given})
 
 
-def test_further_files_are_the_masters(tmp_path: Path) -> None:
-    draft = write_synthetic(tmp_path / "d.gguf", "grouped queries")
-    projector = write_projector(tmp_path / "p.gguf", 256)
-    alone = given_files(tmp_path, [])
-    assert alone["master"]["other_bytes"] == 0
-    for options, file in (
-        (["--model-draft", str(draft)], draft),
-        (["--mmproj", str(projector)], projector),
-        (["--lora", f"{draft},{draft}"], draft),
-    ):
-        result = given_files(tmp_path, options, master_other_bytes=MIB)
-        assert result["workers"] == alone["workers"]
-        weights = (result["master"]["other_bytes"] - MIB) / (2 if "--lora" in options else 1)
-        # The rest of a file is its header.
-        assert 0.5 * file.stat().st_size < weights < file.stat().st_size
-
-
 def test_a_draft_may_need_the_last_two_layers_together(tmp_path: Path) -> None:
     draft = write_synthetic(tmp_path / "d.gguf", "layers that predict for other heads", layers=2)
     counts = [
@@ -224,16 +172,17 @@ def test_a_draft_may_need_the_last_two_layers_together(tmp_path: Path) -> None:
     assert counts == [[5, 1], [4, 2]]
 
 
-def test_it_says_which_program_is_missing(tmp_path: Path) -> None:
-    folder = tmp_path / "release/bin"
-    notes = [given_files(tmp_path, [], bin_folder=str(name))["notes"] for name in ("", folder)]
-    assert notes[0][-1].endswith(" because no release is named that could be asked.")
-    assert notes[1][-1].endswith(f" because {tmp_path}/release/libexec/llama-plan is missing.")
-
-
-def test_memory_that_is_not_known_is_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(SplitError, match="The memory of worker w:1 is not known; give its memory_available_bytes"):
-        given_files(tmp_path, [], workers=[{"endpoint": "w:1", "memory_available_bytes": None}])
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(["--spec-type", "draft-simple", "--model-draft"], "speculation"), (["--mmproj"], "projector")],
+)
+def test_what_takes_memory_beside_the_model_can_be_left_out(tmp_path: Path, options: list[str], kind: str) -> None:
+    file = write_projector(tmp_path / "p.gguf", 256)
+    given: dict[str, Any] = {"workers": [{"endpoint": "w0:50052", "memory_available_bytes": 99 * MIB}]}
+    needs = [given_files(tmp_path, more, **given)["master"]["total_bytes"] for more in ([], [*options, str(file)])]
+    given["master_memory_available_bytes"] = sum(needs) // 2
+    assert kind in [it["kind"] for it in given_files(tmp_path, [*options, str(file)], **given)["suggestions"]]
+    assert given_files(tmp_path, [], **given)["fits"]
 
 
 # Any file

@@ -127,18 +127,6 @@ def test_layers_go_where_upstream_puts_them(layers: int, n_gpu_layers: int, shar
     assert mine == [None if it is None else min(it, len(shares) - 1) for it in upstream(layers, n_gpu_layers, shares)]
 
 
-@given(
-    parts=st.lists(st.integers(1, 60), min_size=1, max_size=15),
-    local=st.integers(0, 20),
-)
-@settings(deadline=None, max_examples=150)
-def test_whole_numbers_of_layers_are_given_exactly(parts: list[int], local: int) -> None:
-    # One of these layers is the output.
-    layers = sum(parts) - 1 + local
-    got = assign(layers, sum(parts), [float(part) for part in parts])
-    assert got == [None] * local + [index for index, part in enumerate(parts) for _layer in range(part)]
-
-
 @pytest.mark.parametrize(
     ("memory", "load", "wide"),
     [
@@ -184,30 +172,6 @@ def test_a_chosen_split_is_judged_the_same_when_given() -> None:
     given_ = plan(model, SMALL, replace(cluster, tensor_split=tuple(map(float, chosen["tensor_split"]))))
     assert chosen["fits"]
     assert given_ == chosen
-
-
-def test_the_output_goes_to_the_last_and_counts_there() -> None:
-    result = plan(Model(), SMALL, Cluster(workers(10, 10)))
-    first, last = result["workers"]
-    assert (first["has_output"], last["has_output"]) == (False, True)
-    assert sum(result["tensor_split"]) == 33
-    assert sum(counts(result)) == 32
-    # The output has more bytes than two layers, so the last worker has fewer layers.
-    assert counts(result)[0] > counts(result)[1]
-    assert first["first_layer"] == 0
-    assert last["first_layer"] == counts(result)[0]
-    assert first["weights_bytes"] == LAYER * counts(result)[0]
-    assert last["weights_bytes"] == OUTPUT + LAYER * counts(result)[1]
-    for part in first, last, result["master"]:
-        of = ("weights_bytes", "kv_bytes", "compute_bytes", "other_bytes")
-        assert part["total_bytes"] == sum(part.get(name, 0) for name in of)
-
-
-def test_local_layers_are_the_first_and_the_masters() -> None:
-    result = plan(Model(), SMALL.with_options("-ngl", 23), Cluster(workers(10, 10)))
-    assert (result["master"]["layers"], result["master"]["weights_bytes"]) == (10, OUTPUT + 10 * LAYER)
-    assert result["workers"][0]["first_layer"] == 10
-    assert sum(counts(result)) == 22
 
 
 def test_speed_comes_before_memory_and_memory_is_kept() -> None:
@@ -272,29 +236,16 @@ def test_each_device_of_a_worker_gets_its_part_and_they_share_its_memory() -> No
     two, one = workers(12, 6)
     result = plan(Model(), SMALL, Cluster((replace(two, devices=2), one)))
     equal = plan(Model(), SMALL, Cluster(workers(6, 6, 6)))
-    assert result["tensor_split"] == equal["tensor_split"]
     first, second, last = equal["workers"]
+    assert result["tensor_split"] == equal["tensor_split"]
     assert counts(result) == [first["layers"] + second["layers"], last["layers"]]
-    assert [it["first_layer"] for it in result["workers"]] == [0, last["first_layer"]]
-    for name in "weights_bytes", "kv_bytes", "compute_bytes", "total_bytes":
-        assert result["workers"][0][name] == first[name] + second[name]
+    assert result["workers"][0]["total_bytes"] == first["total_bytes"] + second["total_bytes"]
     assert result["workers"][0]["memory_available_bytes"] == 12 * GIB
-    assert [it["fits_alone"] for it in result["workers"]] == [True, False]
     # Alone, it has the model on one device: on two there would be more to compute.
     tight = plan(Model(), SMALL, Cluster((replace(workers(8.8)[0], devices=2), one)))
     assert [it["fits_alone"] for it in tight["workers"]] == [True, False]
-    with pytest.raises(SplitError, match="tensor_split has 2 entries for 3 devices of the workers; give one share for"):
-        plan(Model(), SMALL, Cluster((replace(two, devices=2), one), tensor_split=(1, 1)))
     idle = plan(Model(), SMALL, Cluster((replace(two, devices=2), one), tensor_split=(1, 0, 1)))
     assert idle["message"].startswith("The tensor_split leaves worker w0:50052 without a layer: it fits with")
-
-
-def test_more_workers_are_as_many_as_there_are_layers_for_their_devices() -> None:
-    load, cluster = SMALL, Cluster((replace(workers(1.5)[0], devices=4),))
-    kinds = short(plan(Model(6), load, cluster))
-    assert kinds["workers"]["workers"] == 1
-    assert plan(Model(6), *applied(kinds["workers"], load, cluster))["fits"]
-    assert "workers" not in short(plan(Model(4), load, cluster))
 
 
 SPREAD = SMALL.with_options("-sm", "tensor")
@@ -317,13 +268,6 @@ def test_tensors_are_spread_by_speed_or_by_memory(cluster: Cluster, ratio: float
     assert counts(result) == [32, 32]
     # With more workers than layers, each has a part too.
     assert plan(Model(1), SPREAD, Cluster(workers(9, 9, 9)))["fits"]
-
-
-def test_a_model_that_is_spread_has_hints_that_fit() -> None:
-    cluster = Cluster(workers(3, 3))
-    kinds = short(plan(Model(), SPREAD, cluster))
-    assert {"workers", "quantisation"} <= kinds.keys()
-    assert plan(Model(), *applied(kinds["workers"], SPREAD, cluster))["fits"]
 
 
 # Plans that do not fit
@@ -364,6 +308,8 @@ CLUSTERS = {
     "one that lacks a little": (SMALL, Cluster(workers(5, 4))),
     "a split by hand": (SMALL, Cluster(workers(8, 8), tensor_split=(1, 20))),
     "several devices": (SMALL, Cluster((replace(workers(5)[0], devices=3), Worker("w1:50052", 2 * GIB)))),
+    "more layers than devices": (SMALL, Cluster((replace(workers(1.5)[0], devices=4),))),
+    "tensors that are spread": (SPREAD, Cluster(workers(3, 3))),
     "the master": (
         Load(("-c", "65536", "-ngl", "30")), Cluster(workers(16, 16), master_memory_available_bytes=3 * GIB // 2)
     ),
@@ -406,27 +352,9 @@ def test_what_is_suggested_fits_and_less_does_not(load: Load, cluster: Cluster) 
             assert not plan(model, load, replace(changed_cluster, workers=changed_cluster.workers[:-1]))["fits"]
 
 
-def test_each_kind_is_suggested_where_it_helps() -> None:
-    context = {"context", "cache_type", "workers", "quantisation"}
-    assert set(short(plan(Model(), *CLUSTERS["too long a context"]))) == context
-    assert set(short(plan(Model(), *CLUSTERS["too many slots"]))) == {*context, "parallel"}
-    assert "tensor_split" in short(plan(Model(), *CLUSTERS["a split by hand"]))
-    # The weights alone are too large, so no context is short enough.
-    assert set(short(plan(Model(), *CLUSTERS["too little memory"]))) == {"workers", "quantisation"}
-    assert set(short(plan(Model(), *CLUSTERS["the master, for prompts"]))) == {"prompts"}
-    # The master needs less for prompts, and the worker less for weights.
-    both = plan(Model(), *CLUSTERS["the master and a worker"])["suggestions"]
-    assert [set(it) - {"kind", "message"} for it in both] == [
-        {"master_other_bytes", "workers", "memory_available_bytes"},
-        {"master_other_bytes", "bits_per_weight"},
-    ]
-    assert {it["kind"] for it in both} == {"pair"}
-    message = plan(Model(), *CLUSTERS["the master and a worker"], variables_of="size")["message"]
-    assert re.search(
-        r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or with llama_server_cache_ram=\d+ and "
-        r"with a model of at most \S+ bits per weight instead of 8\.5\.$",
-        message,
-    )
+def test_no_change_is_proposed_with_which_the_chosen_division_does_not_fit() -> None:
+    result = plan(Model(12, wide=8), SMALL, Cluster(workers(2, 2)))
+    assert "quantisation" not in short(result)
 
 
 def test_fewer_slots_and_fewer_tokens_for_each_are_a_pair() -> None:
@@ -440,20 +368,69 @@ def test_fewer_slots_and_fewer_tokens_for_each_are_a_pair() -> None:
     assert not plan(model, more, cluster)["fits"]
 
 
+CONTEXT = {"context", "cache_type", "workers", "quantisation"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("too long a context", CONTEXT),
+        ("too many slots", {*CONTEXT, "parallel"}),
+        # The weights alone are too large, so no context is short enough.
+        ("too little memory", {"workers", "quantisation"}),
+        ("the master, for prompts", {"prompts"}),
+        ("the master and a worker", {"pair"}),
+    ],
+)
+def test_each_kind_is_suggested_where_it_helps(name: str, kinds: set[str]) -> None:
+    assert set(short(plan(Model(), *CLUSTERS[name]))) == kinds
+
+
 # The sentence for such a cluster was "the master lacks 884.5 MiB, whatever is changed", while llama_server_cache_ram=0
 # made the model fit.
 @pytest.mark.parametrize("typed", TYPED)
 def test_what_is_kept_for_prompts_is_a_hint_as_its_user_types_it(typed: str) -> None:
-    load = replace(FOUR, other_bytes=GIB)
     cluster = Cluster(workers(64, 64), 256 * MIB, 5, master_memory_available_bytes=int(944.5 * MIB))
-    result = plan(Model(), load, cluster, variables_of=typed)
+    result = plan(Model(), replace(FOUR, other_bytes=GIB), cluster, variables_of=typed)
     [hint] = result["suggestions"]
-    word = {
-        "module": f"master_other_bytes={hint['master_other_bytes']}",
-        "inference": f"master_other_bytes={hint['master_other_bytes']}",
-    }.get(typed, f"llama_server_cache_ram={hint['master_other_bytes'] // MIB}")
-    assert result["message"] == f"It does not fit, the master lacks 883.5 MiB: it fits with {word}."
     assert hint["master_other_bytes"] == 140 * MIB
+    by_bytes = typed in ("module", "inference")
+    word = f"master_other_bytes={140 * MIB}" if by_bytes else "llama_server_cache_ram=140"
+    assert result["message"] == f"It does not fit, the master lacks 883.5 MiB: it fits with {word}."
+
+
+@pytest.mark.parametrize(
+    ("load", "cluster", "said"),
+    [
+        (
+            *CLUSTERS["too many slots"],
+            "with size_parallel=8, with size_cache_type=q4_0, with size_hosts=3 or with a mo",
+        ),
+        (*CLUSTERS["the master and a worker"], r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or"),
+        (
+            SMALL,
+            Cluster(workers(0, 0), master_memory_available_bytes=0),
+            "the master lacks .* and w1:50052 lacks .*none is enough: a shorter context, a smaller cache type,",
+        ),
+        (
+            SMALL,
+            Cluster(workers(20, 20, 20), tensor_split=(1, 0, 1)),
+            "leaves worker w1:50052 without a layer: it fits",
+        ),
+        (SMALL, Cluster(workers(2, 2, 2), tensor_split=(1, 0, 1)), "without a layer: it fits with size_hosts="),
+        (SMALL.with_options("-ngl", 3), Cluster(workers(9, 9, 9)), "than layers .*leaves them 2.: it fits with size_h"),
+        (SMALL.with_options("-ngl", 3), Cluster(workers(0.1, 0.1, 9)), "and it does not fit on the first 2 either"),
+        (
+            SMALL.with_options("-ngl", 1),
+            Cluster(workers(9, 9)),
+            "only the output: .*size_hosts=1 or with inference_n_gpu",
+        ),
+    ],
+    ids=["slots", "pair", "nothing helps", "no layer", "no layer, nor room", "layers", "neither", "the output"],
+)
+def test_the_sentence_names_who_lacks_what_and_each_hint(load: Load, cluster: Cluster, said: str) -> None:
+    result = plan(Model(), load, cluster, variables_of="size")
+    assert re.search(said, result["message"]), result["message"]
 
 
 @pytest.mark.parametrize("typed", sorted(set(TYPED) - {"module"}))
@@ -465,122 +442,34 @@ def test_hints_name_variables_that_there_are(typed: str) -> None:
     assert named - known <= ({"master_other_bytes"} if typed == "inference" else set())
 
 
-def test_hints_say_what_is_typed() -> None:
-    load, cluster = CLUSTERS["too many slots"]
-    said = {typed: plan(Model(), load, cluster, variables_of=typed)["message"] for typed in TYPED}
-    found = short(plan(Model(), load, cluster))
-    context, slots, more = found["context"]["ctx_size"], found["parallel"]["parallel"], found["workers"]["workers"]
-    assert f"with --ctx-size {context} in options, with --parallel {slots} --ctx-size {slots * 4096}" in said["module"]
-    assert f"with llama_server_ctx_size={context // 16}, with llama_server_parallel={slots}" in said["llama_server"]
-    assert f"with kubernetes_size={2 + more + 1}" in said["kubernetes"]
-    assert f"with size_ctx_size={context // 16}, with size_parallel={slots}" in said["size"]
-    assert f"with size_cache_type=q4_0, with size_hosts={2 + more} or with a model of at most" in said["size"]
-    assert "with --cache-type-k q4_0 --cache-type-v q4_0 in inference_extra_args" in said["inference"]
-    by_hand = plan(Model(), *CLUSTERS["a split by hand"], variables_of="inference")["message"]
-    assert "with inference_tensor_split=[]" in by_hand
-
-
-def test_the_shortfall_is_named_by_host() -> None:
-    result = plan(Model(), SMALL, Cluster(workers(8, 2), tensor_split=(1, 1), master_memory_available_bytes=GIB))
-    assert [it["host"] for it in result["shortfall"]] == ["w1:50052"]
-    assert result["shortfall"][0]["bytes"] == -result["workers"][1]["headroom_bytes"]
-    assert "w1:50052 lacks " in result["message"]
-    nothing = plan(Model(), SMALL, Cluster(workers(0, 0), master_memory_available_bytes=0))
-    assert [it["host"] for it in nothing["shortfall"]] == ["the master", "w0:50052", "w1:50052"]
-    assert nothing["suggestions"] == []
-    assert nothing["message"].endswith(
-        "; these changes were tried, alone and in pairs, and none is enough: a shorter context, a smaller cache type, "
-        "more workers and a smaller quantisation."
-    )
-
-
-def test_a_worker_without_a_layer_is_named() -> None:
-    result = plan(Model(), SMALL, Cluster(workers(20, 20, 20), tensor_split=(1, 0, 1)))
-    assert result["fits"] is False
-    assert counts(result)[1] == 0
-    assert result["message"] == (
-        "The tensor_split leaves worker w1:50052 without a layer: it fits with tensor_split=[]."
-    )
-    assert [it["kind"] for it in result["suggestions"]] == ["tensor_split"]
-    # Without it, the model does not fit either.
-    small = plan(Model(), SMALL, Cluster(workers(2, 2, 2), tensor_split=(1, 0, 1)))
-    assert "tensor_split" not in {it["kind"] for it in small["suggestions"]}
-    assert "tensor_split=[]" not in small["message"]
-
-
-@pytest.mark.parametrize(
-    ("layers", "n_gpu_layers", "said"), [(2, 999, "the model has 2"), (32, 3, "n_gpu_layers (3) leaves them 2")]
-)
-def test_more_workers_than_layers(layers: int, n_gpu_layers: int, said: str) -> None:
-    load = SMALL.with_options("-ngl", n_gpu_layers)
-    result = plan(Model(layers), load, Cluster(workers(9, 9, 9)))
-    assert (result["fits"], result["tensor_split"], result["workers"]) == (False, [], [])
-    begin = f"There are more workers (3) than layers ({said})"
-    assert result["message"] == f"{begin}: it fits with the first 2 of these workers alone."
-    little = plan(Model(layers), load, Cluster(workers(0.1, 0.1, 9)), variables_of="size")["message"]
-    assert little == f"{begin}, and it does not fit on the first 2 either."
-    assert plan(Model(layers), load, Cluster(workers(9, 9, 9)), variables_of="size")["message"] == (
-        f"{begin}: it fits with size_hosts=2."
-    )
-    assert plan(Model(layers), load, Cluster(workers(99, 99)))["fits"]
-
-
 def test_the_output_alone_goes_to_one_worker() -> None:
     load = SMALL.with_options("-ngl", 1)
     result = plan(Model(), load, Cluster(workers(9), master_memory_available_bytes=20 * GIB))
     assert (result["fits"], result["tensor_split"], result["master"]["layers"]) == (True, [1], 32)
-    worker = result["workers"][0]
-    assert (worker["layers"], worker["first_layer"], worker["has_output"]) == (0, None, True)
-    assert (worker["weights_bytes"], worker["kv_bytes"]) == (OUTPUT, 0)
-    assert plan(Model(), load, Cluster(workers(0.1)))["shortfall"]
-    assert plan(Model(), load, Cluster(workers(9, 9)))["message"] == (
-        "There are 2 workers, and n_gpu_layers (1) leaves them only the output: it fits with the first 1 of these "
-        "workers alone or with --n-gpu-layers 3 in options."
-    )
-    assert plan(Model(), load.with_options("-ngl", 3), Cluster(workers(9, 9)))["fits"]
-    assert plan(Model(1), load, Cluster(workers(9, 9)))["message"].endswith(
-        " leaves them only the output: it fits with the first 1 of these workers alone."
-    )
+    part = [result["workers"][0][name] for name in ("layers", "first_layer", "has_output", "weights_bytes", "kv_bytes")]
+    assert part == [0, None, True, OUTPUT, 0]
 
 
 # One host is enough
 
 
 @pytest.mark.parametrize(
-    ("cluster", "endpoint"),
+    ("cluster", "alone", "named"),
     [
-        (Cluster(workers(6, 20)), "w1:50052"),
-        (Cluster(workers(8, 8)), None),
-        (Cluster(workers(20)), None),
-        (Cluster(workers(8, 8), master_memory_available_bytes=20 * GIB), "the master"),
-        (Cluster(workers(8, 8), master_memory_available_bytes=4 * GIB), None),
-        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), "w0:50052"),
+        (Cluster(workers(6, 20)), [False, True], "w1:50052"),
+        (Cluster(workers(8, 8)), [False, False], None),
+        (Cluster(workers(20)), [True], None),
+        (Cluster(workers(8, 8), master_memory_available_bytes=20 * GIB), [False, False], "the master"),
+        (Cluster(workers(8, 8), master_memory_available_bytes=4 * GIB), [False, False], None),
+        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), [True, True], "w0:50052"),
     ],
     ids=["a worker", "none", "there is but one", "the master", "neither", "what two workers of a host share"],
 )
-def test_it_is_said_if_one_host_would_do(cluster: Cluster, endpoint: str | None) -> None:
+def test_it_is_said_if_one_host_would_do(cluster: Cluster, alone: list[bool], named: str | None) -> None:
     result = plan(Model(), SMALL, cluster)
-    assert result["fits"], result["message"]
-    if endpoint is None:
-        assert result["fits_on_one"] is None
-        assert re.fullmatch(r"It fits; the least room is left on w[01]:50052, \d+\.\d [GM]iB\.", result["message"])
-    else:
-        assert result["fits_on_one"]["endpoint"] == endpoint
-        assert f"It would fit on {endpoint} alone. " in result["message"]
-        assert "does not make generation faster" in result["message"]
-
-
-def test_it_is_said_of_each_worker_whether_it_would_do_alone() -> None:
-    for cluster, alone in (
-        (Cluster(workers(6, 20, 18)), [False, True, True]),
-        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), [True, True]),
-        (Cluster(workers(20)), [True]),
-        (Cluster(workers(1, 2)), [False, False]),
-    ):
-        found = plan(Model(), SMALL, cluster)["workers"]
-        assert [worker["fits_alone"] for worker in found] == alone
-        for index, worker in enumerate(cluster.workers):
-            assert plan(Model(), SMALL, replace(cluster, workers=(worker,)))["fits"] is alone[index]
+    assert [worker["fits_alone"] for worker in result["workers"]] == alone
+    assert (result["fits_on_one"] and result["fits_on_one"]["endpoint"]) == named
+    assert (f"It would fit on {named} alone. " in result["message"]) == (named is not None)
 
 
 # Bad input
@@ -589,36 +478,27 @@ def test_it_is_said_of_each_worker_whether_it_would_do_alone() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"workers": ()}, "workers has 0 entries; llama.cpp uses at least 1"),
         ({"workers": workers(*[1] * 16)}, "workers has 16 entries"),
         ({"workers": (*workers(1), *workers(1))}, "w0:50052 is named twice"),
-        ({"workers": workers(-1)}, "memory_available_bytes of worker w0:50052 is -1073741824"),
-        ({"workers": workers(1, weights=(0,))}, "weight of worker w0:50052 is 0"),
         ({"workers": workers(1, weights=(float("nan"),))}, "weight of worker w0:50052 is nan"),
         ({"workers": workers(1, weights=(5e-324,))}, "weight of worker w0:50052 is 4.94066e-324"),
         ({"workers": (replace(workers(1)[0], memory_max_bytes=-1),)}, "memory_max_bytes of worker w0:50052 is -1"),
         ({"workers": (replace(workers(1)[0], devices=0),)}, "devices of worker w0:50052 is 0; give a number from 1"),
-        ({"reserve_bytes": -1}, "reserve_bytes is -1"),
-        ({"reserve_percent": -1}, "reserve_percent is -1"),
+        ({"workers": (replace(workers(1)[0], devices=2),), "tensor_split": (1,)}, "1 entries for 2 devices of the w"),
         ({"reserve_percent": 101}, "reserve_percent is 101"),
-        ({"tensor_split": (1,)}, "tensor_split has 1 entries for 2 workers"),
         ({"tensor_split": (1, -1)}, "the share -1"),
-        ({"tensor_split": (1, float("inf"))}, "the share inf"),
         ({"tensor_split": (1, float("nan"))}, "the share nan"),
         ({"tensor_split": (0, 0)}, "no share above 0"),
         # Values that a C float cannot hold.
         ({"tensor_split": (1e39, 1)}, "the share 1e+39; give a number above 0, from 1e-30 to 1e+30"),
-        ({"tensor_split": (3e38, 3e38)}, "the share 3e+38"),
         ({"tensor_split": (1e-50, 1e-50)}, "the share 1e-50"),
         ({"master_memory_available_bytes": -1}, "master_memory_available_bytes is -1"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )
 def test_bad_clusters(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(SplitError) as error:
+    with pytest.raises(SplitError, match=re.escape(said)):
         plan(Model(2), SMALL, replace(Cluster(workers(9, 9)), **change))
-    assert said in str(error.value)
-    assert str(error.value).endswith(".")
 
 
 # What it costs

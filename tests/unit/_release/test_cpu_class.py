@@ -60,13 +60,6 @@ ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
             "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
         ),
     ),
-    "Cobalt-100": (
-        {"cpu": V2, "libc": "glibc 2.39"},
-        (
-            "aarch64-dotprod-fp16-i8mm-bf16-sve-sve2-glibc2.39",
-            "armv8.2-a+dotprod+fp16+i8mm+bf16+sve+sve2",
-        ),
-    ),
     "with-SME": (
         {"cpu": SME, "libc": "glibc 2.41"},
         (

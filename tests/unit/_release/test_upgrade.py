@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from support.tree import ROOT
 plan = Plan().filters()["upgrade_plan"]
 outcome = Outcome().filters()["upgrade_outcome"]
 
-OLD = {"id": "old", "version": "0.3.16-4227c9be4", "rpc_protocol": "2.0.0", "source": {"commit": "4227c9be4268"}}
+OLD = {"id": "old", "version": "0.3.35-4df29be4f", "rpc_protocol": "5.0.0", "source": {"commit": "4df29be4f4c3"}}
 NEW = {"id": "new", "version": "0.3.36-0c1e57098", "rpc_protocol": "7.0.0", "source": {"commit": "0c1e57098bba"}}
-NOTE = {"run": "1", "from": "old", "to": "new", "time": "noon"}
+NOTE = {"run": "1", "from": "old", "to": "new", "time": "noon", "way": "upgrade"}
 HOSTS = ("master", "worker1", "worker2")
 WANTED = dict.fromkeys(HOSTS, "new")
 COMPARISON = ROOT / "playbooks/tasks/upgrade/compare_canary.yml"
@@ -37,8 +38,8 @@ def test_all_hosts_go_from_one_release_to_another() -> None:
     found = plan(looks(), "master", WANTED)
     assert (found["problems"], found["recover"], found["interrupted"], found["same"]) == ([], {}, "", False)
     assert found["targets"] == WANTED
-    assert (found["from"], found["to"]) == ("0.3.16-4227c9be4", "0.3.36-0c1e57098")
-    assert found["protocols"] == {"from": "2.0.0", "to": "7.0.0"}
+    assert (found["from"], found["to"]) == ("0.3.35-4df29be4f", "0.3.36-0c1e57098")
+    assert found["protocols"] == {"from": "5.0.0", "to": "7.0.0"}
 
 
 def test_before_it_is_staged_the_release_is_known_by_its_name() -> None:
@@ -97,7 +98,7 @@ def test_a_release_built_from_a_source_of_unknown_protocol_is_refused(protocol: 
 def test_a_roll_back_goes_to_the_release_before() -> None:
     found = plan({host: look("new", finished=NOTE) for host in HOSTS}, "master", rollback=True)
     assert (found["problems"], found["targets"]) == ([], dict.fromkeys(HOSTS, "old"))
-    assert (found["from"], found["to"]) == ("0.3.36-0c1e57098", "0.3.16-4227c9be4")
+    assert (found["from"], found["to"]) == ("0.3.36-0c1e57098", "0.3.35-4df29be4f")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_an_interrupted_upgrade_goes_back_unless_one_host_knows_better() -> None
     found = plan(there, "master")
     back = {"run": "1", "release": "old", "state": "withdrawn"}
     assert found["recover"] == {"worker1": back, "worker2": back}
-    assert "was interrupted and has not ended on worker1, worker2: all hosts go back to 0.3.16" in found["interrupted"]
+    assert "was interrupted and has not ended on worker1, worker2: all hosts go back to 0.3.35" in found["interrupted"]
 
     there["master"] = look("new", finished=NOTE)
     found = plan(there, "master")
@@ -201,98 +202,73 @@ def test_the_canary_is_summed_up() -> None:
 HOST: dict[str, Any] = {
     "look": look(), "now": look(), "note": None, "touched": False, "out": "", "stuck": "", "lost": False,
 }  # fmt: skip
-WAY = {"from": "0.3.16-4227c9be4", "to": "0.3.36-0c1e57098"}
+WAY = {"from": "0.3.35-4df29be4f", "to": "0.3.36-0c1e57098"}
+FROM, TO = (f"llama.cpp {name}" for name in WAY.values())
+KEPT = f"master has kept {FROM}."
+CHANGED = {"note": NOTE, "touched": True}
+GONE = {"lost": True, "now": None}
+ARRIVED = {"note": NOTE, "now": look("new")}
+AGAIN = "run the playbook upgrade again, which takes it"
+BUT_ONE = "The upgrade from .* failed. All hosts but worker1 have their previous release. "
+
+# How the upgrade ended, whether it was a roll back, what became of the hosts, the problem, and the sentences.
+OUTCOMES: dict[str, tuple[str, bool, dict[str, dict[str, Any]], str, list[str]]] = {
+    "good": (
+        "new", False, {"master": ARRIVED, "worker1": {**ARRIVED, "touched": True}}, "",
+        [f"{host} has {TO}, and had {FROM}." for host in HOSTS[:2]],
+    ),
+    "before-anything-was-changed": (
+        "old", False, {"master": {}, "worker1": {"out": "The disk is full"}},
+        "The upgrade from .* did not start: every host has its previous release. worker1: The disk is full.",
+        [KEPT, f"worker1 has kept {FROM}."],
+    ),
+    "all-went-back": (
+        "old", False, {"master": {"note": NOTE}, "worker1": {**CHANGED, "out": "The worker did not answer."}},
+        "The upgrade from .* failed. Every host has its previous release. worker1: The worker did not answer.",
+        [KEPT, f"worker1 is back at {FROM}."],
+    ),
+    "lost-on-the-way": (
+        "old", False, {"master": {"note": NOTE}, "worker1": {**CHANGED, **GONE}},
+        BUT_ONE + "worker1 stopped answering.",
+        [KEPT, f"worker1 stopped answering: bring it back, and {AGAIN} back to {FROM}."],
+    ),
+    "left-by-a-killed-run-and-not-taken-back": (
+        "old", False, {"master": {"out": "upgrade.json cannot be read."}, "worker1": ARRIVED},
+        BUT_ONE + "master: upgrade.json cannot be read.",
+        [KEPT, f"worker1 still has {TO}: {AGAIN} to the release of the others."],
+    ),
+    "could-not-go-back": (
+        "old", False, {"master": {"note": NOTE, "out": "Another text."}, "worker1": {**CHANGED, "stuck": "No space"}},
+        BUT_ONE + "master: Another text.",
+        [KEPT, f"worker1 could not be repaired (No space): look there, and {AGAIN} back to {FROM}."],
+    ),
+    "lost-after-the-good-end": (
+        "new", False, {"master": ARRIVED, "worker1": {"note": NOTE, **GONE}},
+        "The upgrade from .* is done, but not everywhere. worker1 stopped answering.",
+        [f"master has {TO}, and had {FROM}.", f"worker1 stopped answering: bring it back, and {AGAIN} to {TO}."],
+    ),
+    "not-known": (
+        "unknown", True, {"master": {"note": NOTE, **GONE}, "worker1": ARRIVED},
+        f"It is unknown whether the roll back from {FROM} .*",
+        [
+            f"master stopped answering: bring it back, and {AGAIN} to the release of the others.",
+            f"worker1 has {TO}, and had {FROM}.",
+        ],
+    ),
+    "nothing-to-do": ("old", False, {"master": {}}, "", [KEPT]),
+    "lost-before": (
+        "old", False, {"master": GONE}, ".*", ["master stopped answering before anything was changed there."]
+    ),
+    "no-release": (
+        "old", False, {"master": {"now": look(None)}}, ".*", ["master has no release in use: run the playbook site."]
+    ),
+}  # fmt: skip
 
 
-def became(end: str = "old", rollback: bool = False, **hosts: dict[str, Any]) -> tuple[str, list[str]]:
-    found = outcome({name: {**copy.deepcopy(HOST), **host} for name, host in hosts.items()}, WAY, end, rollback)
-    return found["problem"], found["sentences"]
-
-
-def test_a_good_end() -> None:
-    good = {"now": look("new"), "note": NOTE, "touched": True}
-    assert became("new", master=good, worker1=good) == (
-        "",
-        [f"{host} has llama.cpp 0.3.36-0c1e57098, and had llama.cpp 0.3.16-4227c9be4." for host in HOSTS[:2]],
-    )
-
-
-def test_a_failure_before_anything_was_changed() -> None:
-    problem, sentences = became(master={}, worker1={"out": "The disk is full"})
-    assert problem == (
-        "The upgrade from llama.cpp 0.3.16-4227c9be4 to 0.3.36-0c1e57098 did not start: every host has its previous "
-        "release. worker1: The disk is full."
-    )
-    assert sentences == [f"{name} has kept llama.cpp 0.3.16-4227c9be4." for name in ("master", "worker1")]
-
-
-def test_a_failure_after_which_all_went_back() -> None:
-    problem, sentences = became(
-        master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "out": "The worker did not answer."}
-    )
-    assert "failed. Every host has its previous release. worker1: The worker did not answer." in problem
-    assert sentences == [
-        "master has kept llama.cpp 0.3.16-4227c9be4.",
-        "worker1 is back at llama.cpp 0.3.16-4227c9be4.",
-    ]
-
-
-def test_a_host_that_was_lost_on_the_way() -> None:
-    problem, sentences = became(
-        master={"note": NOTE}, worker1={"note": NOTE, "touched": True, "lost": True, "now": None}
-    )
-    assert "failed. All hosts but worker1 have their previous release. worker1 stopped answering." in problem
-    assert sentences[1] == (
-        "worker1 stopped answering: bring it back, and run the playbook upgrade again, which takes it back to "
-        "llama.cpp 0.3.16-4227c9be4."
-    )
-
-
-def test_hosts_that_a_killed_run_left_and_the_next_one_could_not_take_back() -> None:
-    problem, sentences = became(
-        master={"out": "upgrade.json cannot be read."}, worker1={"note": NOTE, "now": look("new")}
-    )
-    assert "All hosts but worker1 have their previous release. master: upgrade.json cannot be read." in problem
-    assert sentences[1] == (
-        "worker1 still has llama.cpp 0.3.36-0c1e57098: run the playbook upgrade again, which takes it to the release "
-        "of the others."
-    )
-
-
-def test_a_host_that_could_not_go_back() -> None:
-    problem, sentences = became(
-        master={"note": NOTE, "out": "Another text."},
-        worker1={"note": NOTE, "touched": True, "stuck": "No space left on device"},
-    )
-    assert "All hosts but worker1 have their previous release. master: Another text." in problem
-    assert sentences[1] == (
-        "worker1 could not be repaired (No space left on device): look there, and run the playbook upgrade again, "
-        "which takes it back to llama.cpp 0.3.16-4227c9be4."
-    )
-
-
-def test_a_host_that_was_lost_after_the_good_end() -> None:
-    problem, sentences = became(
-        "new", master={"note": NOTE, "now": look("new")}, worker1={"note": NOTE, "lost": True, "now": None}
-    )
-    assert "is done, but not everywhere. worker1 stopped answering." in problem
-    assert "which takes it to llama.cpp 0.3.36-0c1e57098." in sentences[1]
-
-
-def test_an_end_that_is_not_known() -> None:
-    problem, sentences = became(
-        "unknown",
-        rollback=True,
-        master={"note": NOTE, "lost": True, "now": None},
-        worker1={"note": NOTE, "now": look("new")},
-    )
-    assert problem.startswith("It is unknown whether the roll back from llama.cpp 0.3.16")
-    assert "takes it to the release of the others" in sentences[0]
-    assert sentences[1] == "worker1 has llama.cpp 0.3.36-0c1e57098, and had llama.cpp 0.3.16-4227c9be4."
-
-
-def test_what_has_nothing_to_do_is_no_problem() -> None:
-    assert became(master={}) == ("", ["master has kept llama.cpp 0.3.16-4227c9be4."])
-    lost = became(master={"lost": True, "now": None})[1]
-    assert lost == ["master stopped answering before anything was changed there."]
-    assert became(master={"now": look(None)})[1] == ["master has no release in use: run the playbook site."]
+@pytest.mark.parametrize(("end", "rollback", "hosts", "problem", "sentences"), OUTCOMES.values(), ids=OUTCOMES.keys())
+def test_what_became_of_the_hosts(
+    end: str, rollback: bool, hosts: dict[str, dict[str, Any]], problem: str, sentences: list[str]
+) -> None:
+    found = outcome({name: copy.deepcopy({**HOST, **host}) for name, host in hosts.items()}, WAY, end, rollback)
+    assert re.fullmatch(problem, found["problem"])
+    assert found["sentences"] == sentences

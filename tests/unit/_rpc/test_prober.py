@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import subprocess
@@ -28,7 +29,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol im
     ProtocolVersionError,
     parse_protocol,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus, summarize
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -172,24 +173,19 @@ def look(peer: Peer, timeout: float = TIMEOUT, expected: str | None = None) -> W
 @pytest.mark.parametrize(
     ("version", "devices", "connections"),
     [
-        pytest.param((2, 0, 0), 1, 2, id="2.0.0-one-device-not-counted"),
-        pytest.param((3, 6, 1), 2, 2, id="3.6.1-devices-counted"),
-        pytest.param((4, 0, 2), 1, 1, id="4.0.2-long-hello"),
-        pytest.param((5, 0, 0), 3, 1, id="5.0.0"),
-        pytest.param((6, 1, 0), 1, 1, id="6.1.0"),
-        pytest.param((7, 0, 0), 16, 1, id="7.0.0-all-devices-upstream-allows"),
-        pytest.param((8, 2, 1), 1, 1, id="8.2.1-newer-than-known"),
+        pytest.param((2, 0, 0), 1, 2, id="one-device-not-counted"),
+        pytest.param((3, 6, 1), 2, 2, id="devices-counted"),
+        pytest.param((4, 0, 2), 1, 1, id="long-hello"),
+        pytest.param((7, 0, 0), 16, 1, id="all-devices-upstream-allows"),
+        pytest.param((8, 2, 1), 1, 1, id="newer-than-known"),
     ],
 )
 def test_a_worker_of_each_generation_is_ready(version: tuple[int, int, int], devices: int, connections: int) -> None:
     with serving(worker(*version, devices)) as peer:
         status = look(peer, timeout=ENOUGH)
-    assert status.state == "ready", status.message
-    assert status.reachable
-    assert status.address == "127.0.0.1"
-    assert status.protocol is not None
-    assert status.protocol["version"] == ".".join(map(str, version))
-    assert (status.protocol["major"], status.protocol["minor"], status.protocol["patch"]) == version
+    names = dict(zip(("major", "minor", "patch"), version))
+    assert (status.state, status.reachable, status.address) == ("ready", True, "127.0.0.1"), status.message
+    assert status.protocol == {"version": ".".join(map(str, version)), **names}
     assert status.devices == [
         {"index": i, "memory_free_bytes": 1000 + i, "memory_total_bytes": 2000 + i} for i in range(devices)
     ]
@@ -197,28 +193,23 @@ def test_a_worker_of_each_generation_is_ready(version: tuple[int, int, int], dev
     assert 0 < status.latency_ms < 1000 * ENOUGH
     assert peer.connections == connections
     assert peer.left == ["RST"], "a worker that writes to a client that left with FIN dies of SIGPIPE"
-
-
-def test_a_worker_gets_one_hello_and_no_byte_that_it_does_not_need() -> None:
-    with serving(worker(7, 0, 0)) as peer:
-        look(peer, timeout=ENOUGH)
-    hello = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
-    assert peer.received == hello + b"\x0f" + bytes(8) + b"\x0b" + struct.pack("<QI", 4, 0)
+    # It gets one HELLO, and no byte that it does not need.
+    if version == (7, 0, 0):
+        hello = b"\x0e" + struct.pack("<Q", 24) + bytes(24)
+        asked = b"".join(b"\x0b" + struct.pack("<QI", 4, index) for index in range(devices))
+        assert peer.received == hello + b"\x0f" + bytes(8) + asked
 
 
 @pytest.mark.parametrize(
     ("expected", "state"),
     [("7", "ready"), ("7.0", "ready"), ("7.0.1", "ready"), ("7.0.2", "incompatible"), ("7.1", "incompatible"),
-     ("6", "incompatible"), ("70", "incompatible"), (None, "ready")],
+     ("6", "incompatible"), ("70", "incompatible")],
 )  # fmt: skip
-def test_the_expected_protocol_is_compared_by_its_parts(expected: str | None, state: str) -> None:
+def test_the_expected_protocol_is_compared_by_its_parts(expected: str, state: str) -> None:
     with serving(worker(7, 0, 1)) as peer:
         status = look(peer, timeout=ENOUGH, expected=expected)
     assert status.state == state
-    assert status.protocol is not None
-    assert status.protocol["version"] == "7.0.1"
-    if state == "incompatible":
-        assert f"protocol 7.0.1 where {expected} is expected" in status.message
+    assert (f"protocol 7.0.1 where {expected} is expected" in status.message) == (state == "incompatible")
 
 
 HOSTILE = {
@@ -232,6 +223,7 @@ HOSTILE = {
     "one-byte-at-a-time": (sends(*(bytes([x]) for x in HELLO_7), pause=0.05), "not_rpc", "did not finish"),
     "hangs-up-in-the-middle": (sends(HELLO_7[:20], then="close"), "not_rpc", "in the middle"),
     "resets-in-the-middle": (sends(HELLO_7[:20], then="reset"), "not_rpc", "in the middle"),
+    "many-small-pieces": (sends(*(bytes([x]) for x in HELLO_7 + COUNT_1 + MEMORY), pause=0.001), "ready", "is ready"),
     "closes-at-once": (sends(then="close"), "not_rpc", "without an answer"),
     "resets-at-once": (sends(then="reset"), "not_rpc", "without an answer"),
     "silent": (sends(), "busy", "accepts connections but did not answer within 0.3 s, so another client"),
@@ -253,13 +245,6 @@ def test_every_kind_of_peer_has_a_state_and_a_sentence_in_time(
     assert (status.state, status.reachable) == (state, True), status.message
     assert said in status.message
     assert "FIN" not in peer.left
-
-
-def test_an_answer_in_many_small_pieces_is_put_together() -> None:
-    with serving(sends(*(bytes([x]) for x in HELLO_7 + COUNT_1 + MEMORY), pause=0.001)) as peer:
-        status = look(peer, timeout=ENOUGH)
-    assert status.state == "ready", status.message
-    assert status.devices == [{"index": 0, "memory_free_bytes": 5, "memory_total_bytes": 9}]
 
 
 def test_an_http_server_that_waits_for_the_end_of_a_line_is_not_taken_for_a_busy_worker() -> None:
@@ -290,15 +275,6 @@ def test_a_worker_that_gets_free_in_the_last_moment_is_busy() -> None:
     assert "another client most likely holds it" in status.message
 
 
-def test_a_closed_port_is_refused() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        endpoint = Endpoint("127.0.0.1", sock.getsockname()[1])
-        (status,) = probe([endpoint], TIMEOUT)
-    assert (status.state, status.reachable, status.latency_ms, status.protocol) == ("refused", False, None, None)
-    assert f"{endpoint} refuses connections: start the RPC server" in status.message
-
-
 @contextmanager
 def full_queue() -> Iterator[Endpoint]:
     """Yield a port whose kernel drops connections, as a packet filter does."""
@@ -309,23 +285,24 @@ def full_queue() -> Iterator[Endpoint]:
         yield Endpoint("127.0.0.1", listener.getsockname()[1])
 
 
-def test_a_full_queue_on_this_host_is_a_busy_worker() -> None:
-    with full_queue() as endpoint:
-        (status,) = probe([endpoint], TIMEOUT)
-    assert (status.state, status.reachable) == ("busy", True), status.message
-    assert "full queue" in status.message
-
-
-def test_packets_dropped_elsewhere_are_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    # As for another host, the kernel here knows nothing about the listener.
-    monkeypatch.setattr(prober, "_listens_here", lambda *_args: False)
+@pytest.mark.parametrize(
+    ("here", "state", "said"),
+    [
+        (True, "busy", "full queue"),
+        (False, "unreachable", r"no answer within 0\.3 s.* firewalls let port \d+/tcp through"),
+    ],
+)
+def test_a_port_that_drops_packets_is_a_busy_worker_here_and_unreachable_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, here: bool, state: str, said: str
+) -> None:
+    if not here:  # the kernel knows nothing about the listener of another host
+        monkeypatch.setattr(prober, "_listens_here", lambda *_args: False)
     with full_queue() as endpoint:
         start = time.monotonic()
         (status,) = probe([endpoint], TIMEOUT)
-        assert TIMEOUT <= time.monotonic() - start < TIMEOUT + SLACK
-    assert (status.state, status.reachable) == ("unreachable", False), status.message
-    assert f"no answer within {TIMEOUT} s" in status.message
-    assert f"firewalls let port {endpoint.port}/tcp through" in status.message
+        assert time.monotonic() - start < TIMEOUT + SLACK
+    assert (status.state, status.reachable) == (state, here), status.message
+    assert re.search(said, status.message)
 
 
 def fake_lookup(names: dict[str, list[str]], blocked: threading.Event | None = None) -> Callable[..., list[object]]:
@@ -374,23 +351,6 @@ def test_a_resolver_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch)
     assert (good.state, numeric.state) == ("ready", "ready")
 
 
-@pytest.mark.parametrize("name", ["nosuch.invalid", "a" * 63 + ".invalid"])
-def test_an_unknown_name_is_unresolved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", fake_lookup({}))
-    (status,) = probe([Endpoint(name, 50052)], TIMEOUT)
-    assert (status.state, status.reachable, status.address) == ("unresolved", False, None)
-    assert f"check the spelling of {name}" in status.message
-
-
-def test_results_come_in_the_order_of_the_endpoints() -> None:
-    with serving(worker(7, 0, 0)) as good, serving(sends()) as silent, serving(sends(b"x" * 99)) as other:
-        peers = [silent, good, other, good, silent]
-        statuses = probe([peer.endpoint for peer in peers], 2)
-    assert [status.port for status in statuses] == [peer.port for peer in peers]
-    assert [status.state for status in statuses[:3]] == ["busy", "ready", "not_rpc"]
-    assert probe([], TIMEOUT) == []
-
-
 def test_workers_are_looked_at_until_they_are_ready_and_only_those_that_are_not() -> None:
     looks: dict[Endpoint, int] = {}
     good, late, never = (Endpoint("h", port) for port in (1, 2, 3))
@@ -412,18 +372,6 @@ def test_workers_are_looked_at_until_they_are_ready_and_only_those_that_are_not(
         looks.clear()
         probe_until_ready([never], 1)
         assert looks == {never: 1}
-
-
-def test_the_summary_counts_every_state() -> None:
-    ready, busy = WorkerStatus("a:1", "a", 1, state="ready"), WorkerStatus("b:1", "b", 1, state="busy")
-    none = dict.fromkeys(("ready", "busy", "refused", "unreachable", "unresolved", "not_rpc", "incompatible"), 0)
-    both = summarize([ready, busy])
-    assert both["counts"] == {**none, "ready": 1, "busy": 1}
-    assert (both["all_ready"], summarize([ready])["all_ready"], summarize([])["all_ready"]) == (False, True, False)
-    assert list(both["workers"][1]) == [
-        "endpoint", "host", "port", "address", "state", "reachable", "protocol", "devices", "latency_ms", "message"
-    ]  # fmt: skip
-    assert json.loads(json.dumps(both)) == both
 
 
 # The scale test and the descriptor test need a process with its own limits and memory.
@@ -460,7 +408,7 @@ def probe_alone(timeout: float, endpoints: list[str], soft: int = 0, hard: int =
     return json.loads(done.stdout)
 
 
-def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(record_property) -> None:
+def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory() -> None:
     with many_workers(450) as ready:
         listeners = [socket.create_server(("127.0.0.1", 0), backlog=0) for _number in range(50)]
         clients = []
@@ -472,7 +420,6 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
         finally:
             for sock in [*listeners, *clients]:
                 sock.close()
-    record_property("scale", json.dumps(found))
     assert found["counts"]["ready"] == 450
     assert found["counts"]["busy"] == 50
     # One after the other, the silent endpoints take 250 s; in parallel, they take a few, even on a busy machine.
@@ -481,75 +428,57 @@ def test_500_endpoints_of_which_50_never_answer_take_little_time_and_memory(reco
 
 
 @pytest.mark.parametrize(
-    ("soft", "hard"),
-    [pytest.param(64, 4096, id="the-soft-limit-is-raised-and-put-back"), pytest.param(64, 64, id="in-waves")],
+    ("soft", "hard", "others"),
+    [
+        pytest.param(64, 4096, 300, id="the-soft-limit-is-raised-and-put-back"),
+        pytest.param(64, 64, 300, id="in-waves"),
+        # Others are open already, so fewer are free than the prober expects: it learns from the system's refusal.
+        pytest.param(9, 9, 40, id="fewer-than-expected"),
+    ],
 )
-def test_few_file_descriptors_are_enough(soft: int, hard: int) -> None:
+def test_few_file_descriptors_are_enough(soft: int, hard: int, others: int) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=500) as listener:
         port = listener.getsockname()[1]
-        refused = [f"127.0.{i // 250 + 1}.{i % 250 + 1}:{port}" for i in range(300)]
+        refused = [f"127.0.{i // 250 + 1}.{i % 250 + 1}:{port}" for i in range(others)]
         found = probe_alone(TIMEOUT, [f"127.0.0.1:{port}", *refused], soft, hard)
-    assert found["counts"]["refused"] == 300
+    assert found["counts"]["refused"] == others
     assert found["counts"]["busy"] == 1
     assert found["limit_kept"]
-    assert found["seconds"] < TIMEOUT + SLACK
 
 
-def test_a_system_without_free_descriptors_gets_waves_not_errors() -> None:
-    # Others are open already, so fewer are free than the prober expects: it learns from the system's refusal.
-    with many_workers(60) as ready:
-        found = probe_alone(2.0, ready, 9, 9)
-    assert found["counts"]["ready"] == 60
-
-
-BAD_ENDPOINTS = [
-    ("", "names no host"),
-    (":50052", "names no host"),
-    ("host:70000", "from 1 to 65535"),
-    ("host:0", "from 1 to 65535"),
-    ("host:", "from 1 to 65535"),
-    ("host:http", "from 1 to 65535"),
-    ("host:-1", "from 1 to 65535"),
-    ("host:\u0661", "from 1 to 65535"),
-    ("[::1]:5", "no IPv6"),
-    ("::1", "no IPv6"),
-    ("a:b:c", "host[:port]"),
-    ("http://host:1", "host[:port]"),
-    ("a b", "invalid host"),
-    ("300.1.1.1", "invalid host"),
-    ("1.2.3", "invalid host"),
-    ("-host", "invalid host"),
-    ("a..b", "invalid host"),
-    ("a" * 64, "invalid host"),
-    ("\u00fcber:1", "invalid host"),
-    ("0.0.0.0:50052", "give the address under which"),
-]
-
-
-@pytest.mark.parametrize(("text", "said"), BAD_ENDPOINTS)
-def test_a_bad_endpoint_is_named_with_the_remedy(text: str, said: str) -> None:
-    with pytest.raises(EndpointError) as caught:
-        parse_endpoint(text)
-    assert said in str(caught.value)
-    assert repr(text) in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["", ":50052"], "names no host"),
+        (["host:70000", "host:0", "host:", "host:http", "host:-1", "host:\u0661"], "from 1 to 65535"),
+        (["[::1]:5", "::1"], "no IPv6"),
+        (["a:b:c", "http://host:1"], r"host\[:port\]"),
+        (["a b", "300.1.1.1", "1.2.3", "-host", "a..b", "a" * 64, "\u00fcber:1"], "invalid host"),
+        (["0.0.0.0:50052"], "give the address under which"),
+    ],
+)
+def test_a_bad_endpoint_is_named_with_the_remedy(texts: list[str], said: str) -> None:
+    for text in texts:
+        with pytest.raises(EndpointError, match=said) as caught:
+            parse_endpoint(text)
+        assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("text", "endpoint"),
-    [("node1", Endpoint("node1", 50052)), (" node1:1 ", Endpoint("node1", 1)),
-     ("10.0.0.1", Endpoint("10.0.0.1", 50052)),
-     ("a_b.c-d.example.:65535", Endpoint("a_b.c-d.example.", 65535))],
-)  # fmt: skip
+    [(" node1 ", Endpoint("node1", 50052)), ("a_b.c-d.example.:65535", Endpoint("a_b.c-d.example.", 65535))],
+)
 def test_good_endpoints(text: str, endpoint: Endpoint) -> None:
     assert parse_endpoint(text) == endpoint
     assert parse_endpoint(str(endpoint)) == endpoint
-
-
-@pytest.mark.parametrize("texts", [["a", "b", "a:50052"], ["Node:1", "node:1"]])
-def test_a_worker_named_twice_is_an_error(texts: list[str]) -> None:
     with pytest.raises(EndpointError, match="given twice"):
-        parse_endpoints(texts)
+        parse_endpoints([text, str(endpoint).upper()])
+
+
+@pytest.mark.parametrize("text", ["", "v7", "7.", "7.0.0.0", "7,0", "1000", "\u0667", "7\n"])
+def test_a_bad_protocol_version_is_named_with_the_remedy(text: str) -> None:
+    with pytest.raises(ProtocolVersionError, match="write it as '7'"):
+        parse_protocol(text)
 
 
 @given(st.text() | st.text(alphabet=":[].0123456789ab- "))
@@ -560,12 +489,6 @@ def test_parse_endpoint_raises_only_its_own_error(text: str) -> None:
         assert len(str(error)) < 1000  # noqa: PT017
     else:
         assert parse_endpoint(str(endpoint)) == endpoint
-
-
-@pytest.mark.parametrize("text", ["", "v7", "7.", "7.0.0.0", "7,0", "1000", "\u0667", "7\n"])
-def test_a_bad_protocol_version_is_named_with_the_remedy(text: str) -> None:
-    with pytest.raises(ProtocolVersionError, match="write it as '7'"):
-        parse_protocol(text)
 
 
 # Replies that begin correctly reach deeper code than random bytes.

@@ -6,13 +6,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pwd
 from pathlib import Path
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import (
     Unit,
-    read_account,
     read_cache,
     read_cache_use,
     read_caches,
@@ -25,68 +23,52 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def test_units_come_by_port_and_other_files_are_none(tmp_path: Path) -> None:
-    for name in ("llama-rpc-server@50099.service", "llama-rpc-server@50052.service"):
-        (tmp_path / name).write_text(name)
-        (tmp_path / name).chmod(0o640)
-    for name in ("llama-rpc-server@.service", "llama-rpc-server@a.service", "llama-rpc-server@1.service.old"):
-        (tmp_path / name).touch()
-    digest = hashlib.sha256(b"llama-rpc-server@50052.service").hexdigest()
+    timed = ["llama-rpc-resume.service", "llama-rpc-resume.timer", "llama-rpc-cache@50052.service"]
+    timed += ["llama-rpc-cache@50052.timer", "llama-rpc-cache@50099.timer"]
+    none = ["llama-rpc-server@.service", "llama-rpc-server@a.service", "llama-rpc-server@1.service.old"]
+    none += ["llama-rpc-cache@x.timer", "llama-rpc-cache@50052.timer.old", "llama-rpc-resume@1.timer"]
+    name = "llama-rpc-server@50052.service"
+    for file in (name, *timed, *none):
+        (tmp_path / file).write_text(file)
+    (tmp_path / name).chmod(0o640)
+    # The link of a masked unit is there and has no digest.
+    (tmp_path / "llama-rpc-server@50099.service").symlink_to("/dev/null")
     first, second = read_units(tmp_path)
-    assert first == Unit("llama-rpc-server@50052.service", 50052, digest, "0640", os.getuid(), os.getgid())
-    assert second.port == 50099
-
-
-def test_the_link_of_a_masked_unit_is_there_and_has_no_digest(tmp_path: Path) -> None:
-    (tmp_path / "llama-rpc-server@50052.service").symlink_to("/dev/null")
-    (unit,) = read_units(tmp_path)
-    assert (unit.port, unit.sha256) == (50052, None)
-
-
-def test_units_that_look_after_workers_are_no_workers(tmp_path: Path) -> None:
-    names = ["llama-rpc-resume.service", "llama-rpc-resume.timer", "llama-rpc-cache@50052.service"]
-    names += ["llama-rpc-cache@50052.timer", "llama-rpc-cache@50099.timer"]
-    for name in [*names, "llama-rpc-cache@x.timer", "llama-rpc-cache@50052.timer.old", "llama-rpc-resume@1.timer"]:
-        (tmp_path / name).touch()
-    found = read_timed_units(tmp_path)
-    assert [unit.name for unit in found] == names
-    assert [unit.port for unit in found] == [0, 0, 50052, 50052, 50099]
-    assert read_units(tmp_path) == []
-
-
-def test_a_folder_that_is_not_there_has_no_units(tmp_path: Path) -> None:
+    assert first == Unit(name, 50052, hashlib.sha256(name.encode()).hexdigest(), "0640", os.getuid(), os.getgid())
+    assert (second.port, second.sha256) == (50099, None)
+    found = [(unit.name, unit.port) for unit in read_timed_units(tmp_path)]
+    assert found == list(zip(timed, [0, 0, 50052, 50052, 50099]))
     assert read_units(tmp_path / "none") == []
 
 
+RUNS = "bin/rpc-server", 0o755
+CACHES = "libexec/rpc-cache", 0o755
+
+
 @pytest.mark.parametrize(
-    ("made", "found"),
+    ("folder", "link", "made", "found"),
     [
-        ("nothing", {"id": None, "program": False, "cache_program": False}),
-        ("release", {"id": "1-abc", "program": True, "cache_program": False}),
-        ("release-with-cache", {"id": "1-abc", "program": True, "cache_program": True}),
-        ("release-of-a-master", {"id": "1-abc", "program": False, "cache_program": False}),
-        ("dangling-link", {"id": "1-abc", "program": False, "cache_program": False}),
-        ("folder", {"id": None, "program": True, "cache_program": False}),
+        ("releases/1-abc", False, [], (None, False, False)),
+        ("releases/1-abc", True, [RUNS], ("1-abc", True, False)),
+        ("releases/1-abc", True, [RUNS, CACHES], ("1-abc", True, True)),
+        ("releases/1-abc", True, [("bin/rpc-server", 0o644)], ("1-abc", False, False)),
+        ("releases/1-abc", True, [], ("1-abc", False, False)),
+        ("current", False, [RUNS], (None, True, False)),
     ],
+    ids=["nothing", "release", "with-cache", "of-a-master", "dangling-link", "folder"],
 )
-def test_the_release_in_use(tmp_path: Path, made: str, found: dict[str, object]) -> None:
-    folder = tmp_path / ("current" if made == "folder" else "releases/1-abc")
-    if made.startswith("release") or made == "folder":
-        (folder / "bin").mkdir(parents=True)
-        (folder / "bin/rpc-server").touch(mode=0o644 if made == "release-of-a-master" else 0o755)
-    if made == "release-with-cache":
-        (folder / "libexec").mkdir()
-        (folder / "libexec/rpc-cache").touch(mode=0o755)
-    if made not in ("nothing", "folder"):
-        (tmp_path / "current").symlink_to("releases/1-abc")
-    assert read_release(str(tmp_path)) == {**found, "upgrade": False}
+def test_the_release_in_use(
+    tmp_path: Path, folder: str, link: bool, made: list[tuple[str, int]], found: tuple[str | None, bool, bool]
+) -> None:
+    for name, mode in made:
+        (tmp_path / folder / name).parent.mkdir(parents=True)
+        (tmp_path / folder / name).touch(mode=mode)
+    if link:
+        (tmp_path / "current").symlink_to(folder)
+    expected = dict(zip(("id", "program", "cache_program"), found))
+    assert read_release(str(tmp_path)) == {**expected, "upgrade": False}
     (tmp_path / "upgrade.json").touch()
-    assert read_release(str(tmp_path)) == {**found, "upgrade": True}
-
-
-def test_an_account_is_known_by_its_name() -> None:
-    own = pwd.getpwuid(os.getuid())
-    assert read_account(own.pw_name) == {"uid": own.pw_uid, "comment": own.pw_gecos}
-    assert read_account("no-such-account") is None
+    assert read_release(str(tmp_path)) == {**expected, "upgrade": True}
 
 
 REPACK = {"enabled": True, "kernels": True, "weights": 12, "mib": 345.67, "of_weights": 20, "of_mib": 456}
@@ -111,14 +93,51 @@ def status(repack: object, **more: object) -> str:
     return json.dumps({"invocation": START, "repack": repack, **more})
 
 
-def test_what_a_worker_says_of_repacked_weights_is_read(tmp_path: Path) -> None:
+def test_what_a_worker_says_of_repacked_weights_is_read_and_no_link_or_pipe(tmp_path: Path) -> None:
     assert read_repack(50052, tmp_path) is None, "stock upstream says nothing"
-    said(tmp_path, status({**REPACK, "more": "x"}, more=1))
+    path = said(tmp_path, status({**REPACK, "more": "x"}, more=1))
     found = read_repack(50052, tmp_path)
-    assert found == REPACK
     assert found is not None
-    assert [type(value) for value in found.values()] == [bool, bool, int, float, int, float]
-    assert read_repack(50053, tmp_path) is None
+    assert {key: (value, type(value)) for key, value in found.items()} == {
+        key: (value, type(value) if key != "of_mib" else float) for key, value in REPACK.items()
+    }
+    path.rename(tmp_path / "other")
+    path.symlink_to(tmp_path / "other")
+    assert read_repack(50052, tmp_path) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert read_repack(50052, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        status(REPACK)[:-9],
+        "[1]",
+        json.dumps({"invocation": START}),
+        status("yes"),
+        *(
+            status({**REPACK, key: value})
+            for key, value in (
+                ("mib", None), ("enabled", 1), ("weights", True), ("weights", 1.5), ("mib", -1), ("mib", float("nan")),
+                ("mib", float("inf")),
+            )
+        ),
+        status({**REPACK, "weights": "many"}).replace('"many"', "1" + "0" * 3000),
+        status(REPACK) + " " * 5000,
+        "[" * 4000,
+        status(REPACK, more="x").replace("x", "\udcff"),
+    ],
+    ids=[
+        "empty", "half", "list", "no-repack", "text-for-it", "value-missing", "number-for-a-truth-value",
+        "truth-value-for-a-number", "part-of-a-weight", "less-than-nothing", "no-number", "no-end", "beyond-any-host",
+        "too-long", "too-deep", "no-text",
+    ],
+)  # fmt: skip
+def test_nonsense_of_a_worker_is_nothing(tmp_path: Path, text: str) -> None:
+    said(tmp_path, "").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert read_repack(50052, tmp_path) is None
 
 
 def test_what_a_worker_says_of_the_use_of_its_cache_is_read(tmp_path: Path) -> None:
@@ -140,56 +159,19 @@ def test_what_an_earlier_process_has_left_is_nothing(tmp_path: Path, start: str 
     assert read_repack(50052, tmp_path) is None
 
 
-NONSENSE = {
-    "empty": "",
-    "no-json": "hm",
-    "half": status(REPACK)[:-9],
-    "list": "[1]",
-    "no-repack": json.dumps({"invocation": START}),
-    "text-for-it": status("yes"),
-    "value-missing": status({**REPACK, "mib": None}),
-    "number-for-a-truth-value": status({**REPACK, "enabled": 1}),
-    "truth-value-for-a-number": status({**REPACK, "weights": True}),
-    "part-of-a-weight": status({**REPACK, "weights": 1.5}),
-    "less-than-nothing": status({**REPACK, "mib": -1}),
-    "no-number": status({**REPACK, "mib": float("nan")}),
-    "no-end": status({**REPACK, "mib": float("inf")}),
-    "beyond-any-host": status({**REPACK, "weights": "many"}).replace('"many"', "1" + "0" * 3000),
-    "too-long": status(REPACK) + " " * 5000,
-    "too-deep": "[" * 4000,
-    "no-text": status(REPACK, more="x").replace("x", "\udcff"),
-}
-
-
-@pytest.mark.parametrize("text", NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_of_a_worker_is_nothing(tmp_path: Path, text: str) -> None:
-    said(tmp_path, "").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert read_repack(50052, tmp_path) is None
-
-
-def test_no_link_is_followed_and_no_pipe_waited_for(tmp_path: Path) -> None:
-    path = said(tmp_path, "")
-    path.unlink()
-    (tmp_path / "other").write_text(status(REPACK))
-    path.symlink_to(tmp_path / "other")
-    assert read_repack(50052, tmp_path) is None
-    path.unlink()
-    os.mkfifo(path)
-    assert read_repack(50052, tmp_path) is None
-
-
 def test_where_figures_are_linked_to_is_what_their_unit_says(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) is None
     unit = tmp_path / "llama-rpc-metrics.service"
+    found = [read_metrics(tmp_path)]
     unit.write_text("[Unit]\nX-TextfileFolder=/var/lib/node_exporter\n")
-    half = {"folder": "/var/lib/node_exporter", "units": ["llama-rpc-metrics.service"]}
-    assert read_metrics(tmp_path) == half, "as after a run that was ended"
+    found.append(read_metrics(tmp_path))
     (tmp_path / "llama-rpc-metrics.timer").touch()
-    found = read_metrics(tmp_path)
-    assert found is not None
-    assert found["units"] == ["llama-rpc-metrics.timer", "llama-rpc-metrics.service"]
+    found.append(read_metrics(tmp_path))
     unit.write_text("[Unit]\nX-TextfileFolder=relative\n")
-    assert read_metrics(tmp_path) is None, "somebody else's unit of that name"
+    found.append(read_metrics(tmp_path))
+    folder = "/var/lib/node_exporter"
+    half = {"folder": folder, "units": [unit.name]}  # as after a run that was ended
+    whole = {"folder": folder, "units": ["llama-rpc-metrics.timer", unit.name]}
+    assert found == [None, half, whole, None], "the last is somebody else's unit of that name"
 
 
 TIDIED = {"time": 1760000000, "entries": 9, "max_bytes": 5000, "min_free_bytes": 10, "corrupted": 1, "evicted": 2}
@@ -227,20 +209,13 @@ def test_what_is_in_the_cache(tmp_path: Path, status: str | None, said: dict[str
     if status is not None:
         (tmp_path / "state/50052").mkdir(parents=True)
         (tmp_path / "state/50052/status.json").write_text(status)
-    found = read_cache(50052, tmp_path, tmp_path / "state")
-    assert found is not None
-    assert found.pop("free_bytes") > 0
-    assert found == {"folder": str(folder), "entries": 2, "bytes": 3500, **said}
-
-
-def test_since_when_a_cache_is_kept_in_order(tmp_path: Path) -> None:
-    caching(tmp_path)
     timer = tmp_path / "llama-rpc-cache@50052.timer"
     timer.touch()
     os.utime(timer, (5, 1750000000))
     found = read_cache(50052, tmp_path, tmp_path / "state")
     assert found is not None
-    assert (found["kept_since"], found["tidied_at"]) == (1750000000, None)
+    assert found.pop("free_bytes") > 0
+    assert found == {"folder": str(folder), "entries": 2, "bytes": 3500, **said, "kept_since": 1750000000}
 
 
 @pytest.mark.parametrize("lacking", ["unit", "cache", "folder"])

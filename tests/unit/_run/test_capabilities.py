@@ -17,12 +17,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilitie
 )
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "capabilities"
-# The names of the fixtures: the program, and the archive that it was built from.
-OLD = "llama-cli-0.3.16"
+# The name of a fixture: the program, and the archive that it was built from.
 NEW = "llama-completion-0.3.36"
-CHAT = "llama-cli-0.3.36"
-# Fixtures of the generations between, by protocol.
-BETWEEN = {"3.6.1": "llama-completion-0.3.20", "4.0.2": "llama-completion-0.3.34", "5.0.0": "llama-completion-0.3.35"}
 
 
 def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Capabilities:
@@ -30,51 +26,27 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
     return describe(f"/opt/{recorded}", version, (RECORDED / f"{recorded}-help.txt").read_text(), manifest or {})
 
 
+# Since b9151, lines have a time and a level, and lines about devices have the level "trace".
 @pytest.mark.parametrize(
-    ("recorded", "field", "value"),
+    ("archive", "version", "build_number", "commit", "protocol", "verbosity"),
     [
-        (OLD, "version", None),
-        (OLD, "build_number", 1),
-        (OLD, "commit", "4227c9b"),
-        (OLD, "protocol", "2.0.0"),
-        (OLD, "counted_devices", False),
-        (OLD, "no_conversation", ("-no-cnv",)),
-        (OLD, "no_display_prompt", ("--no-display-prompt",)),
-        (OLD, "no_escape", ("--no-escape",)),
-        (OLD, "no_fit", ()),
-        (OLD, "no_colors", ()),
-        (OLD, "verbosity", ()),
-        (NEW, "version", "0.5.0-dev"),
-        (NEW, "build_number", 1),
-        (NEW, "commit", "0c1e570"),
-        (NEW, "protocol", "7.0.0"),
-        (NEW, "counted_devices", True),
-        (NEW, "no_conversation", ("-no-cnv",)),
-        (NEW, "no_display_prompt", ("--no-display-prompt",)),
-        (NEW, "no_escape", ("--no-escape",)),
-        (NEW, "no_fit", ("-fit", "off")),
-        (NEW, "no_colors", ("--log-colors", "off")),
-        (NEW, "verbosity", ("-lv", "4")),
+        ("0.3.20", None, 0, "f49e91787", None, ()),
+        ("0.3.34", None, 0, "e3546c794", "4.0.2", ("-lv", "4")),
+        ("0.3.35", "0.1.0-dev", 0, "4df29be4f", "5.0.0", ("-lv", "4")),
+        ("0.3.36", "0.5.0-dev", 1, "0c1e570", "7.0.0", ("-lv", "4")),
     ],
 )
-def test_a_build_is_known_by_what_it_says(recorded: str, field: str, value: object) -> None:
-    assert getattr(described(recorded), field) == value
-
-
-@pytest.mark.parametrize("protocol", BETWEEN)
-def test_a_build_between_is_of_its_generation(protocol: str) -> None:
-    found, new = described(BETWEEN[protocol]), described(NEW)
-    assert (found.protocol, found.counted_devices) == (protocol, True)
-    assert found.no_fit == new.no_fit
-    assert found.no_colors == new.no_colors
-    # Since b9151, lines have a time and a level, and lines about devices have the level "trace".
-    since = protocol != "3.6.1"
-    assert found.verbosity == (("-lv", "4") if since else ())
-
-
-def test_the_chat_client_is_refused_with_the_program_to_install() -> None:
-    with pytest.raises(BinaryError, match="chat client of b7348 or later; install llama-completion"):
-        described(CHAT)
+def test_a_build_is_known_by_what_it_says(
+    archive: str,
+    version: str | None,
+    build_number: int,
+    commit: str,
+    protocol: str | None,
+    verbosity: tuple[str, ...],
+) -> None:
+    found = described(f"llama-completion-{archive}")
+    assert (found.version, found.build_number, found.commit) == (version, build_number, commit)
+    assert (found.protocol, found.verbosity) == (protocol, verbosity)
 
 
 @pytest.mark.parametrize(
@@ -125,38 +97,17 @@ def test_the_manifest_says_more_but_not_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("recorded", "version", "device_counts", "names"),
+    ("option", "spellings"),
     [
-        (OLD, None, None, ["RPC[a:1]", "RPC[b:2]"]),
-        (OLD, None, [1, 1], ["RPC[a:1]", "RPC[b:2]"]),
-        (NEW, None, [1, 1], ["RPC0", "RPC1"]),
-        (NEW, None, [2, 1], ["RPC0", "RPC1", "RPC2"]),
-        (NEW, None, None, None),
-        (NEW, "version: 1 (abcdef0)\n", [1, 1], None),
-        (NEW, "version: 6687 (abcdef0)\n", None, ["RPC[a:1]", "RPC[b:2]"]),
-        (NEW, "version: 6688 (abcdef0)\n", [1, 1], ["RPC0", "RPC1"]),
-    ],
-    ids=["2.0", "2.0-asked", "7.0", "two-devices-on-one", "nobody-asked", "unknown-build", "b6687", "b6688"],
-)
-def test_devices_are_named_as_the_build_names_them(
-    recorded: str, version: str | None, device_counts: list[int] | None, names: list[str] | None
-) -> None:
-    assert described(recorded, version=version).rpc_device_names(["a:1", "b:2"], device_counts) == names
-
-
-@pytest.mark.parametrize(
-    ("recorded", "option", "spellings"),
-    [
-        (NEW, "--model", {"-m", "--model"}),
-        (NEW, "--n-gpu-layers", {"-ngl", "--gpu-layers", "--n-gpu-layers"}),
-        (NEW, "--no-conversation", {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}),
-        (OLD, "--no-conversation", {"-no-cnv", "--no-conversation"}),
-        (OLD, "--rpc", {"--rpc"}),
-        (OLD, "--not-there", {"--not-there"}),
+        ("--model", {"-m", "--model"}),
+        ("--n-gpu-layers", {"-ngl", "--gpu-layers", "--n-gpu-layers"}),
+        ("--no-conversation", {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}),
+        ("--rpc", {"--rpc"}),
+        ("--not-there", {"--not-there"}),
     ],
 )
-def test_every_spelling_of_an_option_is_known(recorded: str, option: str, spellings: set[str]) -> None:
-    assert described(recorded).spellings(option) == spellings
+def test_every_spelling_of_an_option_is_known(option: str, spellings: set[str]) -> None:
+    assert described(NEW).spellings(option) == spellings
 
 
 ELF = b"\x7fELF\x02" + (b"\x01" if sys.byteorder == "little" else b"\x02") + bytes(12)
@@ -172,11 +123,9 @@ def program(folder: Path, name: str, content: bytes, mode: int = 0o755) -> str:
 
 
 @pytest.mark.parametrize("content", [OURS, b"#!/bin/sh\n"], ids=["binary", "wrapper"])
-def test_llama_completion_is_preferred_to_llama_cli(tmp_path: Path, content: bytes) -> None:
-    cli = program(tmp_path, "llama-cli", content)
-    assert find_program(str(tmp_path)) == cli
-    completion = program(tmp_path, "llama-completion", content)
-    assert find_program(str(tmp_path)) == completion
+def test_a_program_is_found(tmp_path: Path, content: bytes) -> None:
+    path = program(tmp_path, "llama-completion", content)
+    assert find_program(str(tmp_path)) == path
 
 
 @pytest.mark.parametrize(
@@ -202,7 +151,7 @@ def test_what_cannot_run_is_refused_before_it_is_started(
 def test_a_missing_folder_program_and_target_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(BinaryError, match=r"There is no folder .*set bin_folder"):
         find_program(str(tmp_path / "nowhere"))
-    with pytest.raises(BinaryError, match="neither llama-completion nor llama-cli"):
+    with pytest.raises(BinaryError, match="There is no llama-completion in"):
         find_program(str(tmp_path))
     (tmp_path / "llama-completion").symlink_to("gone")
     with pytest.raises(BinaryError, match="is not a file"):

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import stat
-import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from ansible import constants, context
-from ansible.utils.context_objects import CLIArgs
+from ansible import constants
 from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import (
     Teller,
     loaded_percent,
@@ -64,24 +60,36 @@ def log_of(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_phases_of_a_real_run_come_in_order(name: str, tmp_path: Path) -> None:
+def test_the_phases_of_a_real_run_come_in_order_and_its_file_is_the_users_alone(name: str, tmp_path: Path) -> None:
     log = log_of(name)
     states = followed(tmp_path / "f", [log[i : i + 1] for i in range(len(log))])
-    phases = list(dict.fromkeys(state.phase for state in states))
-    assert phases == [LOADING, PREPARING, PROMPT]
+    assert list(dict.fromkeys(state.phase for state in states)) == [LOADING, PREPARING, PROMPT]
     assert [state.loaded_percent for state in states] == [*range(RUNS[name][1] + 1), 100, 100]
+    with told(str(tmp_path / "f")):
+        assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o600
+        assert read_state((tmp_path / "f").read_text()) == State(VERIFYING)
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(cuts=st.lists(st.integers(0, 20_000), max_size=30))
 @settings(max_examples=25, deadline=None)
-@pytest.mark.parametrize("name", RUNS)
 def test_it_is_the_same_in_whatever_pieces_the_log_comes(
-    name: str, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+    cuts: list[int], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    log = log_of(name)
+    log = log_of("protocol 7")
     edges = [0, *sorted(cut for cut in cuts if cut < len(log)), len(log)]
     last = followed(tmp_path_factory.mktemp("f") / "f", [log[a:b] for a, b in zip(edges, edges[1:])])[-1]
     assert (last.phase, last.loaded_percent) == (PROMPT, 100.0)
+
+
+ODD = b"llama-bench: benchmark 1/0: warmup prompt run\n\xff\x00" + b"." * 9999 + b"\n...\ngenerate: n_ctx = \n"
+
+
+@given(log=st.lists(st.sampled_from([b".", b"\n", b"\r\n", ODD, b"generate: n_ctx = 1\n", b"x" * 5000]), max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_no_log_ends_a_run(log: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
+    states = followed(tmp_path_factory.mktemp("f") / "f", log)
+    assert all(0 <= state.loaded_percent <= 100 for state in states)
 
 
 def test_text_is_counted_and_never_beyond_what_was_asked_for(tmp_path: Path) -> None:
@@ -99,46 +107,6 @@ def test_text_is_counted_and_never_beyond_what_was_asked_for(tmp_path: Path) -> 
         for _number in range(5):
             progress.text(b" b")
         assert progress.state.tokens == 3
-
-
-def test_the_file_is_the_user_s_alone_and_goes_at_the_end(tmp_path: Path) -> None:
-    path = tmp_path / "f"
-    with told(str(path)):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        assert read_state(path.read_text()) == State(VERIFYING)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["ended", "connection lost"])
-def test_the_file_goes_with_a_module_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time\n"
-        "from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import told\n"
-        # Under nohup, SIGHUP is ignored, and this process would inherit that.
-        "signal.signal(int(sys.argv[2]), signal.SIG_DFL)\n"
-        # Short sleeps: Python runs no handler during a sleep that begins just after the signal.
-        "with told(sys.argv[1]):\n    print('made', flush=True)\n    for _step in range(1200): time.sleep(0.05)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
-    path = tmp_path / "f"
-    command = [sys.executable, "-c", code, path, str(int(number))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as module:
-        assert module.stdout is not None
-        assert module.stdout.readline() == b"made\n"
-        assert path.exists()
-        module.send_signal(number)
-        assert module.wait(20) == 128 + number
-    assert not path.exists()
-
-
-ODD = b"llama-bench: benchmark 1/0: warmup prompt run\n\xff\x00" + b"." * 9999 + b"\n...\ngenerate: n_ctx = \n"
-
-
-@given(log=st.lists(st.sampled_from([b".", b"\n", b"\r\n", ODD, b"generate: n_ctx = 1\n", b"x" * 5000]), max_size=20))
-@settings(max_examples=50, deadline=None)
-def test_no_log_ends_a_run(log: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> None:
-    states = followed(tmp_path_factory.mktemp("f") / "f", log)
-    assert all(0 <= state.loaded_percent <= 100 for state in states)
 
 
 @pytest.mark.parametrize("obstacle", ["none wanted", "no folder", "a file", "a link"])
@@ -161,21 +129,24 @@ def test_a_run_goes_on_without_a_file(obstacle: str, tmp_path: Path) -> None:
 
 
 WHOLE = json.dumps(asdict(State(LOADING)))
-NO_STATES = {
-    "nothing": "",
-    "half of one": WHOLE[: len(WHOLE) // 2],
-    "another thing": "[1, 2]",
-    "a part missing": '{"phase": "loading"}',
-    "a text for a number": WHOLE.replace('"tokens": 0', '"tokens": "x"'),
-    "no number": WHOLE.replace('"model_bytes": 0', '"model_bytes": NaN'),
-    "no end": WHOLE.replace('"loaded_percent": 0.0', '"loaded_percent": 1e999'),
-    "below nothing": WHOLE.replace('"tokens": 0', '"tokens": -1'),
-    "beyond all": WHOLE.replace('"model_bytes": 0', '"model_bytes": 1e300'),
-    "deep": "[" * 1900,
-}
 
 
-@pytest.mark.parametrize("text", NO_STATES.values(), ids=NO_STATES.keys())
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        WHOLE[: len(WHOLE) // 2],
+        "[1, 2]",
+        '{"phase": "loading"}',
+        WHOLE.replace('"tokens": 0', '"tokens": "x"'),
+        WHOLE.replace('"model_bytes": 0', '"model_bytes": NaN'),
+        WHOLE.replace('"loaded_percent": 0.0', '"loaded_percent": 1e999'),
+        WHOLE.replace('"tokens": 0', '"tokens": -1'),
+        WHOLE.replace('"model_bytes": 0', '"model_bytes": 1e300'),
+        "[" * 1900,
+    ],
+    ids=["empty", "half", "list", "missing", "text", "no number", "no end", "negative", "beyond all", "deep"],
+)
 def test_what_is_no_state_is_none(text: str) -> None:
     assert read_state(text) is None
 
@@ -189,59 +160,48 @@ SS = """\
 """
 
 
-def test_what_the_workers_have_got_is_added_up() -> None:
-    assert sent_bytes(SS) == 10 * MIB
-    assert sent_bytes("") == 0
-
-
-PERCENTS = {
-    "nothing known": (State(LOADING), 0, 0.0),
-    "the dots of a small model are few": (State(LOADING, loaded_percent=20, model_bytes=100 * MIB), 50 * MIB, 50.0),
-    "from the workers' caches nothing is sent": (State(LOADING, loaded_percent=70, model_bytes=100 * MIB), MIB, 70.0),
-    "more was sent than the weights": (State(LOADING, model_bytes=100 * MIB), 101 * MIB, 99.0),
-}
-
-
-@pytest.mark.parametrize(("state", "sent", "percent"), PERCENTS.values(), ids=PERCENTS.keys())
-def test_what_is_loaded_is_never_too_much(state: State, sent: int, percent: float) -> None:
-    assert loaded_percent(state, sent) == percent
+@pytest.mark.parametrize(
+    ("state", "sent", "percent"),
+    [
+        (State(LOADING), "", 0.0),
+        # The dots of a small model are few; from the workers' caches nothing is sent.
+        (State(LOADING, loaded_percent=20, model_bytes=20 * MIB), SS, 50.0),
+        (State(LOADING, loaded_percent=70, model_bytes=20 * MIB), SS, 70.0),
+        (State(LOADING, model_bytes=9 * MIB), SS, 99.0),
+    ],
+)
+def test_what_is_loaded_is_what_workers_have_got_and_never_too_much(state: State, sent: str, percent: float) -> None:
+    assert loaded_percent(state, sent_bytes(sent)) == percent
 
 
 LOAD = State(LOADING, model_bytes=37 * 1024 * MIB, tokens_asked=64)
 TEXT = State(GENERATING, tokens_asked=64)
+
+
+def at(percent: float, **more: int) -> State:
+    return replace(LOAD, loaded_percent=percent, **more)
+
+
 # The states seen at which second, and the line for the last one.
 LINES = {
     "before the load": ([(5, State(VERIFYING))], "verifying the workers"),
-    "the program starts": ([(5, State(LOADING))], "loading the model, 0 % of 0 KiB"),
-    "a first look gives no rate": ([(5, replace(LOAD, loaded_percent=10.0))], "loading the model, 10 % of 37.0 GiB"),
+    "a first look gives no rate": ([(5, at(10))], "loading the model, 10 % of 37.0 GiB"),
     "nothing loaded gives no rate": ([(5, LOAD), (15, LOAD)], "loading the model, 0 % of 37.0 GiB"),
-    "a rate": (
-        [(5, replace(LOAD, loaded_percent=10.0)), (10, replace(LOAD, loaded_percent=20.0))],
-        "loading the model, 20 % of 37.0 GiB, about 0:40 more",
-    ),
+    "a rate": ([(5, at(10)), (10, at(20))], "loading the model, 20 % of 37.0 GiB, about 0:40 more"),
     "what came before the load is not in its rate": (
-        [
-            (5, State(VERIFYING)),
-            (100, LOAD),
-            (105, replace(LOAD, loaded_percent=1.0)),
-            (115, replace(LOAD, loaded_percent=3.0)),
-        ],
+        [(5, State(VERIFYING)), (100, LOAD), (105, at(1)), (115, at(3))],
         "loading the model, 3 % of 37.0 GiB, about 8:05 more",
     ),
-    "it stands": (
-        [(5, replace(LOAD, loaded_percent=10.0)), (600, replace(LOAD, loaded_percent=10.0))],
-        "loading the model, 10 % of 37.0 GiB",
-    ),
-    "a small model": ([(5, replace(LOAD, model_bytes=341_612_192))], "loading the model, 0 % of 326 MiB"),
+    "it stands": ([(5, at(10)), (600, at(10))], "loading the model, 10 % of 37.0 GiB"),
     "loaded": ([(5, State(PREPARING))], "the model is loaded, preparing the context"),
     "prompt": ([(5, State(PROMPT))], "reading the prompt"),
     "text has a rate of its own": (
-        [(50, replace(LOAD, loaded_percent=99.0)), (60, replace(TEXT, tokens=4)), (70, replace(TEXT, tokens=14))],
+        [(50, at(99)), (60, replace(TEXT, tokens=4)), (70, replace(TEXT, tokens=14))],
         "generating, 14 of at most 64 tokens, about 0:50 more",
     ),
     "all text": ([(5, replace(TEXT, tokens=4)), (70, replace(TEXT, tokens=64))], "generating, 64 of at most 64 tokens"),
     "again": (
-        [(50, replace(LOAD, loaded_percent=50.0)), (60, replace(LOAD, loaded_percent=60.0, attempt=2))],
+        [(50, at(50)), (60, at(60, attempt=2))],
         "loading the model, 60 % of 37.0 GiB, attempt 2 as the end of the output was lost",
     ),
     "of a later release": ([(5, State("thinking"))], "running"),
@@ -254,49 +214,27 @@ def test_a_line_says_where_a_run_is(looks: list[tuple[float, State]], line: str)
     assert [teller.line(state, 0, now) for now, state in looks][-1] == line
 
 
-CALLBACKS = {
-    "default": True,
-    "ansible.builtin.default": True,
-    "community.general.yaml": True,
-    "ansible.posix.debug": True,
-    "demo_steps": True,
-    "ansible.posix.json": False,
-    "ansible.posix.jsonl": False,
-    "minimal": False,
-    "oneline": False,
-    "community.general.null": False,
-    "somebody.s.own": False,
-}
-
-
-@pytest.mark.parametrize(("callback", "people"), CALLBACKS.items())
-def test_lines_are_for_people(callback: str, people: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", callback)
-    assert _lines.wanted() == people
-
-
-@pytest.mark.parametrize(("callback", "people"), CALLBACKS.items())
+@pytest.mark.parametrize(
+    ("callback", "people"),
+    [
+        ("default", True),
+        ("ansible.builtin.default", True),
+        ("community.general.yaml", True),
+        ("ansible.posix.json", False),
+        ("minimal", False),
+        ("somebody.s.own", False),
+    ],
+)
 def test_lines_come_at_once_to_people_and_the_output_of_others_is_left_alone(
     callback: str, people: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", callback)
+    assert _lines.wanted() == people
     written = io.BytesIO()
-    # Python's standard output for a file or a pipe.
-    output = io.TextIOWrapper(written)
-    monkeypatch.setattr(sys, "stdout", output)
-    _lines.come_at_once()
-    output.write("a line\n")
-    assert (written.getvalue() == b"a line\n") == people
-
-
-@pytest.mark.parametrize("output", [None, io.StringIO()], ids=["closed", "of-another-kind"])
-def test_any_other_output_is_no_error(output: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "DEFAULT_STDOUT_CALLBACK", "default")
-    monkeypatch.setattr(sys, "stdout", output)
-    _lines.come_at_once()
-    assert sys.stdout is output
-
-
-def test_a_single_module_prints_its_result_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "CLIARGS", CLIArgs({"module_name": "llama_cpp.cluster.distributed_inference"}))
-    assert not _lines.wanted()
+    # Python's standard output for a file or a pipe; closed; and of another kind.
+    for output in (io.TextIOWrapper(written), None, io.StringIO()):
+        monkeypatch.setattr(sys, "stdout", output)
+        _lines.come_at_once()
+        if output:
+            output.write("a line\n")
+        assert (written.getvalue() == b"a line\n") == people

@@ -141,14 +141,6 @@ def test_the_devices_of_a_worker_count() -> None:
     assert [it.get("devices") for it in asked(statuses=statuses)["workers"]] == [2, None, None, None]
 
 
-def test_old_builds_have_flash_attention_off() -> None:
-    old = [{"endpoint": "w", "protocol": {"major": 2}, "devices": []}]
-    assert asked(statuses=old)["flash_attn"] == "off"
-    assert asked(statuses=old, extra_args=["-fa", "auto"])["flash_attn"] == "auto"
-    assert asked(statuses=[{"endpoint": "w", "protocol": {"major": 7}, "devices": [{}]}])["flash_attn"] is None
-    assert asked(statuses=[{"endpoint": "w", "protocol": None, "devices": []}])["flash_attn"] is None
-
-
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     "known by its endpoint": (
         {"endpoints": ["198.51.100.1:50052"]},

@@ -29,7 +29,7 @@ def found(*names: str, **others: Any) -> list[str]:
         ("llama_server_api_key", "llama_server_api_keys"),
         ("gguf_model_paht", "gguf_model_path"),
         ("inference_promt", "inference_prompt"),
-        ("tune_thread", "tune_threads"),
+        ("tune_client", "tune_clients"),
         ("seed_form", "seed_from"),
         ("size_modek", "size_model"),
     ],

@@ -1,1 +1,0 @@
-../../../roles/llama_gateway/files/wait.lua
