@@ -68,7 +68,7 @@ def test_no_request_of_a_client_is_cut_off(bearer: str, artifacts: Path) -> None
 def test_an_api_that_answers_otherwise_takes_all_hosts_back_and_serves(bearer: str, artifacts: Path) -> None:
     before, text = in_use(), text_of(bearer)
     # Once the API is back, it is asked something else, as if it answered otherwise than llama-completion.
-    prompt = "{{ 'the river' if __upgrade_apis is not defined else 'a lake' }}"
+    prompt = "{{ 'the river' if __upgrade_apis_before is not defined else 'a lake' }}"
     with client_that_keeps_asking(bearer) as seen:
         done = playbook("upgrade", "-i", str(artifacts), *COMPARED, check=False, inference_prompt=prompt)
         serves(bearer, 60)
