@@ -537,19 +537,21 @@ def test_a_full_disk_is_said_and_leaves_the_current_release(tmp_path: Path) -> N
         big = archive(tmp_path / "big.tar.gz", member("src/big", size=20_000_000))
         run = site.run(**big)
         assert run.code != 0
-        assert run.holds("the disk that holds", "is full")
+        assert run.holds("the disk that holds", "is full"), run.text
         assert site.current.readlink() == old
         assert site.works()
 
 
 def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path) -> None:
     source = archive(tmp_path / "source.tar.gz")
-    (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))  # the role never computes its digest
-    site = Site(tmp_path, {**source, "llama_cpp_archive": f"file://{tmp_path}/source.tar.gz"})
+    (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))
+    source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"
+    source["llama_cpp_archive_sha256"] = digest(tmp_path / "source.tar.gz")
+    site = Site(tmp_path, source)
     with small_disk(site.cache, "size=8m"):
         run = site.run()
         assert run.code != 0
-        assert run.holds(f"the disk that holds {site.cache}/sources is full")
+        assert run.holds(f"the disk that holds {site.cache}/sources is full"), run.text
         assert list((site.cache / "sources").iterdir()) == []
         assert not site.prefix.exists()
 

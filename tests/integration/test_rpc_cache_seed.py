@@ -76,11 +76,10 @@ def cached(start_worker: StartWorker, release: Release, folder: Path) -> tuple[W
     return start_worker(release, "-c", prefix=("env", f"LLAMA_CACHE={folder}")), folder / "rpc"
 
 
-@pytest.mark.parametrize("protocol", ["7", "2"])
 def test_what_is_seeded_is_what_a_client_would_have_left_there(
-    protocol: str, request: pytest.FixtureRequest, wide: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    release: Release = request.getfixturevalue(f"release_{protocol}")
+    release = release_7
     plain, left = cached(start_worker, release, tmp_path / "plain")
     (sent,) = load(release, wide, plain)
     assert len(entries(left)) == LAYERS * EACH
