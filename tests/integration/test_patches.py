@@ -6,23 +6,14 @@ The source, the patches and the worker's report are stand-ins; releases.yml buil
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from difflib import unified_diff
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from support.fleet import Fleet
-from support.harness import play_here
 from support.stand_in_source import FAKE, archive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from support.harness import Release, Worker
 
 MAIN = (FAKE / "main.cpp").read_text()
 # The program prints a text that is in a file of the first patch.
@@ -114,60 +105,3 @@ def test_patches_are_applied_or_refused_before_anything_is_built(tmp_path: Path)
     assert (changed[0] != made[0], changed[1]) == (True, made[1])
     run = fleet.run("swapped", options=("--check",), llama_cpp_patches=[])
     assert run.holds("would be built with rpc-server"), run.text
-
-
-# The program sees a tree above these folders of the machine. No other process sees it.
-SEES = """
-for place in var/lib run; do
-    mount -t overlay -o "lowerdir=$0/$place:/$place" overlay "/$place" || exit 1
-done
-exec "$@"
-"""
-
-
-def what_a_service_writes(tree: Path, port: int, status: dict[str, object]) -> None:
-    """Write a status of a port's service where the service and systemd would write it."""
-    start = "0123456789abcdef0123456789abcdef"
-    said, units = tree / "var/lib/llama_cpp", tree / "run/systemd/units"
-    for folder in said, units:
-        folder.mkdir(parents=True)
-    (said / f"status-{port}.json").write_text(json.dumps({"invocation": start, **status}))
-    (units / f"invocation:llama-rpc-server@{port}.service").symlink_to(start)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a program other folders")
-def test_what_workers_have_repacked_is_in_the_report(
-    release_7: Release,
-    start_worker: Callable[..., Worker],
-    model: Path,
-    tmp_path: Path,
-) -> None:
-    """Of two workers of a patched release, one reports nothing."""
-    ports = [start_worker(release_7).port for _worker in range(2)]
-    repack = {"enabled": True, "kernels": True, "weights": 12, "mib": 9.5, "of_weights": 20, "of_mib": 12.25}
-    tree = tmp_path / "machine"
-    what_a_service_writes(tree, ports[0], {"repack": repack})
-    current = tmp_path / "prefix" / "current"
-    current.mkdir(parents=True)
-    (current / "bin").symlink_to(release_7.bin)
-    manifest = json.loads((release_7.prefix / "current" / "manifest.json").read_text())
-    (current / "manifest.json").write_text(json.dumps({**manifest, "patches": [{"name": "rpc-repack", "sha256": "1"}]}))
-    host = {
-        "rpc_server_address": "127.0.0.1",
-        "rpc_server_bind_address": "127.0.0.1",
-        "rpc_server_instances": [{"port": port} for port in ports],
-        "llama_cpp_prefix": str(tmp_path / "prefix"),
-        "gguf_model_path": str(model),
-        "inference_report_path": str(tmp_path / "report.json"),
-        "inference_n_predict": 4,
-        "inference_plan": False,
-    }
-    sees = ("unshare", "--mount", "--propagation", "private", "sh", "-c", SEES, str(tree))
-    done = play_here("infer.yml", tmp_path, host, prefix=sees)
-    assert done.returncode == 0, done.stdout
-    devices = json.loads((tmp_path / "report.json").read_text())["inference"]["devices"]
-    assert {device["endpoint"]: device["repacked_mib"] for device in devices} == {
-        f"127.0.0.1:{ports[0]}": 9.5, f"127.0.0.1:{ports[1]}": None, None: None,
-    }  # fmt: skip
-    assert "; 9.5 of " in done.stdout
-    assert "changed=0" in done.stdout

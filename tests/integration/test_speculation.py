@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +15,11 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary
 from random_model import vocabulary
 from support import synthetic_models
 from support.api_service import KEY, VARIABLES, Service, running_service, speculation
-from support.harness import Release, Worker, free_port, run_module, running_worker
+from support.harness import Release, Worker, free_port, run_module
 from support.synthetic_models import write_synthetic
 from support.tree import COLLECTION, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -30,13 +28,6 @@ TYPES = VARIABLES["__llama_server_spec_types"]
 TOKENS = 160
 # A text that repeats itself, with choices in it, like an answer about a text. Random weights would repeat nothing.
 GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
-
-
-@pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
 
 
 def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str, Any]]:
