@@ -22,7 +22,8 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
 from support.harness import HANG_S, RELEASE, Release
-from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, until
+from support.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after, until
+from support.runs import masters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class Cluster:
     def recovers(self, limit_s: float, since: float | None = None) -> float:
         """Return the seconds until all are ready; check that the run has left nothing, and the answer is as before."""
         seconds = ready_after(self.workers, limit_s, since)
-        assert not masters(self.struck)
+        assert not masters(self.struck.endpoint)
         assert self.spared.pid == self.spared_pid, "the other worker has not suffered"
         assert self.answer() == self.text
         return seconds

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.harness import HANG_S, Release, Worker, free_port, run_module
-from support.runs import failure, generating, held_by_another_client, wait_for, wrapped
+from support.runs import failure, generating, held_by_another_client, masters, wait_for, wrapped
 from support.stand_in_workers import many_workers
 from support.synthetic_models import write_synthetic
 
@@ -48,19 +48,6 @@ def infer(
     bin_folder = release.bin if isinstance(release, Release) else release
     given = {"bin_folder": str(bin_folder), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
     return run_module("distributed_inference", {**given, **args}, check=check, environment=environment)
-
-
-def masters(worker: Worker) -> list[int]:
-    """Return the ids of the llama.cpp processes that were told to use this worker."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
-            found.append(int(path.parent.name))
-    return found
 
 
 def parent(pid: int) -> int:
@@ -332,7 +319,7 @@ def test_a_held_worker_that_nobody_asked_first_is_named_when_time_is_out(
         result = infer(release_7, model, free.endpoint, held.endpoint, verify=False, timeout=2)
         assert failure(result) == ("timed_out", held.endpoint)
         assert "another client most likely holds it" in result["msg"]
-        assert not masters(free)
+        assert not masters(free.endpoint)
         assert free.alive
         assert held.alive
 
@@ -408,7 +395,7 @@ def test_a_worker_that_stands_still_is_named_before_time_is_out(
         result = run.result(HANG_S)
     assert failure(result) == ("timed_out", stands.endpoint)
     assert "The run stood still for 2 s and was ended." in result["msg"]
-    assert not masters(goes)
+    assert not masters(goes.endpoint)
 
 
 # The master's side
@@ -470,7 +457,7 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
     assert "within 5 s" in result["msg"]
     assert result["text"]
     assert 5000 <= result["wall_time_ms"] < 11000
-    assert not masters(worker)
+    assert not masters(worker.endpoint)
 
 
 def test_a_master_killed_by_the_system_is_short_of_memory(
@@ -480,7 +467,7 @@ def test_a_master_killed_by_the_system_is_short_of_memory(
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, release_7, model, worker.endpoint, **ENDLESS)
         wait_for(lambda: generating(worker))
-        (pid,) = masters(worker)
+        (pid,) = masters(worker.endpoint)
         os.kill(pid, signal.SIGKILL)
         result = run.result(HANG_S)
     assert failure(result) == ("out_of_memory", None)
@@ -494,11 +481,11 @@ def test_nothing_is_left_when_the_module_itself_is_killed(
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, release_7, model, worker.endpoint, timeout=8, **ENDLESS)
         wait_for(lambda: generating(worker))
-        (pid,) = masters(worker)
+        (pid,) = masters(worker.endpoint)
         # The parent of the program is its time limit, and the parent of that is the module.
         os.kill(parent(parent(pid)), signal.SIGKILL)
         assert run.exception(HANG_S) is not None or "failed" in run.result()
-    wait_for(lambda: not masters(worker), limit=15)
+    wait_for(lambda: not masters(worker.endpoint), limit=15)
     assert not worker.alive or wait_for(lambda: not worker.held())
 
 

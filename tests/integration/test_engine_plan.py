@@ -242,7 +242,7 @@ def gained(release: Release, path: Path, folder: Path, count: int, options: Sequ
         used = [stack.enter_context(running_worker(release, folder / f"{index}.log")) for index in range(count)]
         before = [data_of(it) for it in used]
         over = ["--rpc", ",".join(it.endpoint for it in used), *options]
-        with serving(release, path, folder / "server.log", *over) as server:
+        with serving(release, path, folder / "server.log", *over) as (server, _port):
             if server.poll() is not None:
                 return None
             return [data_of(it) - was for it, was in zip(used, before)]

@@ -99,33 +99,6 @@ def test_a_host_that_groups_share_has_a_worker_for_each(
 
 
 @pytest.mark.parametrize(
-    ("options", "groups"),
-    [
-        pytest.param([], GROUPS, id="all"),
-        pytest.param(["--limit", "code"], ["code"], id="one", marks=pytest.mark.long),
-    ],
-)
-def test_verify_tells_groups_apart(
-    tmp_path: Path, inventory: dict[str, Any], options: list[str], groups: list[str]
-) -> None:
-    done = play_over(
-        "verify.yml",
-        tmp_path,
-        inventory,
-        *options,
-        *("-e", "verify_report_path=status.json", "-e", '{"rpc_firewall_enabled": false}'),
-    )
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert [(worker["group"], worker["host"], worker["state"]) for worker in status["workers"]] == [
-        (group, f"{group}-worker", "ready") for group in groups
-    ]
-    # The workers are not services here. Nothing else is wrong.
-    assert len(status["problems"]) == len(groups)
-    assert all("belongs to" in problem for problem in status["problems"])
-    assert done.returncode != 0
-
-
-@pytest.mark.parametrize(
     ("group", "options", "sentence"),
     [
         ("docs", [], "Group docs has no master: set llama_group: docs for a host of llama_masters, or give "),

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 60)"
-
 
 def figures(folder: Path) -> list[str]:
     """Return the lines that node_exporter would read."""
@@ -170,29 +168,6 @@ def test_a_worker_that_is_lost_while_nobody_asks_is_noticed(service: Service, wo
     said = service.wait_for("The connection to", 10)
     assert said == f"The connection to {workers[0].endpoint} has ended, so llama-server is ended.\n"
     assert service.process.wait(30) == 1
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
-def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
-    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], service: Service
-) -> None:
-    with service.stream(600) as answer:
-        draining = service.drain(60)
-        wait_for(lambda: not connects(service.port, 0.3), 20)
-        late = subprocess.Popen([sys.executable, "-c", CONNECT, str(service.port)])
-        said = answer.read().decode()
-    assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
-    assert draining.communicate(timeout=60)[0] == "Requests under way: 1. They have 60 s to end; new ones wait.\n"
-    assert draining.returncode == 0
-    service.process.terminate()
-    assert service.process.wait(30) == 0
-    other = tmp_path / "next"
-    other.mkdir()
-    # A client that connects in between is not refused, except for a moment in which nobody listens.
-    with running_service(release_7, model, [worker.endpoint for worker in workers], other, service.port) as following:
-        following.wait_for("Serving")
-        late.wait(60)
-        assert following.text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")

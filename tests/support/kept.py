@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,14 +172,3 @@ def ready_after(workers: list[Kept], limit_s: float, since: float | None = None)
     found = probe_until_ready([parse_endpoint(worker.endpoint) for worker in workers], 5, wait=max(0.0, left))
     assert [status.state for status in found] == ["ready"] * len(workers), [status.message for status in found]
     return time.monotonic() - since
-
-
-def masters(worker: Kept) -> list[int]:
-    """Return the ids of the llama.cpp processes, other than the worker itself, that were told to use it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
-                found.append(int(path.parent.name))
-    return found
