@@ -13,12 +13,18 @@ from pathlib import Path
 
 import gguf
 import pytest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, bytes_a_token
 
 import host_speed
 from support.harness import HANG_S, ROOT, Release
 
 SCRIPT = ROOT / "playbooks/files/host_speed.py"
 MIB = 1 << 20
+
+
+def test_the_script_knows_all_dense_models_of_the_size_page_and_what_a_token_reads() -> None:
+    read = {shape.name: bytes_a_token(shape) / 1e9 for shape in SHAPES if not shape.experts}
+    assert pytest.approx(read, abs=0.005) == host_speed.GB_A_TOKEN
 
 
 def caches(folder: Path, cpus: dict[int, dict[int, tuple[str, str, str]]]) -> Path:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary
 
 from random_model import vocabulary
 from support import synthetic_models
-from support.api_service import KEY, VARIABLES, Service, running_service, speculation
+from support.api_service import VARIABLES, Service, running_service, speculation
 from support.harness import Release, Worker, free_port, run_module
 from support.synthetic_models import write_synthetic
 from support.tree import COLLECTION, run
@@ -158,31 +157,6 @@ def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
     assert service.lines == [
         f"The keys in {tmp_path}/keys cannot be read (Is a directory): run the playbook serve, which writes them.\n"
     ]
-
-
-def test_a_key_file_that_loses_its_keys_changes_nothing(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
-) -> None:
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
-        service.wait_for("Serving")
-        service.keys.write_text("# nothing\n")
-        # The service itself asks its API every ten seconds.
-        with pytest.raises(subprocess.TimeoutExpired):
-            service.process.wait(12)
-        assert service.request("/v1/models", key=KEY)[0] == 200
-        assert service.request("/v1/models", key=None)[0] == 401
-
-
-def test_a_model_without_a_chat_template_chats_by_that_of_chatml(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
-) -> None:
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
-        service.wait_for("Serving")
-        status, body = service.request("/props")
-        assert status == 200
-        assert "<|im_start|>" in body["chat_template"]
-        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        assert service.request("/v1/chat/completions", asked)[0] == 200
 
 
 TWO = ["192.0.2.1:50052", "192.0.2.2:50052"]
