@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.harness import HANG_S, ROOT
 from support.hub_stand_in import running_hub, sha256
+from support.runs import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,7 @@ def test_a_download_shows_percent_rate_and_time_left(tmp_path: Path, model: Path
 def test_a_wait_shows_for_what_and_how_far_it_is(tmp_path: Path) -> None:
     growing = tmp_path / "growing"
     growing.touch()
-    task = {
+    wait = {
         "name": "Wait for the file",
         "llama_cpp.cluster.watched_wait": {
             "module": "ansible.builtin.stat",
@@ -130,8 +131,13 @@ def test_a_wait_shows_for_what_and_how_far_it_is(tmp_path: Path) -> None:
             "timeout": HANG_S,
         },
     }
+
+    def begun(callback: str) -> dict[str, Any]:
+        return {"ansible.builtin.file": {"path": f"{tmp_path}/begun-{callback}", "state": "touch"}}
+
     with ThreadPoolExecutor(1) as pool:
-        outputs = pool.submit(of_all, tmp_path, lambda _callback: task)
+        outputs = pool.submit(of_all, tmp_path, lambda callback: {"block": [begun(callback), wait]})
+        wait_for((tmp_path / "begun-default").exists, HANG_S)
         with growing.open("wb", buffering=0) as file:
             for _second in range(SECONDS):
                 time.sleep(1)
