@@ -43,7 +43,7 @@ def plain(
 ) -> list[list[int]]:
     """Return the model's tokens without speculation: for free text, and for text that repeats itself."""
     folder = tmp_path_factory.mktemp("plain")
-    with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as service:
+    with running_service(release_7, model, [worker.endpoint for worker in workers[:2]], folder) as service:
         service.wait_for("Serving")
         said = [continued(service), continued(service, GRAMMAR)]
     assert all(len(tokens) == TOKENS and "draft_n" not in times for tokens, times in said)
@@ -63,7 +63,7 @@ def test_the_answer_is_the_same_with_speculation(
 ) -> None:
     given = {"llama_server_draft_model": str(model)} if kind == "draft-simple" else {"llama_server_spec_type": kind}
     options = speculation(**given, llama_server_spec_draft_n_max=6)
-    endpoints = [worker.endpoint for worker in workers]
+    endpoints = [worker.endpoint for worker in workers[:2]]
     with running_service(release_7, model, endpoints, tmp_path, options=options) as service:
         service.wait_for("Serving")
         (free, times), (repeated, times_repeated) = continued(service), continued(service, GRAMMAR)
@@ -92,7 +92,7 @@ def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them
         drafting["llama_server_draft_model"] = str(has_them)
         assert draft_problem(path, has_them) == ""
     assert run_module("gguf_info", {"path": str(has_them)})["shape"]["predict_layers"] > 0
-    endpoints, said = [worker.endpoint for worker in workers], []
+    endpoints, said = [worker.endpoint for worker in workers[:2]], []
     for number, given in enumerate(({}, drafting)):
         folder = tmp_path / str(number)
         folder.mkdir()
