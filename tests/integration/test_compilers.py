@@ -69,7 +69,8 @@ X86 = [
     *_FEATURES["x86_64"],
     " ".join(_FEATURES["x86_64"]),
 ]
-ARM = ["", *(word for word in _FEATURES["aarch64"] if word != "sme"), " ".join(set(_FEATURES["aarch64"]) - {"sme"})]
+ARM_FEATURES = [word for word in _FEATURES["aarch64"] if word != "sme"]
+ARM = ["", *ARM_FEATURES, " ".join(ARM_FEATURES)]
 
 
 def class_of(machine: str, features: str) -> CpuClass:
