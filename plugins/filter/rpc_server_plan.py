@@ -97,7 +97,11 @@ def _is_pinned(wanted: Mapping[str, Any]) -> bool:
 
 
 def _server(
-    wanted: Mapping[str, Any], server: Mapping[str, Any], cores: Mapping[str, Any], unit: Mapping[str, Any], sharing: int
+    wanted: Mapping[str, Any],
+    server: Mapping[str, Any],
+    cores: Mapping[str, Any],
+    unit: Mapping[str, Any],
+    sharing: int,
 ) -> dict[str, Any]:
     pinned = _is_pinned(wanted)
     # Servers that may run on the same cores share them.
@@ -116,7 +120,7 @@ def _server(
 def _address(wanted: Mapping[str, Any], host: str, addresses: Sequence[str]) -> str:
     """Return a sentence about an address that the host does not have; empty if a server can listen on it."""
     address = wanted["address"]
-    if address == "0.0.0.0" or address.startswith("127.") or address in addresses:  # noqa: S104 - recognised, not bound
+    if address.startswith("127.") or address in (*_EVERYWHERE, *addresses):
         return ""
     return f"rpc_server_bind_address {address} is not an address of {host}, which has {', '.join(addresses)}."
 
@@ -167,7 +171,8 @@ def rpc_server_plan(
         "ports": [*filter(None, (_port(one, server, host, setting) for one, server, _its_cores in there))],
         "cores": [*filter(None, (_cores(one, cores, host, setting) for one, _its_state, cores in there))],
         "servers": [
-            _server(one, server, cores, units.get(_unit(one["port"]), _NO_UNIT), sharing) for one, server, cores in there
+            _server(one, server, cores, units.get(_unit(one["port"]), _NO_UNIT), sharing)
+            for one, server, cores in there
         ],
     }
 

@@ -127,8 +127,8 @@ servers:
           type: str
           sample: llama-rpc-server@50052.service
         unit_digest:
-          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, a digest of the unit that
-            it was started with.
+          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, a digest of the unit
+            that it was started with.
           type: str
           sample: 3f786850e387550f
     clients:
@@ -222,16 +222,16 @@ units:
       description: The port in its name.
       type: int
     sha256:
-      description: The digest of the file; V(null) if it is not a file of root with mode 0644, such as the link of a masked
-        unit.
+      description: The digest of the file; V(null) if it is not a file of root with mode 0644, such as the link of a
+        masked unit.
       type: str
       sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
     enabled:
       description: Whether it starts with the host.
       type: bool
     running:
-      description: Whether a process of the unit listens on the port, was started with this file, and with O(prefix) runs
-        a program of the release in use.
+      description: Whether a process of the unit listens on the port, was started with this file, and with O(prefix)
+        runs a program of the release in use.
       type: bool
 metrics:
   description: The units that write metrics for Prometheus' node_exporter; V(null) if there are none.
