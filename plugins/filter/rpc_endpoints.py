@@ -34,8 +34,9 @@ description:
   - Turns hosts of the inventory and their variables into the list of C(host:port) that llama.cpp and the modules of
     this collection take.
   - The address of a host with C(rpc_tunnel_enabled) is that of the tunnel.
-  - The address of any other host is the first of these that is set, C(rpc_server_address), C(rpc_server_bind_address)
-    unless it is a wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
+  - The address of any other host is the first of these that is set, C(rpc_server_address), what the entry point
+    C(address) of the role P(llama_cpp.cluster.common#role) has found, C(rpc_server_bind_address) unless it is a
+    wildcard such as C(0.0.0.0), C(ansible_host), and the name of the host in the inventory.
   - Its port is C(rpc_server_port), by default 50052.
   - A host that runs several RPC servers has C(rpc_server_instances) instead of C(rpc_server_port). Each entry of the
     list has a C(port) and, if they differ from those of the host, an C(address) and a C(group).
@@ -139,7 +140,7 @@ def _address(host: Host) -> tuple[object, str]:
     inside = tunnel_address(host)
     if inside is not None:
         return inside, "rpc_tunnel_address"
-    for variable in ("rpc_server_address", "rpc_server_bind_address", "ansible_host"):
+    for variable in ("rpc_server_address", "common_worker_address", "rpc_server_bind_address", "ansible_host"):
         value = host.get(variable)
         if value is not None and not (variable == "rpc_server_bind_address" and value in _WILDCARDS):
             return value, variable

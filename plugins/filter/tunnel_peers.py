@@ -71,7 +71,7 @@ def tunnel_peers(hosts: Sequence[str], hostvars: Mapping[str, Any], reader: str)
         host = Host(name, hostvars[name])
         endpoints = host.get("__rpc_tunnel_own_endpoints")
         own = endpoints.get(reader) if isinstance(endpoints, Mapping) else None
-        outer = str(own or host.get("__rpc_server_outer_address"))
+        outer = str(own or host.get("common_outer_address"))
         peer = {
             "host": name,
             "public_key": str(host.get("__rpc_tunnel_public_key")),

@@ -127,8 +127,8 @@ servers:
           type: str
           sample: llama-rpc-server@50052.service
         unit_digest:
-          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process. The role
-            P(llama_cpp.cluster.rpc_server#role) compares it with the current unit.
+          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, a digest of the unit
+            that it was started with.
           type: str
           sample: 3f786850e387550f
     clients:
@@ -222,21 +222,16 @@ units:
       description: The port in its name.
       type: int
     sha256:
-      description: The digest of the file; V(null) if it is not a file, such as the link of a masked unit.
+      description: The digest of the file; V(null) if it is not a file of root with mode 0644, such as the link of a
+        masked unit.
       type: str
       sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
-    mode:
-      description: The mode of the file.
-      type: str
-      sample: "0644"
-    uid:
-      description: The number of its owner.
-      type: int
-    gid:
-      description: The number of its group.
-      type: int
     enabled:
       description: Whether it starts with the host.
+      type: bool
+    running:
+      description: Whether a process of the unit listens on the port, was started with this file, and with O(prefix)
+        runs a program of the release in use.
       type: bool
 metrics:
   description: The units that write metrics for Prometheus' node_exporter; V(null) if there are none.
@@ -261,8 +256,7 @@ caches:
   elements: str
   sample: [rpc]
 timed_units:
-  description: The services that maintain workers, and their timers; those of the host first, then by port. For their
-    files they have the keys of RV(units).
+  description: The services that maintain workers, and their timers; those of the host first, then by port.
   returned: with O(units)
   type: list
   elements: dict
@@ -274,6 +268,10 @@ timed_units:
     port:
       description: The port in its name; 0 if it is for all workers of the host.
       type: int
+    sha256:
+      description: The digest of the file, as in RV(units).
+      type: str
+      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
     active:
       description: Whether systemd has loaded the current file. For a timer, also whether it runs and starts with the
         host.
@@ -332,6 +330,7 @@ cores:
       sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
+import re
 from dataclasses import asdict
 from typing import Any
 
@@ -380,16 +379,10 @@ def main() -> None:
     wrong = [port for port in ports if not 1 <= port <= 65535]
     if wrong:
         module.fail_json(msg=f"ports: {wrong[0]} is not a number from 1 to 65535")
+    units = read_units() if params["units"] else []
+    ports += [unit.port for unit in units if unit.port not in ports]
+    looked = look_at_ports(ports)
     found: dict[str, Any] = {}
-    if params["units"]:
-        units = read_units()
-        ports += [unit.port for unit in units if unit.port not in ports]
-        timed = read_timed_units()
-        said = _said_by_systemd(module, [*units, *timed])
-        found["units"] = [{**asdict(unit), "enabled": _is_enabled(said[unit.name])} for unit in units]
-        found["metrics"] = read_metrics()
-        found["caches"] = read_caches()
-        found["timed_units"] = [{**asdict(unit), "active": _is_active(unit, said[unit.name])} for unit in timed]
     if params["prefix"]:
         found["release"] = read_release(params["prefix"])
     if params["account"]:
@@ -400,7 +393,22 @@ def main() -> None:
         except CpuSetError as error:
             module.fail_json(msg=str(error))
         found["cores"] = [describe_set(topology, **wanted) for wanted in params["sets"]]
-    looked = look_at_ports(ports)
+    if params["units"]:
+        timed = read_timed_units()
+        said = _said_by_systemd(module, [*units, *timed])
+        release = found["release"]["id"] if params["prefix"] else None
+        by_port = {port.port: port for port in looked}
+        found["units"] = [
+            {
+                **_file(unit),
+                "enabled": _is_enabled(said[unit.name]),
+                "running": is_running(unit, by_port[unit.port], release),
+            }
+            for unit in units
+        ]
+        found["metrics"] = read_metrics()
+        found["caches"] = read_caches()
+        found["timed_units"] = [{**_file(unit), "active": _is_active(unit, said[unit.name])} for unit in timed]
     states = _ask([port for port in looked if params["ask"]])
     servers = [
         {
@@ -438,6 +446,24 @@ def _said_by_systemd(module: AnsibleModule, units: list[Unit]) -> dict[str, dict
         one = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
         said[one.get("Id", "")] = one
     return said
+
+
+def _file(unit: Unit) -> dict[str, Any]:
+    return {"name": unit.name, "port": unit.port, "sha256": unit.sha256 if unit.of_root else None}
+
+
+def is_running(unit: Unit, port: Port, release: str | None) -> bool:
+    """Return whether a process of the unit listens, was started with the present file, and runs this release, if any.
+
+    A process that started while `current` led elsewhere runs another release, although its unit is the same.
+    """
+    own = [listener for listener in port.listeners if listener.unit == unit.name]
+    programs = [name for listener in own for name in re.findall("/releases/([^/]+)/bin/", listener.program or "")]
+    return (
+        unit.mark is not None
+        and unit.mark in [listener.unit_digest for listener in own]
+        and (release is None or all(program == release for program in programs))
+    )
 
 
 def _is_enabled(said: dict[str, str]) -> bool:

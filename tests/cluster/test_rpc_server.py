@@ -224,12 +224,12 @@ def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
     ssh("worker1", "sed", "-i", "s/^Environment=LLAMA_CPP_CLUSTER_UNIT=.*/&0/", UNIT_FILE)
     ssh("worker1", "systemctl", "daemon-reload")
     ssh("worker1", "systemctl", "restart", UNIT)
-    assert recap(restored("worker1")) == 3, "units, restart and timer"
+    assert recap(restored("worker1")) == 4, "units of the worker and of the timer, and a start of both"
     assert recap(restored("worker1")) == 0
     assert ssh("worker1", "systemctl", "is-active", f"{RESUME}.timer").stdout.strip() == "active"
     assert ssh("worker1", "systemctl", "is-enabled", f"{RESUME}.timer").stdout.strip() == "enabled"
     ssh("worker1", "systemctl", "stop", UNIT)
-    assert recap(restored("worker1")) == 1
+    assert recap(restored("worker1")) == 2, "unit and start"
     assert answers("worker1") == "ready"
 
 

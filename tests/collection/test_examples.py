@@ -50,7 +50,8 @@ def unknown_variables(content: dict[str, Any]) -> list[str]:
     """Return those of these variables that no role has, or that have another type there."""
     options = {}
     for role in ROLES:
-        options.update(documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]["main"]["options"])
+        entries = documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]
+        options.update(entries["main"]["options"] if "main" in entries else {})
     spec = {
         name: {key: option[key] for key in ("type", "elements", "choices") if key in option}
         for name, option in options.items()
@@ -121,7 +122,7 @@ def test_examples_of_a_filter_run(plugin: Plugin, tmp_path: Path) -> None:
     playbook = tmp_path / "playbook.yml"
     playbook.write_text(yaml.safe_dump(as_plays(with_samples(entries)), sort_keys=False))
     inventory = tmp_path / "hosts.yml"
-    reported = {"__rpc_tunnel_public_key": f"{'A' * 43}=", "__rpc_server_outer_address": "192.0.2.11"}
+    reported = {"__rpc_tunnel_public_key": f"{'A' * 43}=", "common_outer_address": "192.0.2.11"}
     hosts = {"worker1": {"ansible_host": "192.0.2.11", **reported}}
     inventory.write_text(yaml.safe_dump({"llama_workers": {"hosts": hosts}}))
     # The log that examples name.

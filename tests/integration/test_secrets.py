@@ -55,7 +55,7 @@ WITH_SECRETS = {
     "site": [
         "llama_cpp : Download the archive into the controller's cache",
         "rpc_tunnel : Read the state of the tunnel",
-        "rpc_tunnel : Write the configuration and the peers",
+        "rpc_tunnel : Write the peers",
         "gguf_model : Download and verify the model",
     ],
     "serve": ["llama_server : Write the given API keys", "llama_gateway : Write the configuration"],

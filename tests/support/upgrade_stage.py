@@ -55,7 +55,9 @@ release=$(basename $(readlink prefix/current))
 if [ -e cue-start-$release ]; then echo "the worker did not answer" >&2; exit 1; fi
 echo $release >running
 """
+_ADDRESS = {"name": "Address", _FACT: {"common_worker_address": "{{ inventory_hostname }}.example.com"}}
 ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "common": {"address": [_ADDRESS]},
     "llama_cpp": {
         "validate": [{"name": "Pin", _FACT: {"__llama_cpp_pin": {"version": "{{ llama_cpp_version }}", "source": ""}}}],
         "bring": [
@@ -77,11 +79,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
     "rpc_server": {
         **{name: [] for name in ("validate", "gather", "cores", "inspect")},
-        "address": [{"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}}],
-        "main": [
-            {"name": "Address", _FACT: {"rpc_server_address": "{{ inventory_hostname }}.example.com"}},
-            _shell(_START),
-        ],
+        "main": [_ADDRESS, _shell(_START)],
     },
     "rpc_firewall": {"validate": [], "sources": []},
     "rpc_tunnel": {"validate": []},

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -81,8 +82,8 @@ def settings(**variables: object) -> list[str]:
     chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
     templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
     environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)
-    environment.filters["bool"] = to_bool
-    unit = environment.get_template("llama-rpc-server.service.j2").render(__rpc_server_systemd=257, **chosen)
+    environment.filters.update(bool=to_bool, hash=lambda text, kind: hashlib.new(kind, text.encode()).hexdigest())
+    unit = environment.get_template("llama-rpc-server.service.j2").render(common_systemd=257, **chosen)
     found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
     return [setting for setting in found if "=/" not in setting]
 

@@ -291,7 +291,7 @@ def during(versions: Path, task: str, act: Callable[[subprocess.Popen[str]], Non
     try:
         for line in process.stdout or ():
             printed.append(line)
-            if f"TASK [{task}]" in line:
+            if f"TASK [{task}]" in line or f"RUNNING HANDLER [{task}]" in line:
                 nth -= 1
                 if nth == 0:
                     act(process)
@@ -312,7 +312,7 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 BROUGHT = "llama_cpp.cluster.llama_cpp : Unpack the artifact"
-WORKERS_START = "llama_cpp.cluster.rpc_server : Start or restart the worker"
+WORKERS_START = "llama_cpp.cluster.rpc_server : Restart the workers"
 COMPARED = "llama_cpp.cluster.inference : Continue the prompt over all workers"
 # When to kill the controller: the task that has begun, and whether the upgrade counts by then.
 KILLED = {

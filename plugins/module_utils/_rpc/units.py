@@ -32,6 +32,7 @@ _CACHE_USE = {"hits": int, "hit_bytes": int, "misses": int, "damaged": int}
 _UNIT = re.compile(r"llama-rpc-server@([1-9]\d{0,4})\.service")
 _TIMED_UNIT = re.compile(r"llama-rpc-(?:cache@([1-9]\d{0,4})|resume)\.(?:service|timer)")
 _CACHE_FOLDER = re.compile(r"rpc|[1-9]\d{0,4}")
+_MARK = re.compile(r"^Environment=LLAMA_CPP_CLUSTER_UNIT=(\S+)$", re.MULTILINE)
 _CACHE = re.compile(r"^Environment=LLAMA_CACHE=(/.*)$", re.MULTILINE)
 # Upstream names an entry by 16 hexadecimal digits, a hash of its content (ggml/src/ggml-rpc/ggml-rpc.cpp).
 _ENTRY = re.compile(r"[0-9a-f]{16}")
@@ -48,9 +49,10 @@ class Unit:
     name: str
     port: int
     sha256: str | None
-    mode: str
-    uid: int
-    gid: int
+    # Whether the file has the owner and the mode of the role's units.
+    of_root: bool = False
+    # What its process gets as LLAMA_CPP_CLUSTER_UNIT.
+    mark: str | None = None
 
 
 def read_units(folder: Path = UNIT_FOLDER) -> list[Unit]:
@@ -69,10 +71,15 @@ def _read(folder: Path, pattern: str, named: re.Pattern[str]) -> list[Unit]:
         name = named.fullmatch(path.name)
         if name:
             status = path.lstat()
-            regular = stat.S_ISREG(status.st_mode)
-            digest = hashlib.sha256(path.read_bytes()).hexdigest() if regular else None
-            mode = f"{stat.S_IMODE(status.st_mode):04o}"
-            found.append(Unit(path.name, int(name[1] or 0), digest, mode, status.st_uid, status.st_gid))
+            port = int(name[1] or 0)
+            if not stat.S_ISREG(status.st_mode):
+                found.append(Unit(path.name, port, None))
+                continue
+            content = path.read_bytes()
+            of_root = (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o644, 0, 0)
+            mark = _MARK.search(content.decode("utf-8", "replace"))
+            digest = hashlib.sha256(content).hexdigest()
+            found.append(Unit(path.name, port, digest, of_root, mark[1] if mark else None))
     return sorted(found, key=lambda unit: (unit.port, unit.name))
 
 

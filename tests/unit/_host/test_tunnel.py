@@ -173,7 +173,7 @@ REPORTED = {
     "rpc_tunnel_enabled": True,
     "__rpc_tunnel_public_key": KEY,
     "__rpc_tunnel_own_endpoints": {"master": "10.0.0.11"},
-    "__rpc_server_outer_address": "worker1.example.net",
+    "common_outer_address": "worker1.example.net",
     "ansible_host": "worker1.example.net",
 }
 HOOK = "\n[Interface]\nPostUp = touch here"
@@ -189,7 +189,7 @@ HOOK = "\n[Interface]\nPostUp = touch here"
         {"__rpc_tunnel_own_endpoints": {"master": "10.0.0.11:51820" + HOOK + "\n#"}},
         {"__rpc_tunnel_own_endpoints": {"master": "10.0.0.11\nAllowedIPs = 0.0.0.0/0"}},
         {"__rpc_tunnel_own_endpoints": {"master": "10.213.0.9"}},
-        {"__rpc_tunnel_own_endpoints": HOOK, "__rpc_server_outer_address": "10.0.0.11" + HOOK},
+        {"__rpc_tunnel_own_endpoints": HOOK, "common_outer_address": "10.0.0.11" + HOOK},
         {"__rpc_tunnel_own_endpoints": {"master": "no-such-host.example.net"}},
         {"rpc_tunnel_port": "51820" + HOOK},
         {"rpc_tunnel_port": "51820\n"},

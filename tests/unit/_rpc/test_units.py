@@ -30,11 +30,13 @@ def test_units_come_by_port_and_other_files_are_none(tmp_path: Path) -> None:
     name = "llama-rpc-server@50052.service"
     for file in (name, *timed, *none):
         (tmp_path / file).write_text(file)
+    (tmp_path / name).write_text("[Service]\nEnvironment=LLAMA_CPP_CLUSTER_UNIT=3f78\n")
     (tmp_path / name).chmod(0o640)
+    digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
     # The link of a masked unit is there and has no digest.
     (tmp_path / "llama-rpc-server@50099.service").symlink_to("/dev/null")
     first, second = read_units(tmp_path)
-    assert first == Unit(name, 50052, hashlib.sha256(name.encode()).hexdigest(), "0640", os.getuid(), os.getgid())
+    assert first == Unit(name, 50052, digest, of_root=False, mark="3f78")
     assert (second.port, second.sha256) == (50099, None)
     found = [(unit.name, unit.port) for unit in read_timed_units(tmp_path)]
     assert found == list(zip(timed, [0, 0, 50052, 50052, 50099]))
