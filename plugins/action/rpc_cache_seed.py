@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed import Part, Piece, digest, pieces
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Teller
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._look import send
 
 NAME = "llama_cpp.cluster.rpc_cache_seed"
@@ -47,10 +46,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         if self._task.check_mode:
             done.update(added=len(lacking), added_bytes=sum(offered[name].bytes for name in lacking))
         else:
-            way = _Way(str((task_vars or {}).get("inventory_hostname")), sum(offered[name].bytes for name in sending))
+            teller = Teller(str((task_vars or {}).get("inventory_hostname")), self._task.get_name().strip())
+            sent, total = 0, sum(offered[name].bytes for name in sending)
+            teller.tell("sending", sent, total)
             batches = _batches(lacking, offered)
             for batch in batches:
-                self._send({name: offered[name] for name in batch if name in sending}, answer["staging"], way)
+                for name in (name for name in batch if name in sending):
+                    self._send(name, offered[name], answer["staging"])
+                    sent += offered[name].bytes
+                    teller.tell("sending", sent, total)
                 these = [one for one in plain if one["digest"] in batch]
                 added = self._module(task_vars, offered=these, last=batch is batches[-1])
                 if added.get("failed"):
@@ -84,26 +88,23 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         found = pieces(Path(str(self._task.args.get("model"))), chosen)
         return {str(digest(piece.path, piece.offset, piece.bytes)): piece for piece in found}
 
-    def _send(self, wanted: dict[str, Piece], staging: str, way: _Way) -> None:
-        """Send these tensors, each as a file of its own."""
+    def _send(self, name: str, piece: Piece, staging: str) -> None:
+        """Send a tensor as a file of its own."""
         # Not in /tmp, which may be in memory.
         with tempfile.TemporaryDirectory(dir=constants.DEFAULT_LOCAL_TMP) as folder:
-            for name, piece in wanted.items():
-                part = Path(folder) / name
-                try:
-                    _cut(piece, part)
-                except OSError as error:
-                    raise AnsibleActionFail(
-                        f"{piece.name} could not be copied on the controller ({error.strerror}: {folder}); Ansible's "
-                        "setting local_tmp says where."
-                    ) from error
-                try:
-                    send(self, str(part), f"{staging}/{name}")
-                except AnsibleError as error:
-                    said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
-                    raise AnsibleActionFail(f"{piece.name} could not be sent to {staging}: {said[-1]}") from error
-                part.unlink()
-                way.come(piece.bytes, self._task.get_name().strip())
+            part = Path(folder) / name
+            try:
+                _cut(piece, part)
+            except OSError as error:
+                raise AnsibleActionFail(
+                    f"{piece.name} could not be copied on the controller ({error.strerror}: {folder}); Ansible's "
+                    "setting local_tmp says where."
+                ) from error
+            try:
+                send(self, str(part), f"{staging}/{name}")
+            except AnsibleError as error:
+                said = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
+                raise AnsibleActionFail(f"{piece.name} could not be sent to {staging}: {said[-1]}") from error
 
 
 def _cut(piece: Piece, target: Path) -> None:
@@ -113,24 +114,6 @@ def _cut(piece: Piece, target: Path) -> None:
         left = piece.bytes
         while left and (block := source.read(min(left, 1 << 20))):
             left -= sink.write(block)
-
-
-class _Way:
-    """The progress of the sending, shown now and then."""
-
-    def __init__(self, host: str, total: int) -> None:
-        self.host, self.total, self.sent = host, total, 0
-        self.began, self.shown, self.flow = time.monotonic(), 0.0, Flow()
-        self.flow.text(0, 0, total)
-
-    def come(self, size: int, task: str) -> None:
-        """Count sent bytes, and show the progress now and then."""
-        self.sent += size
-        elapsed = time.monotonic() - self.began
-        text = self.flow.text(elapsed, self.sent, self.total)
-        if due(elapsed, self.shown):
-            self.shown = elapsed
-            show(self.host, task, elapsed, f"sending, {text}")
 
 
 def _batches(names: list[str], offered: dict[str, Piece]) -> list[list[str]]:

@@ -19,7 +19,7 @@ def render_plot(runs: Sequence[Run]) -> str:
     """Return a plot for each kind of test of the last run, whose series is joined and filled; a bar is the spread."""
     own = [series_of(run) == series_of(runs[-1]) for run in runs]
     plots = []
-    for kind, name in KINDS.items():
+    for kind in KINDS:
         points = [
             (index, test["name"], test["tokens_per_second"])
             for index, run in enumerate(runs)
@@ -27,7 +27,7 @@ def render_plot(runs: Sequence[Run]) -> str:
             if test["kind"] == kind
         ]
         if any(index == len(runs) - 1 for index, _name, _speed in points):
-            title = f"{name.capitalize()}, tokens/s; runs from {runs[0]['time'][:10]} to {runs[-1]['time'][:10]}"
+            title = f"{kind.capitalize()}, tokens/s; runs from {runs[0]['time'][:10]} to {runs[-1]['time'][:10]}"
             plots.append(f'<text x="10" y="18">{title}</text>{_plot(points, own)}')
     size = (_HEIGHT + 60) * len(plots)
     return (

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
 
 from .._files.digest import digest_of
 from .._gguf.header import model_parts, read_model
-from .._gguf.model import describe
-from .._gguf.weights import place
+from .._gguf.model import describe, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

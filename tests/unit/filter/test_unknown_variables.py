@@ -86,11 +86,6 @@ def test_hosts_are_named_and_many_are_counted() -> None:
     assert "(of w1, w2, w3 and 2 more)" in sentence
 
 
-def test_another_input_is_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match="unknown_variables needs a list of hosts"):
-        unknown_variables("w1", {})
-
-
 @pytest.mark.parametrize("injected", [True, False])
 def test_the_setting_with_which_hosts_override_the_inventory_is_warned_of(
     injected: bool, monkeypatch: pytest.MonkeyPatch
