@@ -121,14 +121,13 @@ class Teller:
             del self._seen[0]
         if not done and not total:
             return what
-        words = [what, f"{done} of {total} {of}" if of else self._percent(done, total)]
+        words = [f"{done} of {total} {of}" if of else self._percent(done, total)]
         seconds, new = now - self._seen[0][0], done - self._seen[0][1]
         if seconds >= SHORTEST_S and not of:
             words.append(f"{amount(new / seconds)}/s")
         if seconds >= SHORTEST_S and new and done < total:
             words.append(more(new, new + total - done, seconds))
-        # After a sentence, no comma.
-        return ", ".join(words).replace("., ", ". ", 1)
+        return f"{what}{'' if what.endswith(('.', ':')) else ','} {', '.join(words)}"
 
     @staticmethod
     def _percent(done: int, total: int) -> str:
