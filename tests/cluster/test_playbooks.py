@@ -19,7 +19,6 @@ import pytest
 
 from support.lab.hosts import (
     ADDRESS,
-    CACHE,
     LAB,
     NUMBER,
     PORT,
@@ -31,6 +30,7 @@ from support.lab.hosts import (
     play,
     ssh,
     ssh_command,
+    with_model_copied,
 )
 from support.lab.round_trips import counted, round_trips
 
@@ -353,11 +353,17 @@ def is_seeding(worker: str) -> bool:
     return ssh(worker, "test", "-e", "/run/seeding", check=False).returncode == 0
 
 
+@pytest.fixture
+def copied() -> Iterator[str]:
+    with with_model_copied() as path:
+        yield path
+
+
 @pytest.mark.long
-def test_workers_are_seeded_side_by_side() -> None:
+def test_workers_are_seeded_side_by_side(copied: str) -> None:
     forget_tensors()
     with ThreadPoolExecutor(1) as pool, seeding_waits():
-        run = pool.submit(play, "seed", "-e", "seed_from=controller")
+        run = pool.submit(play, "seed", "-e", f"seed_model_path={copied}")
         eventually(lambda: run.done() or all(at_once(is_seeding, WORKERS).values()), 110, "both workers are at it")
         assert not run.done(), run.result().stdout
         at_once(lambda worker: ssh(worker, "touch", "/run/seed"), WORKERS)
@@ -365,9 +371,9 @@ def test_workers_are_seeded_side_by_side() -> None:
 
 
 @pytest.mark.long
-def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None:
+def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str], copied: str) -> None:
     forget_tensors()
-    run = play("seed", "-e", "seed_from=controller")
+    run = play("seed", "-e", f"seed_model_path={copied}")
     assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.stdout) for worker in WORKERS), run.stdout
     assert "The tensors are those of inference_tensor_split: [" in said(run.stdout)
     seeded = entries()
@@ -376,17 +382,12 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None
     play("infer", "-e", "inference_n_predict=2")
     assert entries() == seeded, "the master had nothing large to send"
 
-    # Seed all layers from a file on each worker, in addition to the entries that are there already.
-    model = (CACHE / "lab" / "random-weights.gguf").read_bytes()
-    try:
-        for worker in WORKERS:
-            subprocess.run([*ssh_command(worker), "sudo tee /srv/seed.gguf >/dev/null"], input=model, check=True)
-        run = play("seed", "-e", "seed_layers=all", "-e", "seed_model_path=/srv/seed.gguf")
-        assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
-        assert [len(has) for has in entries().values()] == [12, 12]
-    finally:
-        for worker in WORKERS:
-            ssh(worker, "rm", "-f", "/srv/seed.gguf")
+    # Seed all layers, in addition to the entries that are there already.
+    run = play("seed", "-e", "seed_layers=all", "-e", f"seed_model_path={copied}")
+    assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
+    assert [len(has) for has in entries().values()] == [12, 12]
+    for worker in WORKERS:
+        ssh(worker, "rm", "-f", copied)
     assert footprint() == before
 
 

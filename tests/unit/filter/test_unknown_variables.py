@@ -30,7 +30,7 @@ def found(*names: str, **others: Any) -> list[str]:
         ("gguf_model_paht", "gguf_model_path"),
         ("inference_promt", "inference_prompt"),
         ("tune_client", "tune_clients"),
-        ("seed_form", "seed_from"),
+        ("seed_layer", "seed_layers"),
         ("size_modek", "size_model"),
     ],
 )
