@@ -157,7 +157,7 @@ fits:
   type: bool
   sample: true
 message:
-  description: The result in a sentence, with what is missing and what would help.
+  description: The result, with what is missing and what would help, or with the host that could hold the model alone.
   returned: success
   type: str
   sample: It fits; the least room is left on 192.0.2.12:50052, 2.9 GiB.
@@ -220,9 +220,6 @@ workers:
     headroom_bytes: &headroom
       description: What is left beyond that; negative if memory is missing.
       type: int
-    fits_alone:
-      description: Whether it could hold the whole model alone.
-      type: bool
 master:
   description: >-
     What the master holds itself (the token embedding, buffers, and layers that do not go to workers); V(null) if there
@@ -261,19 +258,6 @@ exact:
   type: bool
   sample: true
   version_added: 0.4.0
-shortfall:
-  description: What hosts lack; empty if they lack nothing.
-  returned: success
-  type: list
-  elements: dict
-  contains:
-    host:
-      description: The worker, or V(the master).
-      type: str
-    bytes:
-      description: What it lacks.
-      type: int
-  sample: []
 suggestions:
   description:
     - The smallest change of each kind with which the model fits. Each was tried. Kinds that cannot help are missing.
@@ -297,19 +281,6 @@ suggestions:
       description: How many more workers there are after it, each with the memory of the largest one.
       type: int
   sample: []
-fits_on_one:
-  description: The host that could hold the whole model alone, and what that means; V(null) if there is none, or if the
-    model does not fit.
-  returned: success
-  type: dict
-  contains:
-    endpoint:
-      description: The worker, or V(the master).
-      type: str
-    message:
-      description: What the division of the model gains in this case.
-      type: str
-  sample: null
 notes:
   description: A sentence for each thing that is not as in llama.cpp.
   returned: success
