@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: benchmark_report
-short_description: Make the report of a benchmark, as data, Markdown and a plot
+short_description: Make the report of a benchmark, as data and Markdown
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
@@ -59,8 +59,8 @@ _value:
   description:
     - C(problem) is a sentence that names the first invalid line of the history. If it is not empty, there is nothing
       else.
-    - C(report) is the report as data, C(markdown) its text, and C(plot) its picture in SVG. C(history_line) is the line
-      to append to the history, and C(slower) a sentence on each mean that is lower than tolerated.
+    - C(report) is the report as data, and C(markdown) its text. C(history_line) is the line to append to the history,
+      and C(slower) a sentence on each mean that is lower than tolerated.
   type: dict
 """
 
@@ -73,7 +73,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
     parse_history,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_plot import render_plot
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") ->
     return {
         "problem": "",
         "report": report,
-        "markdown": render_markdown(report, "report.svg"),
-        "plot": render_plot(report["history"]),
+        "markdown": render_markdown(report),
         "history_line": history_line(report["history"][-1]),
         "slower": slower_than_before(report["history"], float(results.get("tolerance_percent") or 0)),
     }

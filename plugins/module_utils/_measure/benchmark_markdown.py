@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 _LONGEST = 300
 _DASH = "\u2013"
-# Runs in the table of the history. The plot and report.json have more.
+# Runs in the table of the history. report.json has more.
 _LISTED_RUNS = 20
 _HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
 _SPLIT_HEADER = ("host", "layers", "weights", "KV cache", "compute", "total", "memory available")
 
 
-def render_markdown(report: Mapping[str, Any], plot: str) -> str:
-    """Return the report as Markdown; `plot` is the file of its picture."""
+def render_markdown(report: Mapping[str, Any]) -> str:
+    """Return the report as Markdown."""
     notes = [note for note in (report["split_note"], report["plan"].get("message")) if note]
     time = report["time"]
     parts = [f"# {_text(report['title'])}", _text(report["summary"], whole=True), f"{time[:10]}, {time[11:16]} UTC"]
     header = ("test", "of", "tokens/s", "lowest to highest", "runs")
     parts += ["## Throughput", _table(header, _test_rows(report["tests"]))]
-    parts += [f"![Tokens per second of each run]({plot})"]
     if report["split"]:
         parts += ["## Plan against reality", *(_text(note, whole=True) for note in notes)]
         parts.append(_table(_SPLIT_HEADER, [_share_row(share) for share in report["split"]]))
