@@ -67,4 +67,4 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             return True, ("", 0, 0)
         sentence = " ".join(safe_text(str(templar.template(given["shows"]))).split())
         done = templar.template(given["bytes"]) if given.get("bytes") else None
-        return False, (sentence, *(map(int, done) if done else (0, 0)))  # type: ignore[return-value]
+        return False, (sentence, *(map(int, done) if done else (0, 0)))

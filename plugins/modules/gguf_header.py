@@ -144,6 +144,7 @@ def fetch(url: str, path: Path, limits: Limits, token: str | None) -> int:
             ) from None
         size = header.end_bytes if is_piece else beginning.total or header.end_bytes
         if size:
+            store.truncate(header.start_bytes)
             store.truncate(size)
     return beginning.arrived
 

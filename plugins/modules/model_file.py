@@ -274,7 +274,7 @@ def check_header(wanted: Wanted, size: int | None, limits: Limits, token: str | 
         try:
             beginning.use(lambda stream: header_of(stream, size or MAX_COUNT))
         except GgufError as error:
-            if is_piece and beginning.arrived >= (beginning.total or MAX_COUNT):
+            if is_piece and beginning.lacks:
                 return  # the header goes on in the next piece
             raise FileError(
                 f"{shown(wanted.url)} is not a complete GGUF model: {error}; nothing was fetched."

@@ -39,7 +39,7 @@ class Beginning(RawIOBase):
         self._wanted = FIRST_BYTES
         self._have = self._at = self._farthest = 0
         self._validator: str | None = None
-        self._was_short = False
+        self.lacks = False  # whether more was read than has arrived
 
     def use(self, read: Callable[[Beginning], T]) -> T:
         """Return what `read` makes of the stream; it reads again when more has arrived, if it lacked something.
@@ -48,11 +48,11 @@ class Beginning(RawIOBase):
         """
         while True:
             patiently(self.url, self.limits, self._fetch)
-            self._at, self._was_short = 0, False
+            self._at, self.lacks = 0, False
             try:
                 return read(self)
             except Exception:
-                if not self._was_short:
+                if not self.lacks or self._is_whole:
                     raise
             self._wanted = 2 * max(self._wanted, self._have)
 
@@ -64,7 +64,7 @@ class Beginning(RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Return so many bytes, or fewer if no more have arrived."""
-        self._was_short = self._was_short or (self._at + size > self._have and not self._is_whole)
+        self.lacks = self.lacks or self._at + size > self._have
         self.store.seek(self._at)
         data = self.store.read(max(0, min(size, self._have - self._at)))
         self._at += len(data)

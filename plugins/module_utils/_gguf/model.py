@@ -172,8 +172,9 @@ def describe(headers: Sequence[Header]) -> Model:
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = _text(first.metadata.get("general.architecture"))
     reader = Numbers(first, architecture or "")
+    shape = Shape()
+    layers: list[Layer] = []
     if architecture is None:
-        shape, layers = Shape(), []
         reader.note("general.architecture is missing, so only the weights are known.")
     else:
         shape, layers = _described(reader, tensors)
