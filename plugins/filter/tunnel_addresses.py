@@ -18,7 +18,6 @@ description:
     applies to the first of its C(rpc_firewall_source_addresses).
   - The result does not contain hosts without C(rpc_tunnel_enabled).
 positional: _input, hostvars
-options:
 extends_documentation_fragment:
   - llama_cpp.cluster.inventory_hosts
 """
