@@ -16,9 +16,9 @@ from typing import Any
 
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure, AnsibleError
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import read_bytes
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import read_step
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import model_parts
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Teller
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._look import NotedModule, beside, looking, send
 
 POLL_S = (0.2, 0.5, 1.0, 2.0)  # then the last one again and again
@@ -41,27 +41,6 @@ _OF_THE_JOB = (
     "stdout",
     "stdout_lines",
 )
-
-
-class _Looker:
-    """The progress of a file that grows on a host; `action` runs commands there."""
-
-    def __init__(self, action: NotedModule, host: str, dest: str, size: int) -> None:
-        self.action, self.host, self.dest, self.size = action, host, dest, size
-        self.began, self.shown, self.flow = time.monotonic(), 0.0, Flow()
-
-    def look(self) -> None:
-        """Look at the size once, and show the progress now and then."""
-        # The user of the connection writes the file, without become.
-        command = f"stat --format=%s {shlex.quote(self.dest)}"
-        found = self.action._low_level_execute_command(command, sudoable=False)["stdout"].strip()  # noqa: SLF001
-        if not found.isdigit():
-            return
-        elapsed = time.monotonic() - self.began
-        text = self.flow.text(elapsed, int(found), self.size)
-        if due(elapsed, self.shown):
-            self.shown = elapsed
-            show(self.host, self.action._task.name or "Send a file", elapsed, f"sending, {text}")  # noqa: SLF001
 
 
 class ActionModule(NotedModule):
@@ -92,8 +71,18 @@ class ActionModule(NotedModule):
         return self._detached(tmp, task_vars)
 
     def _send(self, source: Path, dest: str, size: int, task_vars: dict[str, Any]) -> None:
+        teller = Teller(task_vars.get("inventory_hostname", "host"), self._task.name or "Send a file")
+        other = beside(self)
+
+        def look() -> None:
+            # The user of the connection writes the file, without become.
+            command = f"stat --format=%s {shlex.quote(dest)}"
+            found = other._low_level_execute_command(command, sudoable=False)["stdout"].strip()  # noqa: SLF001
+            if found.isdigit():
+                teller.tell("sending", int(found), size)
+
         try:
-            with looking(_Looker(beside(self), task_vars.get("inventory_hostname", "host"), dest, size).look):
+            with looking(look):
                 send(self, str(source), dest)
         except (OSError, AnsibleError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason was given"]
@@ -118,13 +107,9 @@ class ActionModule(NotedModule):
 
     def _wait(self, job: str, limit: int, task_vars: dict[str, Any]) -> dict[str, Any]:
         """Return the result of the module; show its progress until then."""
-        host, task, parent = (
-            task_vars.get("inventory_hostname", "host"),
-            self._task.name or self._task.action,
-            os.getppid(),
-        )
+        teller = Teller(task_vars.get("inventory_hostname", "host"), self._task.name or self._task.action)
+        parent, polls, was_noted = os.getppid(), iter(POLL_S), False
         began = heard = asked = seen = time.monotonic()
-        shown, flow, polls, was_noted = 0.0, Flow(), iter(POLL_S), False
         while True:
             time.sleep(next(polls, POLL_S[-1]))
             now = time.monotonic()
@@ -133,14 +118,11 @@ class ActionModule(NotedModule):
             if now - began > limit + GRACE_S:
                 raise AnsibleActionFail(f"The task did not end within {limit} s, its time limit.")
             try:
-                progress = read_bytes(self._noted())
-                if progress:
+                step = read_step(self._noted())
+                if step:
                     was_noted, seen = True, now
-                    text = flow.text(now - began, progress.done, progress.total)
-                    if due(now - began, shown):
-                        shown = now - began
-                        show(host, task, now - began, f"{progress.what}, {text}")
-                if not progress or now - asked > ASK_EVERY_S:
+                    teller.tell(*step)
+                if not step or now - asked > ASK_EVERY_S:
                     asked = now
                     answer = self._ask(job, "status", task_vars)
                     if answer.get("finished") or (answer.get("failed") and answer.get("_ansible_parsed")):

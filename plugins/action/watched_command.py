@@ -15,7 +15,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.confined import confined
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import SHOW_EVERY_S, more, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Teller, more
 
 POLL_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # then the last one again and again
 GRACE_S = 10  # between the polite and the forced end of a command that exceeds its time limit
@@ -154,9 +154,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
     def _watch(self, host: str, look: str, claim: str, longest_s: int) -> int:
         """Wait for the command and return its exit status; show the last line of the log now and then."""
         parent = os.getppid()
-        started = shown = time.monotonic()
-        polls = iter(POLL_S)
-        progress = Progress()
+        started = time.monotonic()
+        teller, polls, progress = Teller(host, self._task.name), iter(POLL_S), Progress()
         while time.monotonic() < started + longest_s:
             time.sleep(next(polls, POLL_S[-1]))
             if os.getppid() != parent:
@@ -168,11 +167,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             words = state.split()
             if words != ["alive"]:
                 return int(words[-1]) if words else NO_RESULT
-            seconds = time.monotonic() - started
-            line = progress.line(output, seconds)
-            if time.monotonic() - shown >= SHOW_EVERY_S:
-                shown = time.monotonic()
-                show(host, self._task.name, seconds, line)
+            teller.tell(progress.line(output, time.monotonic() - started))
         return NO_RESULT
 
     def _reason(self, args: dict[str, Any], code: int) -> str:

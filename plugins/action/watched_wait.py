@@ -9,7 +9,7 @@ from typing import Any
 
 from ansible.plugins.action import ActionBase
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Flow, due, show
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._lines import Teller
 
 # These refer to the answer, so they are templates until there is one.
 LATER = ("until", "shows", "bytes")
@@ -41,34 +41,30 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             }
         )
         variables = task_vars or {}
-        host, task = variables.get("inventory_hostname", "host"), self._task.name or self._task.action
-        began, shown, flow = time.monotonic(), 0.0, Flow()
+        teller = Teller(variables.get("inventory_hostname", "host"), self._task.name or self._task.action)
+        began = time.monotonic()
         while True:
             answer = self._execute_module(args["module"], args["arguments"], task_vars=variables)
             if answer.get("failed"):
                 return {**result, **answer}
             elapsed = time.monotonic() - began
             templar = self._templar.copy_with_new_env(available_variables={**variables, "answer": answer})
-            met, sentence = self._read(templar, elapsed, flow)
+            met, step = self._read(templar)
             left = args["timeout"] - elapsed
             if met or left <= 0:
                 break
-            if due(elapsed, shown):
-                shown = elapsed
-                show(host, task, elapsed, sentence)
+            teller.tell(*step)
             time.sleep(min(args["every"], left))
         result.update(answer, changed=False, waited_s=int(elapsed))
         if not met:
-            result.update(failed=True, msg=f"Waited {args['timeout']} s. {sentence}")
+            result.update(failed=True, msg=f"Waited {args['timeout']} s. {teller.line(elapsed, *step)}")
         return result
 
-    def _read(self, templar: Any, elapsed: float, flow: Flow) -> tuple[bool, str]:  # noqa: ANN401
-        """Return whether the condition is met, and what is waited for."""
+    def _read(self, templar: Any) -> tuple[bool, tuple[str, int, int]]:  # noqa: ANN401
+        """Return whether the condition is met, and what is waited for: a sentence, and bytes done and in all."""
         given = self._task.args
         if templar.evaluate_conditional(given["until"]):
-            return True, ""
+            return True, ("", 0, 0)
         sentence = " ".join(safe_text(str(templar.template(given["shows"]))).split())
         done = templar.template(given["bytes"]) if given.get("bytes") else None
-        if done:
-            sentence += f" {flow.text(elapsed, int(done[0]), int(done[1]))}"
-        return False, sentence
+        return False, (sentence, *(map(int, done) if done else (0, 0)))

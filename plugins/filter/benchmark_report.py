@@ -6,76 +6,33 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: benchmark_report
-short_description: Make the report of a benchmark, as data, Markdown and a plot
+short_description: Make the report of a benchmark, as data and Markdown
 version_added: 0.1.0
 author:
   - The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
-  - Joins the results of modules of this collection into one report. A sentence at the top summarises the result.
-  - The plot is one small SVG file with the speeds of the last runs. The Markdown shows it as C(report.svg).
+  - Joins the results of modules of this collection into one report, and compares it with earlier runs. The playbook
+    P(llama_cpp.cluster.benchmark#playbook) uses it.
   - Names of hosts, models and builds are escaped, and control characters and marks that change the direction of writing
     are replaced.
-  - A history is used completely or not at all. If you give only a history, the filter only checks it.
 positional: _input
 options:
   _input:
-    description: The results, the plan and earlier runs.
+    description:
+      - C(bench) is the result of M(llama_cpp.cluster.llama_bench), and C(time) the time of the run in UTC.
+      - Optional are C(run) of M(llama_cpp.cluster.distributed_inference), C(plan) of
+        M(llama_cpp.cluster.split_plan_info), C(model) of M(llama_cpp.cluster.gguf_info), C(workers) of
+        M(llama_cpp.cluster.rpc_worker_info), C(hosts) (the facts of each host), C(history) (the earlier runs as a text
+        with a JSON object in each line), C(tolerance_percent) (by how much a mean may be below the median of earlier
+        runs; V(0) allows anything), C(settings) and C(title).
+      - If there is only C(history), the filter only checks it.
     type: dict
     required: true
-    suboptions:
-      bench:
-        description: The result of M(llama_cpp.cluster.llama_bench).
-        type: dict
-        required: true
-      time:
-        description: The time of the run, in UTC, such as V(2026-01-31T23:59:59Z).
-        type: str
-        required: true
-      run:
-        description: The result of M(llama_cpp.cluster.distributed_inference), which contains what each worker held.
-        type: dict
-      plan:
-        description: The result of M(llama_cpp.cluster.split_plan_info).
-        type: dict
-      model:
-        description: The result of M(llama_cpp.cluster.gguf_info).
-        type: dict
-      workers:
-        description: RV(llama_cpp.cluster.rpc_worker_info#module:workers).
-        type: list
-        elements: dict
-      hosts:
-        description:
-          - A dictionary for each host, with its C(name) and, if known, C(master) (whether it is one), C(endpoints) (of
-            its workers), C(architecture), C(cpu), C(cores), C(threads) (a list, one for each worker), C(version) and
-            C(commit) of its llama.cpp, C(memory_available_bytes) and C(memory_total_bytes).
-        type: list
-        elements: dict
-      history:
-        description:
-          - The earlier runs, the oldest first, as a text with one JSON object on each line. The playbook
-            P(llama_cpp.cluster.benchmark#playbook) keeps them in a file.
-        type: str
-      tolerance_percent:
-        description:
-          - By how many percent a mean may be lower than the median of earlier runs with the same build, model
-            and shape; V(0) allows anything.
-        version_added: 0.2.0
-        type: float
-        default: 0
-      settings:
-        description: Further settings of the measurement, by name.
-        type: dict
-      title:
-        description: The heading; by default the model's name and the number of workers.
-        type: str
   name:
     description: The file with the history, for messages.
     version_added: 0.2.0
     type: str
     default: history.jsonl
-seealso:
-  - module: llama_cpp.cluster.llama_bench
 """
 
 EXAMPLES = r"""
@@ -99,79 +56,45 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The report.
+  description:
+    - C(problem) is a sentence that names the first invalid line of the history. If it is not empty, there is nothing
+      else.
+    - C(report) is the report as data, and C(markdown) its text. C(history_line) is the line to append to the history,
+      and C(slower) a sentence on each mean that is lower than tolerated.
   type: dict
-  contains:
-    problem:
-      description:
-        - One sentence that names the first invalid line of the history. If it is not empty, there are no other keys.
-      version_added: 0.2.0
-      type: str
-    report:
-      description:
-        - The report as data. C(schema_version) changes with each incompatible change.
-        - C(summary) is the sentence at the top, C(split) compares plan and reality of each worker, and C(history) has
-          the last runs, including this one.
-      type: dict
-    markdown:
-      description: The report in Markdown.
-      type: str
-    plot:
-      description: The plot in SVG, without any text from outside.
-      type: str
-    history_line:
-      description: The line to append to the history, without a line end.
-      type: str
-    slower:
-      description: One sentence that says which mean is lower than tolerated; empty if none is.
-      version_added: 0.2.0
-      type: str
 """
 
 from typing import TYPE_CHECKING, Any, Mapping
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import build_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
     BenchmarkError,
     history_line,
-    number_at,
     parse_history,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_plot import render_plot
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def benchmark_report(results: object, name: str = "history.jsonl") -> dict[str, Any]:
+def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") -> dict[str, Any]:
     """Return the report in its forms, or the problem of the history."""
-    if not isinstance(results, Mapping):
-        raise AnsibleFilterError("benchmark_report needs a dictionary with the results of modules, such as bench")
-    history = results.get("history", "")
-    if not isinstance(history, str):
-        raise AnsibleFilterError("benchmark_report needs the history as a text, one JSON object in a line")
     try:
-        before = parse_history(history, name)
+        before = parse_history(results.get("history") or "", name)
     except BenchmarkError as error:
         return {"problem": str(error)}
     if results.keys() == {"history"}:
         return {"problem": ""}
-    try:
-        tolerance = number_at(results.get("tolerance_percent") or 0, "tolerance_percent")
-        report = build_report(results, before)
-        return {
-            "problem": "",
-            "report": report,
-            "markdown": render_markdown(report, "report.svg"),
-            "plot": render_plot(report["history"]),
-            "history_line": history_line(report),
-            "slower": slower_than_before(report["history"], tolerance),
-        }
-    except BenchmarkError as error:
-        raise AnsibleFilterError(str(error)) from None
+    report = build_report(results, before)
+    return {
+        "problem": "",
+        "report": report,
+        "markdown": render_markdown(report),
+        "history_line": history_line(report["history"][-1]),
+        "slower": slower_than_before(report["history"], float(results.get("tolerance_percent") or 0)),
+    }
 
 
 class FilterModule:

@@ -53,9 +53,6 @@ options:
       - Without it, the filter does not compare releases.
     type: dict
     default: {}
-seealso:
-  - plugin: llama_cpp.cluster.rpc_endpoints
-    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -97,10 +94,6 @@ def cluster_problems(
     gateways: Sequence[str] = (),
 ) -> list[str]:
     """Return one sentence for each violation."""
-    if any(isinstance(hosts, str) or not isinstance(hosts, Sequence) for hosts in (workers, masters)):
-        raise AnsibleFilterError("cluster_problems needs lists of hosts, such as groups['llama_workers']")
-    if not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError("cluster_problems needs the variables of the hosts: write cluster_problems(hostvars)")
     named = workers if endpoints is None else endpoints
     problems = cluster.group_problems(masters, named)
     twins = cluster.twin_problems(_places(workers, hostvars))

@@ -53,55 +53,22 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The status.
+  description:
+    - C(healthy), and C(problems) and C(notes), a sentence for each.
+    - C(workers), each with its C(problems), C(repack) and C(cache), C(links) of the tunnel, each with its C(master),
+      and C(services) of the masters, each with its C(host). While the cluster stays the same, only the time when a
+      cache was last cleaned changes.
+    - C(table), the status for people, as lines.
   type: dict
-  contains:
-    healthy:
-      description: Whether the cluster is healthy.
-      type: bool
-    problems:
-      description: One sentence for each problem.
-      type: list
-      elements: str
-    workers:
-      description:
-        - The workers, each with its C(problems), what it reports about repacked weights as C(repack), and the contents
-          of its tensor cache as C(cache).
-        - While the cluster stays the same, only the time when a cache was last cleaned changes.
-      type: list
-      elements: dict
-    links:
-      description: The links of the tunnel as M(llama_cpp.cluster.rpc_tunnel_info) has them, each with its C(master).
-      version_added: 0.2.0
-      type: list
-      elements: dict
-    services:
-      description: >-
-        The API services of the masters as M(llama_cpp.cluster.llama_server_info) returns them, each with its C(host).
-      version_added: 0.2.0
-      type: list
-      elements: dict
-    notes:
-      description: One sentence for each thing that you should know although it is not a problem.
-      version_added: 0.2.0
-      type: list
-      elements: str
-    table:
-      description: The status for people, as lines.
-      type: list
-      elements: str
 """
 
 from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state of the cluster."""
-    if not isinstance(looks, Mapping) or not isinstance(seen, Mapping):
-        raise AnsibleFilterError("cluster_status needs dictionaries: looks of workers, and what masters have seen")
     views = {
         name: view
         if "workers" in view

@@ -23,37 +23,25 @@ author:
 description:
   - Turns facts about a host's CPU and C library into its CPU class. The class is the machine, the instruction-set
     features that llama.cpp has special code for, and the C library.
-  - A program that is built with RV(_value.cmake_options) and against the C library of the class runs on every host
+  - A program that is built with C(cmake_options) and against the C library of the class runs on every host
     of the class.
   - A feature counts only if the CPU also has all features that a compiler assumes with it, such as C(avx512cd),
     C(avx512bw), C(avx512dq) and C(avx512vl) with C(avx512f).
   - The filter knows features of C(x86_64) and C(aarch64). The class of another machine has no features.
 options:
   _input:
-    description: Facts about the host.
+    description:
+      - Facts about the host. C(machine) as C(uname -m) prints it, C(cpu) the line of C(flags) or C(Features) of
+        C(/proc/cpuinfo), C(model) the name of the CPU for messages, and C(libc) the C library and its version, as
+        C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
     type: dict
     required: true
-    suboptions:
-      machine:
-        description: The machine, as C(uname -m) prints it.
-        type: str
-        required: true
-      cpu:
-        description: The line of C(flags) or C(Features) of C(/proc/cpuinfo).
-        type: str
-      model:
-        description: The name of the CPU, for messages, as C(lscpu) prints it.
-        version_added: 0.2.0
-        type: str
-      libc:
-        description: The C library and its version, as C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
-        type: str
   features:
     description:
       - The features to build for, instead of all features of the CPU. Use their names in C(/proc/cpuinfo), or the
-        shorter names in RV(_value.name), such as V(asimddp) or V(dotprod).
+        shorter names in the class's C(name), such as V(asimddp) or V(dotprod).
       - V(baseline) alone means no feature.
-      - The filter adds the features that a feature needs. If the CPU lacks a feature, RV(_value.problem) says so.
+      - The filter adds the features that a feature needs. If the CPU lacks a feature, C(problem) says so.
     type: list
     elements: str
     default: []
@@ -81,44 +69,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The class.
+  description:
+    - C(name) of the class (fit for a file's name), C(machine), C(features) as C(/proc/cpuinfo) names them, C(libc),
+      C(march) for C(-march) on C(aarch64), C(flags) that a compiler must know, and C(cmake_options) that build for
+      exactly this class.
+    - If there is no class, only C(problem), a sentence without its end.
   type: dict
-  contains:
-    problem:
-      description: Why there is no class, as a sentence without its end. If this key exists, there is no other key.
-      version_added: 0.2.0
-      type: str
-    name:
-      description: The name of the class, which is fit for a file's name and differs for each machine, set of features
-        and C library.
-      type: str
-      sample: aarch64-dotprod-fp16-glibc2.36
-    machine:
-      description: The machine.
-      type: str
-      sample: aarch64
-    features:
-      description: The features, as C(/proc/cpuinfo) names them.
-      type: list
-      elements: str
-      sample: [asimddp, asimdhp]
-    libc:
-      description: The C library; empty if it is not known.
-      type: str
-      sample: glibc 2.36
-    march:
-      description: The value for C(-march) on C(aarch64); empty elsewhere.
-      type: str
-      sample: armv8.2-a+dotprod+fp16
-    flags:
-      description: The flags that a compiler must know to build for the class.
-      type: list
-      elements: str
-      sample: [-march=armv8.2-a+dotprod+fp16]
-    cmake_options:
-      description: The options for llama.cpp's CMake that build for exactly this class.
-      type: dict
-      sample: {GGML_NATIVE: false, GGML_CPU_ARM_ARCH: armv8.2-a+dotprod+fp16}
+  sample:
+    name: aarch64-dotprod-fp16-glibc2.36
+    machine: aarch64
+    features: [asimddp, asimdhp]
+    libc: glibc 2.36
+    march: armv8.2-a+dotprod+fp16
+    flags: [-march=armv8.2-a+dotprod+fp16]
+    cmake_options: {GGML_NATIVE: false, GGML_CPU_ARM_ARCH: armv8.2-a+dotprod+fp16}
 """
 
 

@@ -51,7 +51,6 @@ _value:
 
 from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 _SILENT = "non-zero return code"
@@ -61,8 +60,6 @@ _LONGEST = 300
 
 def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | None = None) -> str:
     """Return why a task has failed."""
-    if not isinstance(result, Mapping):
-        raise AnsibleFilterError("failure_reason needs the result of a task, such as ansible_failed_result")
     items = [item for item in result.get("results") or [] if item.get("failed")]
     failed = items[0] if items else result
     # A host has written the message, and Ansible prints what fails as it is.

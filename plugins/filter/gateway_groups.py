@@ -37,9 +37,6 @@ options:
     type: list
     elements: str
     default: []
-seealso:
-  - plugin: llama_cpp.cluster.group_members
-    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -66,7 +63,6 @@ from typing import Any, Callable, Mapping, Sequence
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import (
     Host,
-    check_hosts,
     own_group,
     tunnel_address,
 )
@@ -81,7 +77,6 @@ def gateway_groups(
     masters: Sequence[str], hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Return the settings of role llama_gateway for each master."""
-    check_hosts("gateway_groups", masters, hostvars)
     found: list[dict[str, Any]] = []
     owners: dict[tuple[str, int], str] = {}
     inside = {name for name in gateways if tunnel_address(Host(name, hostvars[name]))}

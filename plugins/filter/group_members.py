@@ -16,22 +16,12 @@ description:
   - A host whose C(rpc_server_instances) have a C(group) belongs to the groups of its instances.
 positional: _input, hostvars, host
 options:
-  _input:
-    description: Names of inventory hosts.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   host:
     description: The name of the host whose group to use, or the names of several hosts.
     type: raw
     required: true
-seealso:
-  - plugin: llama_cpp.cluster.rpc_endpoints
-    plugin_type: filter
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -51,7 +41,6 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import (
     Host,
-    check_hosts,
     groups_of,
     known_groups,
 )
@@ -59,7 +48,6 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
     """Return the hosts that share a group with `host`."""
-    check_hosts("group_members", hosts, hostvars)
     asked = [host] if isinstance(host, str) else host
     known = known_groups(asked, hostvars)
     groups = {name: set(known.get(name) or groups_of(Host(name, hostvars[name]))) for name in (*hosts, *asked)}

@@ -15,22 +15,12 @@ description:
     an entry in C(rpc_server_instances) does so for one server of the host.
 positional: _input, hostvars
 options:
-  _input:
-    description: Names of inventory hosts.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   linked:
     description: Whether groups that share a host count as one. Then each host has the names of all of these groups.
     type: bool
     default: false
-seealso:
-  - plugin: llama_cpp.cluster.group_members
-    plugin_type: filter
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -47,12 +37,11 @@ _value:
 
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, groups_of
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, groups_of
 
 
 def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool = False) -> dict[str, list[str]]:
     """Return the groups of each host."""
-    check_hosts("host_groups", hosts, hostvars)
     found = {name: groups_of(Host(name, hostvars[name])) for name in hosts}
     return _linked(found) if linked else found
 

@@ -16,15 +16,6 @@ description:
     not have the variable, the value is V(null).
 positional: _input, hostvars
 options:
-  _input:
-    description: Names of inventory hosts.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   merge:
     description: The name of a variable that is a dictionary. Its keys are added unchanged.
     type: str
@@ -33,6 +24,8 @@ options:
       C(groups), see P(llama_cpp.cluster.rpc_endpoints#filter).
     type: bool
     default: false
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -50,7 +43,6 @@ _value:
 from typing import Any, Callable, Mapping, Sequence
 
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import check_hosts
 
 
 def host_records(
@@ -61,7 +53,6 @@ def host_records(
     **variables: str,
 ) -> dict[str, dict[str, Any]]:
     """Return a record of each host."""
-    check_hosts("host_records", hosts, hostvars)
     records: dict[str, dict[str, Any]] = {}
     for host in hosts:
         known = hostvars[host]

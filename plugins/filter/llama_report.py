@@ -31,11 +31,6 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Ask the workers at protocol level
-  llama_cpp.cluster.rpc_worker_info:
-    endpoints: [192.0.2.11, 192.0.2.12]
-  register: info
-
 - name: Run the model over the workers
   llama_cpp.cluster.distributed_inference:
     model: /srv/models/model.gguf
@@ -45,7 +40,7 @@ EXAMPLES = r"""
 
 - name: Show the tables and the text
   ansible.builtin.debug:
-    msg: "{{ (run | llama_cpp.cluster.llama_report(workers=info.workers)).splitlines() }}"
+    msg: "{{ (run | llama_cpp.cluster.llama_report).splitlines() }}"
 """
 
 RETURN = r"""
@@ -58,18 +53,9 @@ _value:
   type: str
 """
 
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import ReportError, render_report
-
-
-def llama_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the report of a run."""
-    try:
-        return render_report(result, workers)
-    except ReportError as error:
-        raise AnsibleFilterError(str(error)) from None
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
 
 class FilterModule:
@@ -77,4 +63,4 @@ class FilterModule:
 
     def filters(self) -> Mapping[str, Callable[..., Any]]:
         """Return the filter by its name."""
-        return {"llama_report": llama_report}
+        return {"llama_report": render_report}

@@ -78,17 +78,16 @@ RETURN = r"""
 _value:
   description: >-
     C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
-    C(cache_type_v), C(flash_attn) and C(kv_unified) in the form of the module, and C(split_mode) in the form of
-    llama.cpp (each V(null) if it is not set). C(left) has a sentence for each host that groups share, with the memory
+    C(cache_type_v), C(flash_attn) and C(split_mode) in the form of M(llama_cpp.cluster.llama_bench) (each V(null) if it
+    is not set). C(left) has a sentence for each host that groups share, with the memory
     that is left to the other groups. C(skipped) is a sentence with the reason if there can be no plan, and empty
-    otherwise. The options of llama.cpp are always there.
+    otherwise.
   type: dict
 """
 
 import re
 from typing import Any, Callable, Mapping, Sequence
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.hints import in_words
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.options import named_options
@@ -208,8 +207,6 @@ def split_plan_arguments(
     extra_args: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return options of the module, or the reason why there are none."""
-    if isinstance(endpoints, str) or not isinstance(endpoints, Sequence):
-        raise AnsibleFilterError("split_plan_arguments needs a list of endpoints, such as inference_endpoints")
     result: dict[str, Any] = {
         "workers": [],
         "master_memory_available_bytes": None,

@@ -31,8 +31,6 @@ options:
     description: Whether all addresses (V(0.0.0.0/0) or V(::/0)) are allowed.
     type: bool
     default: false
-seealso:
-  - module: llama_cpp.cluster.source_address_info
 """
 
 EXAMPLES = r"""
@@ -43,19 +41,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The networks, and what is wrong.
+  description: >-
+    C(sources), the networks as CIDRs, and C(problems), a sentence for each wrong address.
   type: dict
-  contains:
-    sources:
-      description: The networks as CIDRs.
-      type: list
-      elements: str
-      sample: [10.0.0.10/32, 10.0.1.0/24, "fd00::10/128"]
-    problems:
-      description: One sentence for each wrong address; empty if there is none.
-      type: list
-      elements: str
-      sample: []
+  sample: {sources: [10.0.0.10/32, 10.0.1.0/24], problems: []}
 """
 
 

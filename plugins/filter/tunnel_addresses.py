@@ -18,18 +18,8 @@ description:
     applies to the first of its C(rpc_firewall_source_addresses).
   - The result does not contain hosts without C(rpc_tunnel_enabled).
 positional: _input, hostvars
-options:
-  _input:
-    description: Names of inventory hosts.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
-seealso:
-  - module: llama_cpp.cluster.rpc_tunnel_info
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -49,12 +39,11 @@ from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import NETWORK, TunnelError, check_outer
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, tunnel_address
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, tunnel_address
 
 
 def tunnel_addresses(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> dict[str, str]:
     """Return the tunnel address of each host that has one."""
-    check_hosts("tunnel_addresses", hosts, hostvars)
     found: dict[str, str] = {}
     networks: dict[str, str] = {}
     for name in dict.fromkeys(hosts):

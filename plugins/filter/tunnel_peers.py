@@ -17,22 +17,12 @@ description:
     port. C(wg) refuses all peers if it cannot resolve the name of one, and of two peers with one key it keeps the last.
 positional: _input, hostvars, reader
 options:
-  _input:
-    description: Names of inventory hosts, which the role has asked.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   reader:
     description: The inventory name of the host that gets the peers. Others may reach a peer at another endpoint.
     type: str
     required: true
-seealso:
-  - plugin: llama_cpp.cluster.tunnel_addresses
-    plugin_type: filter
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -59,12 +49,11 @@ from typing import Any
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import PORT, TunnelError, check_peer
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import is_ipv4
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts, tunnel_address
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, tunnel_address
 
 
 def tunnel_peers(hosts: Sequence[str], hostvars: Mapping[str, Any], reader: str) -> list[dict[str, str]]:
     """Return the checked peers of the host `reader`."""
-    check_hosts("tunnel_peers", hosts, hostvars)
     found: list[dict[str, str]] = []
     owners = {str(Host(reader, hostvars.get(reader, {})).get("__rpc_tunnel_public_key")): reader}
     for name in hosts:

@@ -20,16 +20,8 @@ description:
     not returned.
   - It warns once if Ansible's setting C(inject_facts_as_vars) is on, with which a host can override these variables.
 positional: _input, hostvars
-options:
-  _input:
-    description: Names of inventory hosts.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""
@@ -115,11 +107,6 @@ def _is_unknown(name: str) -> bool:
 
 def unknown_variables(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
     """Return one sentence for each unknown variable of these hosts."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError(
-            "unknown_variables needs a list of hosts and their variables, such as "
-            "ansible_play_hosts_all | llama_cpp.cluster.unknown_variables(hostvars)"
-        )
     if constants.INJECT_FACTS_AS_VARS:
         Display().warning(_INJECTED)  # once for a run
     found: dict[str, list[str]] = {}

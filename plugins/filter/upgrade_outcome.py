@@ -49,21 +49,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The outcome.
+  description: >-
+    C(problem) says why the upgrade was not completed (empty if it was), and C(sentences) has one for each host.
   type: dict
-  contains:
-    problem:
-      description: Why the upgrade was not completed; empty if it was.
-      type: str
-    sentences:
-      description: One for each host.
-      type: list
-      elements: str
 """
 
 from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
@@ -71,8 +63,6 @@ def upgrade_outcome(
     hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
 ) -> dict[str, Any]:
     """Return the outcome of the upgrade."""
-    if not isinstance(hosts, Mapping) or not isinstance(planned, Mapping):
-        raise AnsibleFilterError("upgrade_outcome needs dictionaries: what is known of each host, and the plan")
     found = {host: {**known, "after": _asked(known)} for host, known in hosts.items()}
     return upgrade.outcome(found, planned, end, rollback=rollback)
 

@@ -55,44 +55,18 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The plan.
+  description:
+    - C(problems), a sentence for each thing that prevents the upgrade.
+    - C(recover), by host how to finish an interrupted upgrade (the C(release), the C(run), and the C(state) for
+      M(llama_cpp.cluster.release_journal)), C(interrupted), a sentence about it, and C(enough), whether this completes
+      the rollback that was asked for.
+    - C(targets), by host the release to get, C(from) and C(to), the versions, C(protocols), their RPC protocols, and
+      C(same), whether all hosts have these releases.
   type: dict
-  contains:
-    problems:
-      description: One sentence for each thing that prevents the upgrade.
-      type: list
-      elements: str
-    recover:
-      description:
-        - By host, how to finish an interrupted upgrade. RV(_value.targets) is then empty.
-        - The C(release) to use, the C(run), and the C(state) for M(llama_cpp.cluster.release_journal).
-      type: dict
-    interrupted:
-      description: The interrupted upgrade in a sentence; empty if there is none.
-      type: str
-    enough:
-      description: Whether this completes the requested rollback, so that nothing is left to do.
-      type: bool
-    targets:
-      description: By host, the name of the release to get.
-      type: dict
-    from:
-      description: The version in use.
-      type: str
-    to:
-      description: The version to get.
-      type: str
-    protocols:
-      description: The RPC protocols of both, C(from) and C(to); V(null) if unknown.
-      type: dict
-    same:
-      description: Whether all hosts have the releases that they should get.
-      type: bool
 """
 
 from typing import Any, Callable, Mapping
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
@@ -104,10 +78,6 @@ def upgrade_plan(
     staged: bool = True,
 ) -> dict[str, Any]:
     """Return the plan of an upgrade or a rollback."""
-    if not isinstance(looks, Mapping) or master not in looks:
-        raise AnsibleFilterError("upgrade_plan needs what release_journal_info returns, by host, the master's too")
-    if not rollback and wanted and [host for host in looks if host not in wanted]:
-        raise AnsibleFilterError("upgrade_plan needs to know the release that is wanted for each host")
     return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
 
 

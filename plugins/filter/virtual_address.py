@@ -33,9 +33,6 @@ options:
     type: list
     elements: str
     required: true
-seealso:
-  - plugin: llama_cpp.cluster.gateway_groups
-    plugin_type: filter
 """
 
 EXAMPLES = r"""
@@ -57,7 +54,7 @@ _value:
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, check_hosts
+from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host
 
 NAME = "llama_gateway_virtual_address"
 OWN = "llama_gateway_bind_address"
@@ -67,7 +64,6 @@ def virtual_address(
     value: object, hostvars: Mapping[str, Any], gateway: str, gateways: Sequence[str]
 ) -> dict[str, Any]:
     """Return the settings that the role needs for an address, and the problems that prevent it."""
-    check_hosts("virtual_address", gateways, hostvars)
     found: dict[str, Any] = {"address": "", "interface": "", "peers": [], "router_id": 0, "problems": []}
     if not value:
         return found

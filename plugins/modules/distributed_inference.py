@@ -271,9 +271,7 @@ class Task(WorkerTask):
             "failure": None,
         }
         super().__init__(module, result, progress)
-        # For the progress lines: the size of the model, and the addresses of the workers if they were verified.
         self.model_bytes = 0
-        self.peers: list[str] = []
 
     def options(self) -> inference.Options:
         """Return the options of the run, or fail with the first invalid value."""
@@ -291,7 +289,7 @@ class Task(WorkerTask):
             inference.check_options(options)
         return options
 
-    def capabilities(self) -> capabilities_of.Capabilities:
+    def capabilities(self) -> capabilities_of.Program:
         """Return the identity and the capabilities of the build in `bin_folder`."""
         with self.refusing():
             described = capabilities_of.describe(*self.asked(capabilities_of.COMPLETION_PROGRAM))
@@ -321,7 +319,6 @@ class Task(WorkerTask):
             check_split_mode(options, options.extra_args, capabilities.protocol)
         timeout = inference.time_limit(options, self.model_bytes)
         statuses = self.verify(options.workers, capabilities.protocol) if self.module.params["verify"] else []
-        self.peers = [f"{status.address}:{status.port}" for status in statuses]
         self.shares = divided_by(options, statuses)
         command = inference.build_command(capabilities, options, statuses, self.prompt_file(options.prompt))
         self.result["command"] = command
@@ -347,12 +344,12 @@ class Task(WorkerTask):
     def attempt(
         self,
         options: inference.Options,
-        capabilities: capabilities_of.Capabilities,
+        capabilities: capabilities_of.Program,
         command: list[str],
         timeout: int,
     ) -> Failure | None:
         """Run once, put the output into the result, and return the failure, if any."""
-        self.progress.begin(self.result["attempts"] + 1, self.model_bytes, options.n_predict, self.peers)
+        self.progress.begin(self.result["attempts"] + 1, self.model_bytes, options.n_predict)
         still_s = inference.stall_limit(options, self.model_bytes)
         ended, ending = self.ended(command, timeout, options.workers, still_s)
         self.result["attempts"] += 1

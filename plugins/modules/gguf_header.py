@@ -37,24 +37,10 @@ options:
     description: The folder for the files. The module makes it if it is missing, and overwrites files in it.
     type: path
     required: true
-  token:
-    description:
-      - A token that is sent as C(Authorization) header (C(Bearer)) to the host of O(url).
-      - It is not sent to other hosts after a redirect, and appears in no message.
-    type: str
   timeout:
     description: The time limit for all headers, in seconds.
     type: int
     default: 300
-  stall_timeout:
-    description: How long to wait for the next byte, in seconds, before a retry.
-    type: int
-    default: 60
-  retries:
-    description:
-      - How often in a row to retry a request that brings no byte, with growing pauses of up to 30 seconds.
-    type: int
-    default: 5
 attributes:
   check_mode:
     description: Fetches and writes nothing.
@@ -66,11 +52,9 @@ attributes:
     description: The module always fetches the header.
     support: none
 notes:
-  - Proxies are taken from the environment (E(https_proxy), E(no_proxy)).
   - Needs Python 3.8 or newer on the host, and only Python's standard library.
-seealso:
-  - module: llama_cpp.cluster.hub_files_info
-  - module: llama_cpp.cluster.model_file
+extends_documentation_fragment:
+  - llama_cpp.cluster.download
 """
 
 EXAMPLES = r"""
@@ -98,14 +82,13 @@ fetched_bytes:
   sample: 7929856
 """
 
-import time
 from pathlib import Path
 from posixpath import basename
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.beginning import Beginning
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import PATIENCE, QuietModule, limits_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import open_no_link, reason
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
@@ -161,6 +144,7 @@ def fetch(url: str, path: Path, limits: Limits, token: str | None) -> int:
             ) from None
         size = header.end_bytes if is_piece else beginning.total or header.end_bytes
         if size:
+            store.truncate(header.start_bytes)
             store.truncate(size)
     return beginning.arrived
 
@@ -176,8 +160,7 @@ def get(params: dict[str, Any]) -> dict[str, Any]:
             stream.write(head)
             stream.truncate(size)
         return {"path": str(path), "fetched_bytes": 0}
-    late = "allow it more time"
-    limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"], late)
+    limits = limits_of(params, "allow it more time")
     parts = parts_of(params["url"])
     arrived = sum(fetch(url, folder / name, limits, params["token"] or None) for name, url in parts)
     read_model(folder / parts[0][0])  # whether they are the parts of one model
@@ -191,10 +174,8 @@ def main() -> None:
             "url": {"type": "str"},
             "shape": {"type": "str", "choices": [shape.name for shape in SHAPES]},
             "dest": {"type": "path", "required": True},
-            "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 300},
-            "stall_timeout": {"type": "int", "default": 60},
-            "retries": {"type": "int", "default": 5},
+            **PATIENCE,
         },
         required_one_of=[("url", "shape")],
         mutually_exclusive=[("url", "shape")],

@@ -13,8 +13,8 @@ version_added: 0.1.0
 description:
   - Reads the header of a GGUF file, and of the other parts of a split model, and checks whether the model is
     complete.
-  - Returns what the model is (architecture, shape, quantisation), and how large its weights are (for each layer, and
-    outside of layers). M(llama_cpp.cluster.split_plan_info) says what it takes when it is loaded.
+  - Returns what the model is (architecture, shape, quantisation), and how large its weights are.
+    M(llama_cpp.cluster.split_plan_info) says what it takes when it is loaded.
   - The module does not read the weights, so it takes less than a second and little memory for a model of any size.
     It still detects a truncated file, because the header says how long the file must be.
   - It reads versions 2 and 3 of the format, in little-endian byte order. It refuses what llama.cpp itself refuses
@@ -109,14 +109,6 @@ size_bytes:
   description: The size of all files that are there.
   returned: success
   type: int
-version:
-  description: The version of the format; V(null) if not RV(valid).
-  returned: success
-  type: int
-tensor_count:
-  description: How many tensors all files hold; V(null) if not RV(valid).
-  returned: success
-  type: int
 metadata:
   description: >-
     The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000 characters, such as
@@ -135,9 +127,7 @@ name:
   type: str
   sample: Meta Llama 3.1 8B Instruct
 file_type:
-  description: >-
-    The quantisation, as in llama.cpp's log. It begins with "(guessed)" if the file does not contain it; it is then the
-    type of most tensors. V(null) if not RV(valid).
+  description: The quantisation, as in llama.cpp's log; V(null) if not RV(valid), or if the file does not say.
   returned: success
   type: str
   sample: Q4_K - Medium
@@ -162,20 +152,10 @@ shape:
       description: The width of the model.
       type: int
     heads:
-      description: Attention heads; V(null) if layers differ (see RV(layers)).
+      description: Attention heads; V(null) if layers differ.
       type: int
     kv_heads:
-      description: Heads of keys and values; V(null) if layers differ (see RV(layers)).
-      type: int
-    key_length:
-      description: Elements of a head's key. If the file does not contain it, RV(shape.embedding_length) divided by
-        RV(shape.heads).
-      type: int
-    value_length:
-      description: Elements of a head's value, like RV(shape.key_length).
-      type: int
-    feed_forward_length:
-      description: The width of the feed-forward network; V(null) if layers differ (see RV(layers)).
+      description: Heads of keys and values; V(null) if layers differ.
       type: int
     experts:
       description: Experts of a layer; 0 if the model has none.
@@ -183,86 +163,17 @@ shape:
     experts_used:
       description: How many of them a token goes through, at most.
       type: int
-    expert_feed_forward_length:
-      description: The width of an expert's feed-forward network; V(null) if there is none.
-      type: int
     context_length:
       description: For how many tokens of context the model was trained.
       type: int
     vocabulary:
       description: The size of the vocabulary, in tokens.
       type: int
-weights:
+weights_bytes:
   description: >-
-    Where the bytes of the weights are; V(null) if not RV(valid). Each is V(null) if a tensor has an unknown type. The
-    bytes of layers, input, output and shared tensors add up to RV(weights.bytes).
+    The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
   returned: success
-  type: dict
-  contains:
-    bytes:
-      description: Of all tensors, without padding.
-      type: int
-    layers_bytes:
-      description: Of all repeating layers; RV(layers) has each.
-      type: int
-    input_bytes:
-      description: Of the token embedding and other tensors that llama.cpp keeps with the input, in the master's memory.
-      type: int
-    output_bytes:
-      description: Of the output, its norm, and other tensors on the device that computes the output.
-      type: int
-    shared_bytes:
-      description: Of tensors that all layers need. Each device gets a copy; commonly some KiB.
-      type: int
-    embedding_bytes:
-      description: Of the token embedding alone; V(null) if there is none.
-      type: int
-    tied_embeddings:
-      description: >-
-        Whether there is no matrix for the output. If the model has an output, it then uses the token embedding, and
-        the worker that computes the output gets a second copy of the embedding.
-      type: bool
-    types:
-      description: The types that tensors have, the one with the most bytes first.
-      type: list
-      elements: dict
-      contains:
-        type:
-          description: The type, as llama.cpp names it.
-          type: str
-        tensors:
-          description: How many tensors are of that type.
-          type: int
-        parameters:
-          description: How many weights they have.
-          type: int
-        bytes:
-          description: How many bytes they take.
-          type: int
-layers:
-  description: The repeating layers (C(blk.N.)) in order; empty if not RV(valid), or if their number is unknown.
-  returned: success
-  type: list
-  elements: dict
-  contains:
-    index:
-      description: The layer's number, from 0.
-      type: int
-    tensors:
-      description: How many tensors it has.
-      type: int
-    bytes:
-      description: Their bytes.
-      type: int
-    heads:
-      description: Its attention heads.
-      type: int
-    kv_heads:
-      description: Its heads of keys and values.
-      type: int
-    feed_forward_length:
-      description: The width of its feed-forward network.
-      type: int
+  type: int
 draft_problem:
   description: >-
     Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not RV(valid) or
@@ -287,13 +198,12 @@ notes:
 """
 
 import math
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.described import Model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
@@ -328,12 +238,11 @@ def look(path: Path, draft: Path | None, mmproj: Path | None, *, joined: bool = 
         "message": "",
         "files": files,
         "size_bytes": sum(file["size_bytes"] or 0 for file in files),
-        "version": None,
-        "tensor_count": None,
         "metadata": {},
         "draft_problem": None,
         "mmproj_problem": None,
-        **{item.name: [] if item.name in ("layers", "notes") else None for item in fields(Model)},
+        **dict.fromkeys(("architecture", "name", "file_type", "parameters", "shape", "weights_bytes")),
+        "notes": [],
     }
     try:
         headers = [read_pieces(pieces)] if pieces else read_model(path)
@@ -344,14 +253,15 @@ def look(path: Path, draft: Path | None, mmproj: Path | None, *, joined: bool = 
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in headers[0].metadata.items()
     }
+    model = describe(headers)
     return {
         **result,
-        "version": headers[0].version,
-        "tensor_count": sum(header.tensor_count for header in headers),
         "metadata": metadata,
         "draft_problem": _problem(draft_problem, path, draft),
         "mmproj_problem": _problem(projector_problem, path, mmproj),
-        **asdict(describe(headers)),
+        **{name: getattr(model, name) for name in ("architecture", "name", "file_type", "parameters", "notes")},
+        "shape": asdict(model.shape),
+        "weights_bytes": model.weights.bytes,
     }
 
 

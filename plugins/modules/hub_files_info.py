@@ -43,22 +43,12 @@ options:
     description: The hub, or a mirror of it.
     type: str
     default: https://huggingface.co
-  token:
-    description: An access token. It is sent only to O(endpoint), and appears in no message.
-    type: str
   timeout:
     description: The time limit in seconds.
     type: int
     default: 300
-  stall_timeout:
-    description: How long to wait for an answer, in seconds, before a retry.
-    type: int
-    default: 60
-  retries:
-    description: How often to retry.
-    type: int
-    default: 5
 extends_documentation_fragment:
+  - llama_cpp.cluster.download
   - llama_cpp.cluster.reads_only
 """
 
@@ -77,26 +67,12 @@ commit:
   type: str
   sample: f9c28bcd85737ffc5aef028638d3341d49869c27
 files:
-  description: The files.
+  description: >-
+    The files, each with its URL for exactly this commit, the SHA-256 digest of a large file or the git object name of a
+    small one (the other is V(null)), and its size (V(null) if the hub does not say).
   returned: success
   type: list
   elements: dict
-  contains:
-    name:
-      description: The file's name in the repository.
-      type: str
-    url:
-      description: The file's URL, for exactly this commit.
-      type: str
-    sha256:
-      description: The SHA-256 digest of a large file; otherwise V(null).
-      type: str
-    git_blob:
-      description: The git object name of a small file's content; otherwise V(null).
-      type: str
-    size_bytes:
-      description: The file's size; V(null) if the hub does not say.
-      type: int
   sample:
     - name: gemma-3-1b-it-Q4_K_M.gguf
       url: https://huggingface.co/ggml-org/gemma-3-1b-it-GGUF/resolve/f9c28bcd85737ffc5aef028638d3341d49869c27/gemma-3-1b-it-Q4_K_M.gguf
@@ -110,19 +86,13 @@ size_bytes:
 """
 
 import re
-import time
 from fnmatch import fnmatchcase
 from posixpath import join, split
 from typing import Any, cast
 from urllib.parse import quote
 
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
-    DownloadError,
-    Limits,
-    get_json,
-    head,
-)
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import PATIENCE, QuietModule, limits_of
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, get_json, head
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
     GgufError,
     part_names,
@@ -138,7 +108,7 @@ class Hub:
         self.repo = params["repo"]
         self.revision = params["revision"]
         self.token = params["token"] or None
-        self.limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
+        self.limits = limits_of(params)
 
     def explain(self, error: DownloadError, name: str = "") -> DownloadError:
         """Return an error that explains a hub's refusal; the hub names the reason in a header."""
@@ -240,10 +210,8 @@ def main() -> None:
             "excludes": {"type": "list", "elements": "str", "default": []},
             "revision": {"type": "str", "default": "main"},
             "endpoint": {"type": "str", "default": "https://huggingface.co"},
-            "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 300},
-            "stall_timeout": {"type": "int", "default": 60},
-            "retries": {"type": "int", "default": 5},
+            **PATIENCE,
         },
         required_one_of=[("files", "patterns")],
         mutually_exclusive=[("files", "patterns")],

@@ -43,21 +43,6 @@ options:
     type: list
     elements: int
     default: [128]
-  mixed:
-    description:
-      - Tests that read and then generate, timed together.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      n_prompt:
-        description: How many tokens to read.
-        type: int
-        required: true
-      n_gen:
-        description: How many tokens to generate.
-        type: int
-        required: true
   n_depth:
     description:
       - How many tokens are in the context before the clock starts. Each number repeats all tests.
@@ -158,7 +143,7 @@ tests:
       description: Upstream's short name, such as V(pp512) for reading 512 tokens and V(tg128) for generating 128.
       type: str
     kind:
-      description: V(prompt), V(generation) or V(mixed).
+      description: V(prompt) or V(generation).
       type: str
     n_prompt:
       description: Tokens read.
@@ -169,32 +154,15 @@ tests:
     n_depth:
       description: Tokens in the context before the test.
       type: int
-    batch_size:
-      description: Logical batch in tokens.
+    batch_size: &batch
+      description: Like the option of this name.
       type: int
-    ubatch_size:
-      description: Physical batch in tokens.
-      type: int
+    ubatch_size: *batch
     tokens_per_second:
-      description: The mean over the repetitions, its spread, and each of them.
+      description: >-
+        Over the repetitions the C(mean), the C(stddev) of the sample (V(null) for one repetition), the slowest as
+        C(min), the fastest as C(max), and each as C(samples).
       type: dict
-      contains:
-        mean:
-          description: The mean.
-          type: float
-        stddev:
-          description: Standard deviation of the sample; V(null) for one repetition.
-          type: float
-        min:
-          description: The slowest.
-          type: float
-        max:
-          description: The fastest.
-          type: float
-        samples:
-          description: Each repetition.
-          type: list
-          elements: float
 build:
   description:
     - The llama.cpp build that was used, in the form of the filter P(llama_cpp.cluster.llama_perf#filter). Unknown
@@ -322,7 +290,6 @@ class Task(WorkerTask):
             chosen.update(
                 model=str(Path(given["model"]).absolute()),
                 workers=tuple(parse_endpoints(given["workers"])),
-                mixed=tuple(dict.fromkeys((pair["n_prompt"], pair["n_gen"]) for pair in given["mixed"])),
                 tensor_split=tuple(given["tensor_split"]),
             )
             options = bench_of.Options(**chosen)
@@ -345,11 +312,11 @@ class Task(WorkerTask):
         self.result["command"] = bench_of.build_command(bench, options, statuses)
         if self.module.check_mode:
             self.module.exit_json(**self.result)
-        self.progress.begin(1, model_bytes, 0, [f"{status.address}:{status.port}" for status in statuses])
+        self.progress.begin(1, model_bytes, 0)
         self.measure(options, bench, timeout)
         self.module.exit_json(**self.result)
 
-    def measure(self, options: bench_of.Options, bench: capabilities_of.Bench, timeout: int) -> None:
+    def measure(self, options: bench_of.Options, bench: capabilities_of.Program, timeout: int) -> None:
         """Run the tests, and put their figures into the result; fail if the figures cannot be trusted."""
         ended, ending = self.ended(self.result["command"], timeout, options.workers)
         failure = bench_of.classify(options, ending, bench.protocol)
@@ -388,15 +355,6 @@ def main() -> None:
             "model": {"type": "path", "required": True},
             "n_prompt": {"type": "list", "elements": "int", "default": [512]},
             "n_gen": {"type": "list", "elements": "int", "default": [128]},
-            "mixed": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "options": {
-                    "n_prompt": {"type": "int", "required": True},
-                    "n_gen": {"type": "int", "required": True},
-                },
-            },
             "n_depth": {"type": "list", "elements": "int", "default": [0]},
             "batch_size": {"type": "list", "elements": "int", "default": [2048]},
             "ubatch_size": {"type": "list", "elements": "int", "default": [512]},

@@ -122,26 +122,10 @@ tests:
       description: How many clients asked at the same time.
       type: int
     tokens_per_second:
-      description: Generated tokens per second of all clients together, from the first request to the last token. The
-        time includes prompts.
+      description: >-
+        Generated tokens per second of all clients together, from the first request to the last token, with prompts. Its
+        keys are those of M(llama_cpp.cluster.llama_bench).
       type: dict
-      contains:
-        mean:
-          description: The mean over the repetitions.
-          type: float
-        stddev:
-          description: Standard deviation of the sample; V(null) for one repetition.
-          type: float
-        min:
-          description: The slowest.
-          type: float
-        max:
-          description: The fastest.
-          type: float
-        samples:
-          description: Each repetition.
-          type: list
-          elements: float
     first_token_ms:
       description: The time from a request to its first token, as C(median) and C(p95) of all requests.
       type: dict
@@ -250,7 +234,7 @@ class Task(WorkerTask):
         """Check the options, verify the workers, run, and judge the result."""
         options = self.options()
         with self.refusing():
-            program = capabilities_of.describe_server(*self.asked(capabilities_of.SERVER_PROGRAM))
+            program = capabilities_of.describe(*self.asked(capabilities_of.SERVER_PROGRAM))
             model_bytes = check_model(options.model)
             check_split_mode(options, options.extra_args, program.protocol)
         self.result["build"] = build_of(program, None)
@@ -263,9 +247,7 @@ class Task(WorkerTask):
         self.measure(options, program, port, timeout)
         self.module.exit_json(**self.result)
 
-    def measure(
-        self, options: serving_of.Options, program: capabilities_of.Measurable, port: int, timeout: int
-    ) -> None:
+    def measure(self, options: serving_of.Options, program: capabilities_of.Program, port: int, timeout: int) -> None:
         """Run the server and the clients, and put the figures into the result; fail if there are none."""
         key = secrets.token_hex(16)
         # The key is not an argument, because every account of the host could read it.

@@ -108,24 +108,10 @@ options:
     description: Whether model files are removed too. For O(state=absent).
     type: bool
     default: false
-  token:
-    description:
-      - A token that is sent as C(Authorization) header (C(Bearer)) to the host of each URL.
-      - It is not sent to other hosts after a redirect, and appears in no message.
-    type: str
   timeout:
     description: The time limit in seconds. The next run resumes what has been downloaded until then.
     type: int
     default: 21600
-  stall_timeout:
-    description: How long to wait for the next byte, in seconds, before a retry.
-    type: int
-    default: 60
-  retries:
-    description:
-      - How often in a row to retry a download in which no byte arrives, with growing pauses of up to 30 seconds.
-    type: int
-    default: 5
 attributes:
   check_mode:
     description: Returns which files are missing, and checks headers and room on the disk. It asks servers for both.
@@ -139,11 +125,10 @@ attributes:
 notes:
   - It runs detached from the connection, so that no connection is silent for long. About every ten seconds, later less
     often, it shows one line with the host, the elapsed time, the percentage, the rate and the time that is left.
-  - Proxies are taken from the environment (E(https_proxy), E(no_proxy)).
   - For O(controller_files), the user of the connection must be allowed to read the folder of the model.
-  - Works with Python 3.8 and newer on the host and needs nothing but its standard library.
-seealso:
-  - module: llama_cpp.cluster.hub_files_info
+  - Needs Python 3.8 or newer on the host, and only Python's standard library.
+extends_documentation_fragment:
+  - llama_cpp.cluster.download
 """
 
 EXAMPLES = r"""
@@ -201,7 +186,6 @@ import pwd
 import re
 import shutil
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -217,7 +201,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress 
     Tell,
     noted,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import QuietModule
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet import PATIENCE, QuietModule, limits_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
     FileError,
     claim,
@@ -290,7 +274,7 @@ def check_header(wanted: Wanted, size: int | None, limits: Limits, token: str | 
         try:
             beginning.use(lambda stream: header_of(stream, size or MAX_COUNT))
         except GgufError as error:
-            if is_piece and beginning.arrived >= (beginning.total or MAX_COUNT):
+            if is_piece and beginning.lacks:
                 return  # the header goes on in the next piece
             raise FileError(
                 f"{shown(wanted.url)} is not a complete GGUF model: {error}; nothing was fetched."
@@ -327,7 +311,7 @@ class Download:
     def run(self) -> dict[str, Any]:
         """Fetch what is missing. Raises DownloadError and FileError, and OSError, which concerns `current`."""
         params, whole, first = self.params, self.whole, self.current
-        limits = Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"])
+        limits = limits_of(params)
         token, origin = params["token"] or None, params["origin"]
         tell = Count(self.note, [None]).tell
         if whole:
@@ -522,10 +506,8 @@ def main() -> None:
             "others": {"type": "list", "elements": "str", "default": []},
             "made_with": {"type": "str"},
             "remove_files": {"type": "bool", "default": False},
-            "token": {"type": "str", "no_log": True},
             "timeout": {"type": "int", "default": 21600},
-            "stall_timeout": {"type": "int", "default": 60},
-            "retries": {"type": "int", "default": 5},
+            **PATIENCE,
         },
         supports_check_mode=True,
     )

@@ -15,8 +15,7 @@ author:
 description:
   - Puts the tensors of a GGUF model that a master would otherwise send into the cache of a worker. The first load
     then finds them there and does not send them over the network.
-  - The model is a file on the worker's host. With O(from_controller) it is on the controller, which sends the
-    missing tensors over Ansible's connection. Tensors that the cache already has are only read, unless they are
+  - The model is a file on the worker's host. Tensors that the cache already has are only read, unless they are
     corrupted.
   - The module writes each tensor under another name and then renames it, so that each entry is complete. After an
     interrupted run, the next run continues with the next tensor.
@@ -27,10 +26,6 @@ options:
     description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
-  from_controller:
-    description: Whether O(model) is a path on the controller.
-    type: bool
-    default: false
   port:
     description: The port of the worker, a service of the role P(llama_cpp.cluster.rpc_server#role). Its unit says
       where its cache is.
@@ -62,28 +57,6 @@ options:
     description: The program C(rpc-cache) of the host's llama.cpp release.
     type: path
     default: /opt/llama_cpp/current/libexec/rpc-cache
-  offered:
-    description:
-      - The tensors that the controller has. Only the action plugin sets it, for O(from_controller). With O(owner) it
-        asks which of them are missing. Without O(owner) it says that they have arrived.
-    type: list
-    elements: dict
-    suboptions:
-      digest:
-        description: The digest of its bytes.
-        type: str
-        required: true
-      bytes:
-        description: The number of its bytes.
-        type: int
-        required: true
-  owner:
-    description: The account that brings them. Only the action plugin sets it.
-    type: str
-  last:
-    description: Whether these are the last tensors. Only the action plugin sets it.
-    type: bool
-    default: false
 attributes:
   check_mode:
     description: Reads the model and returns what would be added.
@@ -96,8 +69,6 @@ attributes:
     support: full
 notes:
   - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
-  - With O(from_controller), the module computes the digest of each tensor on the controller, and of each entry of the
-    same size on the host, to find the missing ones.
 seealso:
   - module: llama_cpp.cluster.split_plan_info
   - module: llama_cpp.cluster.rpc_server_info
@@ -110,14 +81,6 @@ EXAMPLES = r"""
     port: 50052
     part: {first_layer: 0, layers: 16}
   timeout: 3600
-  become: true
-
-- name: Copy all tensors of a model from the controller to the worker
-  llama_cpp.cluster.rpc_cache_seed:
-    model: /srv/models/model.gguf
-    from_controller: true
-    port: 50052
-  timeout: 7200
   become: true
 """
 
@@ -152,7 +115,6 @@ there_bytes:
 
 import os
 import pwd
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -162,63 +124,40 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
     Part,
     Piece,
     counted,
-    digest,
     lines,
-    missing,
     pieces,
 )
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import CACHE_STATE_FOLDER, read_cache
-
-ARGUMENTS: dict[str, dict[str, Any]] = {
-    "model": {"type": "path", "required": True},
-    "from_controller": {"type": "bool", "default": False},
-    "port": {"type": "int"},
-    "folder": {"type": "path"},
-    "part": {
-        "type": "dict",
-        "options": {
-            "first_layer": {"type": "int"},
-            "layers": {"type": "int", "default": 0},
-            "has_output": {"type": "bool", "default": False},
-        },
-    },
-    "min_free": {"type": "str", "default": "10%"},
-    "program": {"type": "path", "default": "/opt/llama_cpp/current/libexec/rpc-cache"},
-    "offered": {
-        "type": "list",
-        "elements": "dict",
-        "options": {"digest": {"type": "str", "required": True}, "bytes": {"type": "int", "required": True}},
-    },
-    "owner": {"type": "str"},
-    "last": {"type": "bool", "default": False},
-}
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units import read_cache
 
 
 def main() -> None:
     """Run the module."""
+    part = {
+        "first_layer": {"type": "int"},
+        "layers": {"type": "int", "default": 0},
+        "has_output": {"type": "bool", "default": False},
+    }
     module = AnsibleModule(
-        argument_spec=ARGUMENTS,
+        argument_spec={
+            "model": {"type": "path", "required": True},
+            "port": {"type": "int"},
+            "folder": {"type": "path"},
+            "part": {"type": "dict", "options": part},
+            "min_free": {"type": "str", "default": "10%"},
+            "program": {"type": "path", "default": "/opt/llama_cpp/current/libexec/rpc-cache"},
+        },
         required_one_of=[("port", "folder")],
         mutually_exclusive=[("port", "folder")],
         supports_check_mode=True,
     )
-    params = module.params
-    if params["from_controller"] and params["offered"] is None:
+    program = module.params["program"]
+    if not os.access(program, os.X_OK):
         module.fail_json(
-            msg="from_controller needs the action plugin of this module: run it as a task, by its full name."
-        )
-    if not os.access(params["program"], os.X_OK):
-        module.fail_json(
-            msg=f"There is no program {params['program']}: releases that the role llama_cpp has built have it; "
+            msg=f"There is no program {program}: releases that the role llama_cpp has built have it; "
             "without it, the first load fills the worker's cache."
         )
     folder = _folder(module)
-    staging = _staging(folder, params["port"])
-    if params["offered"] is None:
-        module.exit_json(**_add(module, folder, _of_model(module)))
-    if params["owner"]:
-        module.exit_json(**_offer(module, folder, staging))
-    module.exit_json(**_add_brought(module, folder, staging))
+    module.exit_json(**_add(module, folder, _of_model(module)))
 
 
 def _of_model(module: AnsibleModule) -> list[Piece]:
@@ -233,19 +172,15 @@ def _of_model(module: AnsibleModule) -> list[Piece]:
             msg=f"{error.filename or params['model']} cannot be read as {_account()} ({error.strerror}): let it be "
             "read by that account; a network file system may refuse root."
         )
-    _fits(module, {(piece.path, piece.offset): piece.bytes for piece in wanted})
+    port, size = params["port"], sum(piece.bytes for piece in wanted)
+    most = ((read_cache(port) or {}) if port else {}).get("max_bytes")
+    if most and size > most:
+        # The next tidying would remove them again.
+        module.fail_json(
+            msg=f"The tensors take {size >> 20} MiB, and the worker's cache is kept to {most >> 20} MiB: raise "
+            "rpc_server_cache_max there, or seed fewer layers."
+        )
     return wanted
-
-
-def _add_brought(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
-    """Add the files that the controller has brought, and delete them."""
-    brought = _brought(module.params["offered"], staging)
-    result = _add(module, folder, [Piece(str(path), path.name, 0, path.stat().st_size) for path in brought])
-    for path in brought:
-        path.unlink()
-    if module.params["last"]:
-        shutil.rmtree(str(staging), ignore_errors=True)
-    return result
 
 
 def _folder(module: AnsibleModule) -> Path:
@@ -275,23 +210,6 @@ def _account() -> str:
         return str(os.geteuid())
 
 
-def _staging(folder: Path, port: int | None) -> Path:
-    """Return the folder where tensors arrive. Another account brings them, so the cache's owner cannot write there."""
-    beside = port is None and folder.parent.stat().st_uid == os.geteuid()
-    return (folder.parent if beside else CACHE_STATE_FOLDER) / "seed"
-
-
-def _fits(module: AnsibleModule, sizes: dict[Any, int]) -> None:
-    """Fail if the tensors exceed the cache's limit, because the next tidying would remove them again."""
-    port, size = module.params["port"], sum(sizes.values())
-    most = ((read_cache(port) or {}) if port else {}).get("max_bytes")
-    if most and size > most:
-        module.fail_json(
-            msg=f"The tensors take {size >> 20} MiB, and the worker's cache is kept to {most >> 20} MiB: raise "
-            "rpc_server_cache_max there, or seed fewer layers."
-        )
-
-
 def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, Any]:
     """Let rpc-cache add the missing tensors, and return what it did."""
     command = [module.params["program"], "add", str(folder), "--min-free", module.params["min_free"]]
@@ -304,45 +222,6 @@ def _add(module: AnsibleModule, folder: Path, wanted: list[Piece]) -> dict[str, 
             msg=f"The cache {folder} got only {result['added']} of {len(wanted)} tensors: {words}.", **result
         )
     return {**result, "changed": result["added"] > 0}
-
-
-def _offer(module: AnsibleModule, folder: Path, staging: Path) -> dict[str, Any]:
-    """Return which of the controller's tensors are missing, and make a folder for them."""
-    offered = module.params["offered"]
-    _fits(module, {one["digest"]: one["bytes"] for one in offered})
-    lacking = missing(offered, folder, touch=not module.check_mode)
-    if not module.check_mode and not lacking:
-        # Remove the files of an interrupted run, if a load brought the rest.
-        shutil.rmtree(str(staging), ignore_errors=True)
-    if not module.check_mode and lacking:
-        owner = pwd.getpwnam(module.params["owner"])
-        staging.parent.mkdir(mode=0o755, exist_ok=True)
-        staging.mkdir(mode=0o700, exist_ok=True)
-        os.chown(str(staging), owner.pw_uid, owner.pw_gid)
-    # Complete files of an interrupted run are not brought again.
-    ready = {path.name for path in _brought(offered, staging)}
-    sizes = {one["digest"]: one["bytes"] for one in offered}
-    return {
-        "changed": False,
-        "lacking": lacking,
-        "sending": [name for name in lacking if name not in ready],
-        "staging": str(staging),
-        "there": len(sizes) - len(lacking),
-        "there_bytes": sum(sizes.values()) - sum(sizes[name] for name in lacking),
-    }
-
-
-def _brought(offered: list[dict[str, Any]], staging: Path) -> list[Path]:
-    """Return the files in the staging folder that have the size and digest of an offered tensor."""
-    paths = [(staging / one["digest"], one) for one in offered]
-    return [
-        path
-        for path, one in paths
-        if not path.is_symlink()
-        and path.is_file()
-        and path.stat().st_size == one["bytes"]
-        and digest(str(path), 0, one["bytes"]) == one["digest"]
-    ]
 
 
 if __name__ == "__main__":

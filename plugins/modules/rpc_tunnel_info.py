@@ -74,19 +74,16 @@ public_key:
   description: The public key of the host; empty if it has none.
   returned: success
   type: str
-  sample: xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg=
 new_key:
   description: Whether the interface still has the old key, because a run was killed before it used the new one.
   returned: success
   type: bool
 state:
-  description:
-    - "V(current): The interface matches the key and the configuration."
-    - "V(outdated): The interface has other keys, other peers or another port."
-    - "V(down): The interface does not exist, or has another address."
+  description: >-
+    V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys, other peers or
+    another port, V(down) if it does not exist or has another address.
   returned: success
   type: str
-  sample: current
 overlapping:
   description: Other routes of the host into O(network), and addresses there that it is connected to outside of the
     tunnel.
@@ -102,33 +99,17 @@ port:
   description: The port in the configuration; V(0) without one.
   returned: success
   type: int
-  sample: 51820
 address:
   description: The address in the configuration, with its prefix; empty without one.
   returned: success
   type: str
-  sample: 10.213.62.9/16
 peers:
-  description: The peers in the configuration.
+  description: >-
+    The peers in the configuration, each with the name of its C(host), its C(public_key), its C(address) in the tunnel,
+    its C(endpoint), and C(same_preshared_key), whether the link has O(preshared_key) in the configuration and in use.
   returned: success
   type: list
   elements: dict
-  contains:
-    host:
-      description: The name of the host in the inventory.
-      type: str
-    public_key:
-      description: Its public key.
-      type: str
-    address:
-      description: Its address in the tunnel.
-      type: str
-    endpoint:
-      description: Where its packets go.
-      type: str
-    same_preshared_key:
-      description: Whether the link has O(preshared_key), in the configuration and in use.
-      type: bool
 links:
   description: The links to these peers; empty without O(links).
   returned: success
@@ -136,22 +117,13 @@ links:
   elements: dict
   contains:
     host:
-      description: The name of the peer in the inventory.
-      type: str
-    address:
-      description: Its address in the tunnel.
-      type: str
-    endpoint:
-      description: Where its packets go.
+      description: The name of the peer in the inventory. C(address) and C(endpoint) are as in RV(peers).
       type: str
     handshake_age_s:
       description: How many seconds ago the last handshake was; V(null) if there was none.
       type: int
     received_bytes:
-      description: How many bytes came from it.
-      type: int
-    sent_bytes:
-      description: How many bytes went to it.
+      description: How many bytes came from it; C(sent_bytes) went to it.
       type: int
     round_trip_ms:
       description: How long a ping took; V(null) without an answer.

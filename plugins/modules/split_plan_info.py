@@ -17,9 +17,8 @@ description:
     release would, without its weights, over servers of its own on loopback. It knows each architecture and split mode
     that the release can load. Started by root, it goes on without root's privileges and without the network.
   - Without such a release, the figures are an estimate from the model's header (RV(exact)).
-  - Chooses RV(tensor_split) so that the fullest worker has as much memory left as possible. If workers have a
-    O(workers[].weight), it balances their work by their speed instead. If you give O(tensor_split), it checks that
-    one.
+  - Chooses RV(tensor_split) so that the fullest worker has as much memory left as possible. If you give
+    O(tensor_split), it checks that one.
   - If the model does not fit, it returns what each host lacks, and the smallest changes with which it fits. It tries
     each change before it names it.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
@@ -46,9 +45,6 @@ options:
           - The memory that its host has available (C(MemAvailable) in C(/proc/meminfo)).
           - Do not use the memory that a worker reports. CPU workers report all memory as free.
         type: int
-      weight:
-        description: Its speed relative to the other workers. Without a value it is V(1).
-        type: float
       host:
         description: A name of its host. Workers with the same name share the memory of that host.
         type: str
@@ -144,22 +140,13 @@ EXAMPLES = r"""
     that: plan.fits
     fail_msg: "{{ plan.message }}"
 
-- name: Show what each worker gets
-  ansible.builtin.debug:
-    msg: >-
-      {{ item.endpoint }}: {{ item.layers }} layers, {{ (item.total_bytes / 1024 ** 3) | round(2) }} GiB,
-      {{ (item.headroom_bytes / 1024 ** 3) | round(2) }} GiB left
-  loop: "{{ plan.workers }}"
-  loop_control:
-    label: "{{ item.endpoint }}"
-
-- name: Check a split of your own, with a smaller cache and one worker that is twice as fast
+- name: Check a split of your own, with a smaller cache
   llama_cpp.cluster.split_plan_info:
     model: /srv/models/model.gguf
     options: [--cache-type-k, q8_0, --cache-type-v, q8_0]
     tensor_split: [2, 1]
     workers:
-      - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000, weight: 2}
+      - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000}
       - {endpoint: "192.0.2.12:50052", memory_available_bytes: 8000000000}
 """
 
@@ -170,7 +157,7 @@ fits:
   type: bool
   sample: true
 message:
-  description: The result in a sentence, with what is missing and what would help.
+  description: The result, with what is missing and what would help, or with the host that could hold the model alone.
   returned: success
   type: str
   sample: It fits; the least room is left on 192.0.2.12:50052, 2.9 GiB.
@@ -233,9 +220,6 @@ workers:
     headroom_bytes: &headroom
       description: What is left beyond that; negative if memory is missing.
       type: int
-    fits_alone:
-      description: Whether it could hold the whole model alone.
-      type: bool
 master:
   description: >-
     What the master holds itself (the token embedding, buffers, and layers that do not go to workers); V(null) if there
@@ -274,19 +258,6 @@ exact:
   type: bool
   sample: true
   version_added: 0.4.0
-shortfall:
-  description: What hosts lack; empty if they lack nothing.
-  returned: success
-  type: list
-  elements: dict
-  contains:
-    host:
-      description: The worker, or V(the master).
-      type: str
-    bytes:
-      description: What it lacks.
-      type: int
-  sample: []
 suggestions:
   description:
     - The smallest change of each kind with which the model fits. Each was tried. Kinds that cannot help are missing.
@@ -298,50 +269,18 @@ suggestions:
     kind:
       description: >-
         V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation) and
-        V(projector) (leave it out), V(workers), V(quantisation), or V(pair), which has the values of two of them.
+        V(projector) (leave it out), V(workers), V(quantisation), or V(pair), which has two of them.
       type: str
     message:
-      description: The change in words, with the variables of O(variables_of).
+      description: The change in words, with its value, and with the variables of O(variables_of).
       type: str
-    master_other_bytes:
-      description: The largest multiple of 1 MiB that fits, for V(prompts).
-      version_added: 0.3.0
-      type: int
     ctx_size:
-      description: The largest context that fits, for V(context) and V(parallel).
+      description: The context after it.
       type: int
-    parallel:
-      description: The largest number of slots with the same context that fits, for V(parallel).
-      type: int
-    cache_type_k:
-      description: For V(cache_type), like RV(suggestions[].cache_type_v).
-      type: str
-    cache_type_v:
-      description: For V(cache_type).
-      type: str
     workers:
-      description: For V(workers), how many more workers.
+      description: How many more workers there are after it, each with the memory of the largest one.
       type: int
-    memory_available_bytes:
-      description: For V(workers), the memory of each, which is that of the largest worker.
-      type: int
-    bits_per_weight:
-      description: For V(quantisation), the most bits per weight that fit.
-      type: float
   sample: []
-fits_on_one:
-  description: The host that could hold the whole model alone, and what that means; V(null) if there is none, or if the
-    model does not fit.
-  returned: success
-  type: dict
-  contains:
-    endpoint:
-      description: The worker, or V(the master).
-      type: str
-    message:
-      description: What the division of the model gains in this case.
-      type: str
-  sample: null
 notes:
   description: A sentence for each thing that is not as in llama.cpp.
   returned: success
@@ -361,7 +300,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs imp
 WORKER: dict[str, dict[str, Any]] = {
     "endpoint": {"type": "str", "required": True},
     "memory_available_bytes": {"type": "int"},
-    "weight": {"type": "float"},
     "host": {"type": "str"},
     "memory_max_bytes": {"type": "int"},
     "devices": {"type": "int", "default": 1},

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible.errors import AnsibleError, AnsibleFilterError
@@ -14,12 +14,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel imp
 from jinja2 import Undefined, UndefinedError
 
 _GROUP = re.compile(r"[A-Za-z0-9_-]*\Z")
-
-
-def check_hosts(name: str, hosts: object, hostvars: object) -> None:
-    """Raise AnsibleFilterError if the filter of this name was given anything but hosts and their variables."""
-    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not isinstance(hostvars, Mapping):
-        raise AnsibleFilterError(f"{name} needs a list of hosts, and the variables of the hosts: hostvars")
 
 
 class Host:

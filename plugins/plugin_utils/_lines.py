@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 from ansible import constants, context
 from ansible.utils.display import Display
@@ -63,28 +64,6 @@ def due(elapsed: float, shown: float) -> bool:
     return elapsed - shown >= max(SHOW_EVERY_S, elapsed / 20) - 1
 
 
-class Flow:
-    """The progress of bytes: how many percent are done, how fast, and how long the rest takes."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []
-
-    def text(self, now: float, done: int, total: int) -> str:
-        """Return the progress at `now` seconds; `total` is 0 if it is not known."""
-        if self._seen and done < self._seen[-1][1]:
-            self._seen = []  # it has begun again
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_OVER_S:
-            del self._seen[0]
-        words = [f"{100 * min(done, total) // total} % of {amount(total)}" if total else amount(done)]
-        seconds, new = now - self._seen[0][0], done - self._seen[0][1]
-        if seconds >= SHORTEST_S:
-            words.append(f"{amount(new / seconds)}/s")
-            if new and done < total:
-                words.append(more(new, new + total - done, seconds))
-        return ", ".join(words)
-
-
 def wanted() -> bool:
     """Return whether somebody reads lines between the results of tasks."""
     # The program `ansible`, which runs a single module, prints only its result.
@@ -114,3 +93,42 @@ def show(host: str, task: str, seconds: float, what: str) -> None:
     """
     if wanted():
         _display.display(f"[{host}] {task}: {clock(seconds)} {safe_text(what)}")
+
+
+class Teller:
+    """Shows how far a task on a host is, now and then: how much is done, how fast, and how long the rest takes."""
+
+    def __init__(self, host: str, task: str) -> None:
+        self._host, self._task = host, task
+        self._began, self._shown = time.monotonic(), 0.0
+        self._goal: tuple[int, str] | None = None
+        self._seen: list[tuple[float, int]] = []
+
+    def tell(self, what: str, done: int = 0, total: int = 0, of: str = "") -> None:
+        """Show what the task does, if a line is due. It counts bytes, or what `of` names; `total` may not be known."""
+        elapsed = time.monotonic() - self._began
+        text = self.line(elapsed, what, done, total, of)
+        if due(elapsed, self._shown):
+            self._shown = elapsed
+            show(self._host, self._task, elapsed, text)
+
+    def line(self, now: float, what: str, done: int = 0, total: int = 0, of: str = "") -> str:
+        """Return what to show after `now` seconds."""
+        if self._goal != (total, of) or (self._seen and done < self._seen[-1][1]):
+            self._goal, self._seen = (total, of), []  # it has begun, or has begun again
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - RATE_OVER_S:
+            del self._seen[0]
+        if not done and not total:
+            return what
+        words = [f"{done} of {total} {of}" if of else self._percent(done, total)]
+        seconds, new = now - self._seen[0][0], done - self._seen[0][1]
+        if seconds >= SHORTEST_S and not of:
+            words.append(f"{amount(new / seconds)}/s")
+        if seconds >= SHORTEST_S and new and done < total:
+            words.append(more(new, new + total - done, seconds))
+        return f"{what}{'' if what.endswith(('.', ':')) else ','} {', '.join(words)}"
+
+    @staticmethod
+    def _percent(done: int, total: int) -> str:
+        return f"{100 * min(done, total) // total} % of {amount(total)}" if total else amount(done)

@@ -89,7 +89,7 @@ class NotedModule(AnyModule):  # type: ignore[misc]
             raw_environment_out.update(environment)
         return str(self._connection._shell.env_prefix(**environment))  # noqa: SLF001
 
-    def _noted(self, then: str = "true") -> str:
-        """Return the note, in one line, and the output of a command that runs if there is one."""
-        command = f"head -c 2000 {shlex.quote(self._progress_file)} 2>/dev/null && {then}"
+    def _noted(self) -> str:
+        """Return the note."""
+        command = f"head -c 2000 {shlex.quote(self._progress_file)} 2>/dev/null"
         return str(self._low_level_execute_command(command)["stdout"])

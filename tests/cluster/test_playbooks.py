@@ -18,7 +18,6 @@ import pytest
 
 from support.lab.hosts import (
     ADDRESS,
-    CACHE,
     LAB,
     NUMBER,
     PORT,
@@ -29,6 +28,7 @@ from support.lab.hosts import (
     play,
     ssh,
     ssh_command,
+    with_model_copied,
 )
 from support.lab.round_trips import counted, round_trips
 
@@ -279,10 +279,16 @@ def forget_tensors() -> None:
     at_once(lambda worker: ssh(worker, "sh", "-c", "rm -f /var/cache/llama_cpp/rpc/*"), WORKERS)
 
 
+@pytest.fixture
+def copied() -> Iterator[str]:
+    with with_model_copied() as path:
+        yield path
+
+
 @pytest.mark.long
-def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None:
+def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str], copied: str) -> None:
     forget_tensors()
-    run = play("seed", "-e", "seed_from=controller")
+    run = play("seed", "-e", f"seed_model_path={copied}")
     assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.stdout) for worker in WORKERS), run.stdout
     assert "The tensors are those of inference_tensor_split: [" in said(run.stdout)
     seeded = entries()
@@ -291,17 +297,12 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None
     play("infer", "-e", "inference_n_predict=2")
     assert entries() == seeded, "the master had nothing large to send"
 
-    # Seed all layers from a file on each worker, in addition to the entries that are there already.
-    model = (CACHE / "lab" / "random-weights.gguf").read_bytes()
-    try:
-        for worker in WORKERS:
-            subprocess.run([*ssh_command(worker), "sudo tee /srv/seed.gguf >/dev/null"], input=model, check=True)
-        run = play("seed", "-e", "seed_layers=all", "-e", "seed_model_path=/srv/seed.gguf")
-        assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
-        assert [len(has) for has in entries().values()] == [12, 12]
-    finally:
-        for worker in WORKERS:
-            ssh(worker, "rm", "-f", "/srv/seed.gguf")
+    # Seed all layers, in addition to the entries that are there already.
+    run = play("seed", "-e", "seed_layers=all", "-e", f"seed_model_path={copied}")
+    assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
+    assert [len(has) for has in entries().values()] == [12, 12]
+    for worker in WORKERS:
+        ssh(worker, "rm", "-f", copied)
     assert footprint() == before
 
 

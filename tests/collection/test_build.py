@@ -29,13 +29,19 @@ SHIPPED_FILES = {
 BENCH = {
     "time": "2026-01-31T23:59:59Z",
     "bench": {
-        "build": {"commit": "0c1e57098"},
+        "build": {"number": 1, "commit": "0c1e57098", "version": None},
+        "model": {"type": "llama 8B Q4_0"},
         "workers": ["localhost:50052"],
+        "options": {"split_mode": "layer", "repetitions": 2},
         "tests": [
             {
+                "name": "tg8",
                 "kind": "generation",
                 "n_prompt": 0,
                 "n_gen": 8,
+                "n_depth": 0,
+                "batch_size": 2048,
+                "ubatch_size": 512,
                 "tokens_per_second": {"mean": 2.0, "stddev": 0.1, "samples": [1.9, 2.1]},
             }
         ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.door import all_in, client, playbook
-from support.lab.hosts import ADDRESS, PORT, WORKERS, eventually, words
+from support.lab.hosts import ADDRESS, PORT, WORKERS, eventually, with_model_copied, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,8 @@ def serving() -> Iterator[None]:
 
 
 def test_workers_of_both_groups_are_seeded() -> None:
-    said = words(playbook("seed", seed_from="controller", seed_layers="all", llama_server_pause=True))
+    with with_model_copied() as path:
+        said = words(playbook("seed", seed_model_path=path, seed_layers="all", llama_server_pause=True))
     assert all(f"{ADDRESS[worker]}:{PORT} has" in said for worker in WORKERS), said
 
 

@@ -53,7 +53,6 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
         *two,
         n_prompt=[16, 32, 16],
         n_gen=4,
-        mixed=[{"n_prompt": 16, "n_gen": 2}],
         n_depth=[0, 24],
         ubatch_size=[16, 512],
         cache_type_k="q8_0",
@@ -62,7 +61,7 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
         tensor_split=[1, 1],
     )
     assert result["failure"] is None, result["msg"]
-    names = ["pp16", "pp32", "tg4", "pp16+tg2"]
+    names = ["pp16", "pp32", "tg4"]
     every = [(name, ubatch) for ubatch in (16, 512) for name in [*names, *(f"{name} @ d24" for name in names)]]
     assert [(test["name"], test["ubatch_size"]) for test in result["tests"]] == every
     for test in result["tests"]:

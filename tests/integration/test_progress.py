@@ -28,8 +28,8 @@ pytestmark = pytest.mark.llama
 
 TASK = "Continue the prompt"
 LINE = re.compile(rf"\[master\] {TASK}: (\d+):(\d\d) (.*)")
-LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, about \d+:\d\d more)?")
-GENERATING = re.compile(r"generating, (\d+) of at most (\d+) tokens(?:, about \d+:\d\d more)?")
+LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, [\d.]+ .iB/s)?(?:, about \d+:\d\d more)?")
+GENERATING = re.compile(r"generating, (\d+) of (\d+) tokens at most(?:, about \d+:\d\d more)?")
 
 
 @contextmanager

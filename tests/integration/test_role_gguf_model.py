@@ -30,7 +30,7 @@ from support.stand_in_source import Run, said_of
 LIMIT_S = 600  # longer than this is a hang, however busy the machine is
 TOKEN = "hf_neverseenanywhere"
 PARTS = [f"model-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
-UNCUT_HEADER = [None, None]  # two requests for a header
+UNCUT_HEADER = [None]  # one request for a header
 PLAY = """
 - hosts: all
   gather_facts: false

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -15,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.harness import ROOT, Release, Worker, ansible, run_module
+from support.harness import ROOT, Release, Worker, run_module
 from support.slow_link import slow_link
 from support.split_gguf import main as split
 
@@ -202,51 +199,3 @@ def test_wrong_use_is_explained(release_7: Release, wide: Path, tmp_path: Path) 
         failed = run_module("rpc_cache_seed", {key: value for key, value in {**whole, **changed}.items() if value})
         assert failed["failed"]
         assert said in failed["msg"], failed["msg"]
-
-
-def push(folder: Path, model: Path, release: Release, cache: Path, *options: str) -> str:
-    """Run the task over a connection, which copies on this machine; return its output."""
-    task = {
-        "name": "Seed",
-        "llama_cpp.cluster.rpc_cache_seed": {
-            "model": str(model), "from_controller": True, "folder": str(cache), "program": str(release.rpc_cache),
-            "min_free": "1M",
-        },
-        "register": "seeded",
-    }  # fmt: skip
-    shown = {
-        "ansible.builtin.debug": {
-            "msg": "{{ seeded.added }} added ({{ seeded.replaced }} replaced), {{ seeded.there }} there"
-        }
-    }
-    (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task, shown]}]))
-    interpreter = f"ansible_python_interpreter={sys.executable}"
-    return ansible("-i", "worker,", "-c", "local", "-e", interpreter, folder / "play.json", *options).stdout
-
-
-def test_what_is_missing_is_sent_from_the_controller(release_7: Release, wide: Path, tmp_path: Path) -> None:
-    folder, staging = tmp_path / "cache/rpc", tmp_path / "cache/seed"
-    whole = seed(release_7, wide, tmp_path / "whole")["entries"]
-    folder.mkdir(parents=True)
-    for name in whole[:2]:
-        (folder / name).write_bytes((tmp_path / "whole" / name).read_bytes())
-    sound = (folder / whole[1]).read_bytes()
-    (folder / whole[1]).write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
-    assert "5 added (0 replaced), 1 there" in push(tmp_path, wide, release_7, folder, "--check")
-    assert not staging.exists()
-
-    # An interrupted run had sent one whole tensor, and a piece of another.
-    staging.mkdir()
-    for name, size in ((whole[2], -1), (whole[3], 1000)):
-        data = (tmp_path / "whole" / name).read_bytes()
-        (staging / hashlib.blake2b(data, digest_size=20).hexdigest()).write_bytes(data[:size] if size > 0 else data)
-    said = push(tmp_path, wide, release_7, folder, "-vvv")
-    assert "5 added (1 replaced), 1 there" in said, said
-    assert len(re.findall(rf"PUT \S+ TO {staging}/", said)) == 4
-    assert sorted(path.name for path in folder.iterdir()) == whole
-    assert (folder / whole[1]).read_bytes() == sound
-    assert not staging.exists()
-    before = entries(folder)
-    assert "0 added (0 replaced), 6 there" in push(tmp_path, wide, release_7, folder)
-    assert entries(folder) == before
-    assert "On the controller:" in push(tmp_path, wide.with_name("none.gguf"), release_7, folder)

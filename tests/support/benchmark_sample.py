@@ -187,7 +187,6 @@ def _results(**changes: Any) -> dict[str, Any]:
                 }
                 for index, (weights, kv, compute) in enumerate(planned)
             ],
-            "fits_on_one": None,
             "master": {
                 "layers": 0,
                 "weights_bytes": 563 * MIB,

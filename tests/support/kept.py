@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, read_step
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe_until_ready
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import read_state
 
 from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
 
@@ -142,10 +141,10 @@ class Running:
         """Return the phase of the run, empty if there is none yet; fail if the run has ended."""
         assert not self._result.done(), self._result.result().get("msg")
         try:
-            state = read_state(self._file.read_text())
+            step = read_step(self._file.read_text())
         except OSError:
             return ""
-        return state.phase if state else ""
+        return step.what if step else ""
 
     def reaches(self, phase: str, worker: Kept | None = None) -> None:
         """Wait until the run is in this phase, and the worker is at work."""

@@ -5,25 +5,11 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from .progress import VERIFYING, Tell, tell_nobody
 
 _CHUNK = 1 << 20
-
-
-def digest_of(stream: BinaryIO, found: Any = None, size: int | None = None) -> str:  # noqa: ANN401
-    """Return the hex digest of a stream from its current position, of at most `size` bytes.
-
-    The hash is SHA-256 unless `found` is another hashlib object, which may already have hashed other bytes.
-    """
-    found = hashlib.sha256() if found is None else found
-    while True:
-        chunk = stream.read(_CHUNK if size is None else min(_CHUNK, size))
-        if not chunk:
-            return str(found.hexdigest())
-        found.update(chunk)
-        size = None if size is None else size - len(chunk)
 
 
 def digest_of_file(path: Path, found: Any = None, tell: Tell = tell_nobody) -> str:  # noqa: ANN401

@@ -12,9 +12,8 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING, Callable, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,23 +51,27 @@ class Note:
             os.pwrite(self._file, data, 0)
 
 
-@dataclass(frozen=True)
-class Bytes:
-    """How many bytes are done; `total` is 0 if it is not known."""
+class Step(NamedTuple):
+    """What a module does, and how much of it is done: bytes, or what `of` names. `total` is 0 if it is not known."""
 
     what: str
-    done: int
-    total: int
+    done: int = 0
+    total: int = 0
+    of: str = ""
+
+    def noted(self) -> str:
+        """Return it as the text of a note."""
+        return json.dumps(self._asdict())
 
 
-def read_bytes(text: str) -> Bytes | None:
-    """Return the progress in a file's text, None if the text is something else."""
+def read_step(text: str) -> Step | None:
+    """Return the step in a file's text, None if the text is something else."""
     try:
         found = json.loads(text)
-        progress = Bytes(str(found["what"]), int(found["done"]), int(found["total"]))
+        step = Step(str(found["what"]), int(found["done"]), int(found["total"]), str(found["of"]))
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return progress if progress.done >= 0 and progress.total >= 0 else None
+    return step if 0 <= step.done <= 2**60 and 0 <= step.total <= 2**60 else None
 
 
 class Count:
@@ -89,7 +92,7 @@ class Count:
         self._what, self._written = what, now
         if self._total:
             done, total = self._before + done, self._total
-        self._note.write(json.dumps(asdict(Bytes(what, done, total or 0))))
+        self._note.write(Step(what, done, total or 0).noted())
 
     def next(self, size: int | None) -> None:
         """Go on to the next file."""

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+import time
+from typing import Any, Iterator, Mapping
 
 from ansible.module_utils.basic import AnsibleModule
 
-from .web import secrets_of
+from .web import Limits, secrets_of
 
 
 class QuietModule(AnsibleModule):  # type: ignore[misc]
@@ -25,3 +26,16 @@ def _urls(value: object) -> Iterator[str]:
     elif isinstance(value, (dict, list)):
         for one in value.values() if isinstance(value, dict) else value:
             yield from _urls(one)
+
+
+# The options of the documentation fragment download.
+PATIENCE: dict[str, dict[str, Any]] = {
+    "token": {"type": "str", "no_log": True},
+    "stall_timeout": {"type": "int", "default": 60},
+    "retries": {"type": "int", "default": 5},
+}
+
+
+def limits_of(params: Mapping[str, Any], late: str = "what has arrived is kept") -> Limits:
+    """Return the limits for these options and a `timeout`, from now on."""
+    return Limits(params["stall_timeout"], params["retries"], time.monotonic() + params["timeout"], late)

@@ -118,14 +118,3 @@ FILE_TYPES = {
 }
 UNKNOWN_FILE_TYPE = "unknown, may not work"
 GUESSED = 1024  # LLAMA_FTYPE_GUESSED
-GUESSED_PREFIX = "(guessed) "
-
-# If a file has no general.file_type, upstream guesses it from the type of most tensors (llama-model-loader.cpp). Of
-# several sizes, upstream takes the medium one. Upstream takes F32 for a type that is not here.
-GUESSED_FILE_TYPES = {
-    kind.name: number
-    for kind in TENSOR_TYPES.values()
-    for number, name in FILE_TYPES.items()
-    if name.partition(" - ")[0] in (kind.name.upper(), f"all {kind.name.upper()}")
-    if not name.endswith((" - Small", " - Large"))
-}

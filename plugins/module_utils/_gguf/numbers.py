@@ -84,10 +84,6 @@ def total(values: Iterable[int | None]) -> int | None:
     return total
 
 
-def text_of(value: Value | None) -> str | None:
-    return printable(value) if isinstance(value, str) else None
-
-
 def printable(text: str) -> str:
     """Return a text of a file with the characters replaced that control a terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from .._rpc.worker_status import WorkerStatus
-    from .._run.capabilities import Bench, Measurable
+    from .._run.capabilities import Program
 
 
 # The types that ggml_type_from_name knows in all supported builds (tools/llama-bench/llama-bench.cpp).
@@ -46,7 +46,6 @@ class Options(RunOptions):
 
     n_prompt: tuple[int, ...]
     n_gen: tuple[int, ...]
-    mixed: tuple[tuple[int, int], ...]
     n_depth: tuple[int, ...]
     batch_size: tuple[int, ...]
     ubatch_size: tuple[int, ...]
@@ -59,8 +58,7 @@ class Options(RunOptions):
     @property
     def shapes(self) -> list[tuple[int, int]]:
         """The prompt and generation tokens of each test, without the tests that upstream skips."""
-        alone = [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen)]
-        return [shape for shape in [*alone, *self.mixed] if any(shape)]
+        return [shape for shape in [*((n, 0) for n in self.n_prompt), *((0, n) for n in self.n_gen)] if any(shape)]
 
 
 def check_options(options: Options) -> None:
@@ -70,13 +68,11 @@ def check_options(options: Options) -> None:
         given = getattr(options, name)
         for value in given if isinstance(given, tuple) else () if given is None else (given,):
             worker_run.check_number(name, value, low, high)
-    for tokens in (tokens for pair in options.mixed for tokens in pair):
-        worker_run.check_number("mixed", tokens, 1, MAX_TOKENS)
     for name in ("n_depth", "batch_size", "ubatch_size"):
         if not getattr(options, name):
             raise OptionError(f"{name} is empty; give at least one number.")
     if not options.shapes:
-        raise OptionError("There is nothing to measure; give a number above 0 in n_prompt, n_gen or mixed.")
+        raise OptionError("There is nothing to measure; give a number above 0 in n_prompt or n_gen.")
     tests = len(options.shapes) * len(options.n_depth) * len(options.batch_size) * len(options.ubatch_size)
     if tests > MAX_TESTS:
         raise OptionError(f"The lists make {tests} tests; ask for at most {MAX_TESTS} at once.")
@@ -86,9 +82,9 @@ def check_options(options: Options) -> None:
         raise OptionError("model contains a NUL character, which no program accepts; remove it.")
 
 
-def check_build(options: Options, bench: Bench) -> None:
+def check_build(options: Options, bench: Program) -> None:
     """Raise OptionError for the first option that this build of llama-bench does not have."""
-    if options.split_mode not in bench.split_modes:
+    if options.split_mode not in bench.values("--split-mode"):
         raise OptionError(
             f"This build of llama-bench has no split_mode {options.split_mode}; use another or a newer build."
         )
@@ -114,7 +110,7 @@ def time_limit(options: Options, model_bytes: int) -> int:
     )
 
 
-def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
+def build_command(bench: Program, options: Options, statuses: Sequence[WorkerStatus]) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, or empty if nothing verified them."""
     names = worker_run.device_names(statuses)
     split = worker_run.shares(options.tensor_split, statuses) if statuses else options.tensor_split
@@ -134,7 +130,6 @@ def build_command(bench: Bench, options: Options, statuses: Sequence[WorkerStatu
         *(("-ts", "/".join(f"{share:g}" for share in split)) if split else ()),
         *("-p", listed(options.n_prompt)),
         *("-n", listed(options.n_gen)),
-        *(word for prompt, gen in options.mixed for word in ("-pg", f"{prompt},{gen}")),
         *("-d", listed(options.n_depth)),
         *("-b", listed(options.batch_size)),
         *("-ub", listed(options.ubatch_size)),
@@ -191,8 +186,7 @@ class OutputError(ValueError):
 
 def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
     """Return upstream's short name of a test, such as pp512 or tg128 @ d4096."""
-    parts = [f"pp{n_prompt}"] * bool(n_prompt) + [f"tg{n_gen}"] * bool(n_gen)
-    return "+".join(parts) + (f" @ d{n_depth}" if n_depth else "")
+    return (f"pp{n_prompt}" if n_prompt else f"tg{n_gen}") + (f" @ d{n_depth}" if n_depth else "")
 
 
 def _rates(tokens: int, samples_ns: Sequence[int]) -> dict[str, Any]:
@@ -230,7 +224,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     n_prompt, n_gen, n_depth = int(raw["n_prompt"]), int(raw["n_gen"]), int(raw.get("n_depth", 0))
     return {
         "name": _name(n_prompt, n_gen, n_depth),
-        "kind": "mixed" if n_prompt and n_gen else "prompt" if n_prompt else "generation",
+        "kind": "prompt" if n_prompt else "generation",
         "n_prompt": n_prompt,
         "n_gen": n_gen,
         "n_depth": n_depth,
@@ -240,7 +234,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def build_of(bench: Measurable, line: Mapping[str, Any] | None) -> dict[str, Any]:
+def build_of(bench: Program, line: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the build that ran, from its capabilities and from a line of its results."""
     commit, number = bench.commit, bench.build_number
     if line and commit is None:

@@ -1,165 +1,28 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Private: the types of a benchmark's report, and functions that read, check and compare the runs of a history.
-
-An error message names the place of the wrong value.
-"""
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Private: the history of a benchmark, a JSON object in a line for each run, and which of its runs are alike."""
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Mapping, NoReturn, Sequence, TypedDict
+from typing import Any, Dict, Mapping, NoReturn
 
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-MIB = 1024 * 1024
-# llama_bench's kinds of tests and their names for people. The kind that people wait for most comes first.
-KINDS = {"generation": "generation", "prompt": "prompt", "mixed": "prompt and generation together"}
-
-
-class Speed(TypedDict):
-    """Tokens per second over several samples; the spread is the standard deviation."""
-
-    mean: float
-    stddev: float
-    samples: list[float]
-
-
-class Test(TypedDict):
-    """One test of llama-bench."""
-
-    name: str
-    kind: str
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-    batch_size: int | None
-    ubatch_size: int | None
-    tokens_per_second: Speed
-
-
-class Figure(TypedDict):
-    """One planned value beside the measured one. An unknown value is None, and so is the difference then."""
-
-    planned_bytes: int | None
-    measured_bytes: int | None
-    difference_percent: float | None
-
-
-class Share(TypedDict):
-    """The planned and the measured share of one worker, or of the master."""
-
-    name: str
-    endpoint: str | None
-    layers_planned: int | None
-    layers_measured: int | None
-    first_layer: int | None
-    has_output: bool
-    weights: Figure
-    kv: Figure
-    compute: Figure
-    total: Figure
-    memory_available_bytes: int | None
-    headroom_bytes: int | None
-
-
-class Model(TypedDict):
-    """The facts that distinguish one model from another."""
-
-    name: str | None
-    file_type: str | None
-    parameters: int | None
-    size_bytes: int | None
-
-
-class Run(TypedDict):
-    """One line of the history."""
-
-    schema_version: int
-    time: str
-    build: dict[str, Any]
-    model: Model
-    workers: list[str]
-    options: dict[str, Any]
-    tests: list[Test]
-
-
-class Report(TypedDict):
-    """A whole report, as in report.json."""
-
-    schema_version: int
-    title: str
-    summary: str
-    time: str
-    build: dict[str, Any]
-    hosts: list[dict[str, Any]]
-    model: dict[str, Any]
-    settings: dict[str, Any]
-    tests: list[Test]
-    plan: dict[str, Any]
-    split: list[Share]
-    split_note: str
-    run: dict[str, Any]
-    history: list[Run]
-
-
-class BenchmarkError(ValueError):
-    """The given data makes no report, or the history is broken; the message is one sentence that names the place."""
-
-
-def refuse(message: str) -> NoReturn:
-    """Raise BenchmarkError."""
-    raise BenchmarkError(message)
-
-
-def mapping_at(value: object, where: str) -> Mapping[str, Any]:
-    """Return the value if it is a dictionary; raises BenchmarkError otherwise."""
-    if not isinstance(value, Mapping):
-        refuse(f"{where} must be a dictionary")
-    return value
-
-
-def sequence_at(value: object, where: str) -> Sequence[Any]:
-    """Return the value if it is a list; raises BenchmarkError otherwise."""
-    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        refuse(f"{where} must be a list")
-    return value
-
-
-def number_at(value: object, where: str) -> float:
-    """Return the value if it is a number from 0 to 1e18; raises BenchmarkError otherwise."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        refuse(f"{where} must be a number")
-    # Check this before float(), which cannot hold every whole number.
-    if not 0 <= value <= 1e18:
-        refuse(f"{where} must be a number from 0 to 1e18")
-    return float(value)
-
-
-def count_at(value: object, where: str) -> int:
-    """Return the value if it is a whole number from 0; raises BenchmarkError otherwise."""
-    number = number_at(value, where)
-    if number != int(number):
-        refuse(f"{where} must be a whole number")
-    return int(number)
-
-
-def optional_count(value: object, where: str) -> int | None:
-    """Return None for None, and otherwise the value if it is a whole number from 0."""
-    return None if value is None else count_at(value, where)
-
-
-def time_at(value: object, where: str) -> str:
-    """Return the value if it is a time in UTC; raises BenchmarkError otherwise."""
-    try:
-        return datetime.strptime(str(value), TIME_FORMAT).strftime(TIME_FORMAT)
-    except ValueError:
-        refuse(f"{where} must be a time in UTC such as 2026-01-31T23:59:59Z")
-
-
+# llama_bench's kinds of tests. The kind that people wait for most comes first.
+KINDS = ("generation", "prompt")
 # The version of report.json and of each line of the history. Every change that their readers would notice raises it.
 SCHEMA_VERSION = 1
 # The lines of real runs are much shorter. A longer line is refused.
 _LONGEST_LINE = 1_000_000
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+
+Run = Dict[str, Any]
+Test = Dict[str, Any]
+Speed = Dict[str, Any]
+
+
+class BenchmarkError(ValueError):
+    """A line of the history is no run; the message is one sentence that names the place."""
 
 
 def parse_history(text: str, name: str) -> list[Run]:
@@ -171,9 +34,9 @@ def parse_history(text: str, name: str) -> list[Run]:
     for number, line in enumerate(lines, 1):
         try:
             if len(line) > _LONGEST_LINE:
-                refuse("it is longer than a million characters")
+                raise BenchmarkError("it is longer than a million characters")
             line.encode()
-            runs.append(_run_of(json.loads(line, parse_constant=_no_constant)))
+            runs.append(_checked(json.loads(line, parse_constant=_no_constant)))
         except (ValueError, RecursionError) as error:
             raise BenchmarkError(
                 f"Line {number} of the history {name} is not a benchmark run ({_reason(line, error)}): "
@@ -182,9 +45,9 @@ def parse_history(text: str, name: str) -> list[Run]:
     return runs
 
 
-def history_line(report: Report) -> str:
-    """Return the line that a report's own run adds to the history."""
-    return json.dumps(report["history"][-1], sort_keys=True, ensure_ascii=False, allow_nan=False)
+def history_line(run: Run) -> str:
+    """Return the line that a run adds to the history."""
+    return json.dumps(run, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 
 def series_of(run: Run) -> str:
@@ -208,68 +71,44 @@ def _reason(line: str, error: Exception) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    refuse(f"{name} is not a number")
+    raise BenchmarkError(f"{name} is not a number")
 
 
-def tests_at(value: object, where: str) -> list[Test]:
-    """Return the tests of llama-bench; raises BenchmarkError for a wrong one."""
-    return [_test_at(test, f"{where}[{index}]") for index, test in enumerate(sequence_at(value, where))]
-
-
-def _test_at(value: object, where: str) -> Test:
-    test = mapping_at(value, where)
-    speed = mapping_at(test.get("tokens_per_second"), f"{where}.tokens_per_second")
-    samples = [
-        number_at(sample, f"{where}.tokens_per_second.samples[{index}]")
-        for index, sample in enumerate(sequence_at(speed.get("samples"), f"{where}.tokens_per_second.samples"))
-    ]
-    if test.get("kind") not in KINDS:
-        refuse(f"{where}.kind must be one of {', '.join(KINDS)}")
-    return {
-        "name": str(test.get("name") or test["kind"]),
-        "kind": str(test["kind"]),
-        "n_prompt": count_at(test.get("n_prompt"), f"{where}.n_prompt"),
-        "n_gen": count_at(test.get("n_gen"), f"{where}.n_gen"),
-        "n_depth": count_at(test.get("n_depth") or 0, f"{where}.n_depth"),
-        "batch_size": optional_count(test.get("batch_size"), f"{where}.batch_size"),
-        "ubatch_size": optional_count(test.get("ubatch_size"), f"{where}.ubatch_size"),
-        "tokens_per_second": {
-            "mean": number_at(speed.get("mean"), f"{where}.tokens_per_second.mean"),
-            # One sample has no standard deviation.
-            "stddev": number_at(speed.get("stddev") or 0, f"{where}.tokens_per_second.stddev"),
-            "samples": samples,
-        },
-    }
-
-
-def _run_of(value: object) -> Run:
-    """Return the run of a line of the history; raises BenchmarkError that names a wrong key."""
-    run = mapping_at(value, "it")
+def _checked(run: Any) -> Run:  # noqa: ANN401 - JSON of any shape
+    """Return the run of a line; raises BenchmarkError that names a wrong key."""
+    _check(run, dict, "it")
     if run.get("schema_version") != SCHEMA_VERSION or isinstance(run.get("schema_version"), bool):
-        refuse(f"schema_version must be {SCHEMA_VERSION}")
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "time": time_at(run.get("time"), "time"),
-        "build": dict(mapping_at(run.get("build"), "build")),
-        "model": identity_of(mapping_at(run.get("model"), "model"), {}),
-        "workers": [str(worker) for worker in sequence_at(run.get("workers"), "workers")],
-        "options": dict(mapping_at(run.get("options"), "options")),
-        "tests": tests_at(run.get("tests"), "tests"),
-    }
+        raise BenchmarkError(f"schema_version must be {SCHEMA_VERSION}")
+    try:
+        datetime.strptime(str(run.get("time")), _TIME_FORMAT)
+    except ValueError:
+        raise BenchmarkError("time must be a time in UTC such as 2026-01-31T23:59:59Z") from None
+    for key, kind in (("build", dict), ("model", dict), ("options", dict), ("workers", list), ("tests", list)):
+        _check(run.get(key), kind, key)
+    for index, test in enumerate(run["tests"]):
+        _check_test(test, f"tests[{index}]")
+    model = {key: run["model"].get(key) for key in ("name", "file_type", "parameters", "size_bytes")}
+    return {**run, "workers": [str(worker) for worker in run["workers"]], "model": model}
 
 
-def identity_of(facts: Mapping[str, Any], other: Mapping[str, Any]) -> Model:
-    """Return the facts that distinguish a model from others; `other` completes `facts`."""
+def _check(value: object, kind: type, where: str) -> None:
+    if not isinstance(value, kind):
+        raise BenchmarkError(f"{where} must be a {'dictionary' if kind is dict else 'list'}")
 
-    def of(key: str) -> Any:  # noqa: ANN401 - JSON of any shape
-        return facts.get(key) if facts.get(key) is not None else other.get(key)
 
-    name, file_type = (None if of(key) is None else str(of(key)) for key in ("name", "file_type"))
-    return {
-        "name": name or other.get("type") or None,
-        "file_type": file_type,
-        "parameters": optional_count(
-            other.get("n_params") if of("parameters") is None else of("parameters"), "model.parameters"
-        ),
-        "size_bytes": optional_count(of("size_bytes"), "model.size_bytes"),
-    }
+def _check_test(test: Any, where: str) -> None:  # noqa: ANN401
+    _check(test, dict, where)
+    _check(test.get("tokens_per_second"), dict, f"{where}.tokens_per_second")
+    speed: Mapping[str, Any] = test["tokens_per_second"]
+    _check(speed.get("samples"), list, f"{where}.tokens_per_second.samples")
+    numbers = {key: test.get(key) for key in ("n_prompt", "n_gen", "n_depth")}
+    numbers.update({f"tokens_per_second.{key}": speed.get(key) for key in ("mean", "stddev")})
+    numbers.update({f"tokens_per_second.samples[{index}]": sample for index, sample in enumerate(speed["samples"])})
+    for key, value in numbers.items():
+        # Compare before any calculation, because a float cannot hold every whole number.
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1e18:
+            raise BenchmarkError(f"{where}.{key} must be a number from 0 to 1e18")
+        if key in test and value != int(value):
+            raise BenchmarkError(f"{where}.{key} must be a whole number")
+    if test.get("kind") not in KINDS:
+        raise BenchmarkError(f"{where}.kind must be one of {', '.join(KINDS)}")

@@ -13,26 +13,26 @@ from .benchmark_history import KINDS, series_of
 from .benchmark_words import shown_number, shown_speed, workers_of
 
 if TYPE_CHECKING:
-    from .benchmark_history import Figure, Report, Run, Share, Test
+    from .benchmark_data import Figure, Share
+    from .benchmark_history import Run, Test
 
     Facts = Sequence[tuple[str, object]]
 
 _LONGEST = 300
 _DASH = "\u2013"
-# Runs in the table of the history. The plot and report.json have more.
+# Runs in the table of the history. report.json has more.
 _LISTED_RUNS = 20
 _HOST_HEADER = ("host", "role", "processor", "cores", "threads", "memory available", "llama.cpp", "RPC")
 _SPLIT_HEADER = ("host", "layers", "weights", "KV cache", "compute", "total", "memory available")
 
 
-def render_markdown(report: Report, plot: str) -> str:
-    """Return the report as Markdown; `plot` is the file of its picture."""
+def render_markdown(report: Mapping[str, Any]) -> str:
+    """Return the report as Markdown."""
     notes = [note for note in (report["split_note"], report["plan"].get("message")) if note]
     time = report["time"]
     parts = [f"# {_text(report['title'])}", _text(report["summary"], whole=True), f"{time[:10]}, {time[11:16]} UTC"]
     header = ("test", "of", "tokens/s", "lowest to highest", "runs")
     parts += ["## Throughput", _table(header, _test_rows(report["tests"]))]
-    parts += [f"![Tokens per second of each run]({plot})"]
     if report["split"]:
         parts += ["## Plan against reality", *(_text(note, whole=True) for note in notes)]
         parts.append(_table(_SPLIT_HEADER, [_share_row(share) for share in report["split"]]))
@@ -46,13 +46,13 @@ def render_markdown(report: Report, plot: str) -> str:
 
 def _test_rows(tests: Sequence[Test]) -> list[list[object]]:
     rows: list[list[object]] = []
-    for test in sorted(tests, key=lambda test: list(KINDS).index(test["kind"])):
+    for test in sorted(tests, key=lambda test: KINDS.index(test["kind"])):
         samples = test["tokens_per_second"]["samples"]
         edges = f"{shown_number(min(samples))} to {shown_number(max(samples))}" if samples else None
         depth = f", after {_grouped(test['n_depth'])} of context" if test["n_depth"] else ""
         tokens = " + ".join(str(_grouped(number)) for number in (test["n_prompt"], test["n_gen"]) if number)
         speed = shown_speed(test["tokens_per_second"])
-        rows.append([KINDS[test["kind"]], f"{tokens} tokens{depth}", speed, edges, len(samples) or None])
+        rows.append([test["kind"], f"{tokens} tokens{depth}", speed, edges, len(samples) or None])
     return rows
 
 
@@ -117,7 +117,7 @@ def _model_facts(model: Mapping[str, Any]) -> Facts:
     ]
 
 
-def _settings_facts(report: Report) -> Facts:
+def _settings_facts(report: Mapping[str, Any]) -> Facts:
     build, this, run = report["build"], report["history"][-1], report["run"]
     words = " ".join(str(word) for word in (build.get("version"), _short_commit(build.get("commit"))) if word)
     tests = {
@@ -150,7 +150,7 @@ def _history_table(runs: Sequence[Run]) -> str:
         name = " · ".join(fact for key, fact in facts[series_of(run)].items() if key in told and fact)
         shown = (" / ".join(map(shown_speed, of_kind)) for of_kind in speeds)
         rows.append([run["time"][:16].replace("T", " "), *shown, name])
-    return _table(["time (UTC)", *(KINDS[kind] for kind in kinds), "build, model and shape"], rows)
+    return _table(["time (UTC)", *kinds, "build, model and shape"], rows)
 
 
 def _run_facts(run: Run) -> dict[str, str]:

@@ -40,16 +40,16 @@ def workers_of(run: Run) -> str:
 
 def summary_of(run: Run, before: Sequence[Run]) -> str:
     """Return the result in one sentence, compared with the last run of the same series."""
-    speeds = [(name, kind, speed_of(run["tests"], kind)) for kind, name in KINDS.items()]
-    figures = [f"{shown_speed(speed)} t/s {name}" for name, _kind, speed in speeds if speed is not None]
-    said = f"{workers_of(run)}, {' and '.join(figures) if len(figures) < 3 else ', '.join(figures)}"
+    speeds = [(kind, speed_of(run["tests"], kind)) for kind in KINDS]
+    figures = [f"{shown_speed(speed)} t/s {kind}" for kind, speed in speeds if speed is not None]
+    said = f"{workers_of(run)}, {' and '.join(figures)}"
     own = series_of(run)
     last = next((other for other in reversed(before) if series_of(other) == own), None)
     if last is None:
         return f"{said}; the first run of this build, model and shape."
     changes = [
-        f"{name} {_change(speed, other)}"
-        for name, kind, speed in speeds
+        f"{kind} {_change(speed, other)}"
+        for kind, speed in speeds
         for other in [speed_of(last["tests"], kind)]
         if speed is not None and other is not None
     ]
@@ -83,7 +83,7 @@ def slower_than_before(runs: Sequence[Run], tolerance_percent: float) -> str:
         usual = statistics.median(other["tokens_per_second"]["mean"] for other in others)
         if speed["mean"] < usual * (1 - tolerance_percent / 100):
             less = f"{100 * (1 - speed['mean'] / usual):.1f} % less"
-            slower.append(f"{KINDS[test['kind']]} {shown_speed(speed)} t/s, {less} than {shown_number(usual)}")
+            slower.append(f"{test['kind']} {shown_speed(speed)} t/s, {less} than {shown_number(usual)}")
     if not slower:
         return ""
     runs_before = "1 earlier run" if len(alike) == 1 else f"{len(alike)} earlier runs"

@@ -92,8 +92,9 @@ def _usable(sizes: Sizes, cluster: Cluster) -> list[float]:
     return [rooms[owner].usable / cluster.workers[owner].devices for owner in cluster.owners]
 
 
-def _speeds(cluster: Cluster) -> list[float]:
-    return [(cluster.workers[owner].weight or 1.0) / cluster.workers[owner].devices for owner in cluster.owners]
+def _equal(cluster: Cluster) -> list[float]:
+    """Return equal shares of workers, each divided among its devices."""
+    return [1.0 / cluster.workers[owner].devices for owner in cluster.owners]
 
 
 def _reach(sizes: Sizes, tail: int, within: Callable[[int, Need], bool]) -> list[Part] | None:
@@ -135,26 +136,15 @@ def _least(levels: Callable[[float], list[Part] | None], high: float) -> list[Pa
 
 
 def _divide(sizes: Sizes, cluster: Cluster, tail: int) -> list[float]:
-    """Return the layers of each device.
-
-    They have the lowest maximum of weights per speed or, without speeds or a fit, of the use of memory.
-    """
-    usable, speeds = _usable(sizes, cluster), _speeds(cluster)
+    """Return the layers of each device, with the lowest maximum of the use of memory."""
+    usable = _usable(sizes, cluster)
 
     def by_memory(level: float) -> list[Part] | None:
         return _reach(sizes, tail, lambda device, need: need.total <= level * max(usable[device], 1))
 
-    def by_speed(level: float) -> list[Part] | None:
-        return _reach(
-            sizes, tail, lambda device, need: need.total <= usable[device] and need.weights <= level * speeds[device]
-        )
-
     everything = 2.0 * (sum(need.total for need in sizes.held) + 1) * len(sizes.held)
-    chosen = None
-    if any(worker.weight is not None for worker in cluster.workers):
-        chosen = _least(by_speed, everything / min(speeds))
     # At this level even the device with the least memory may take the whole model.
-    chosen = chosen or _least(by_memory, everything / max(1, min(usable)))
+    chosen = _least(by_memory, everything / max(1, min(usable)))
     if chosen is None:
         raise AssertionError("each device takes a layer if it may be as full as it likes")
     # With whole numbers, upstream's division by their sum gives exactly these counts.
@@ -162,7 +152,7 @@ def _divide(sizes: Sizes, cluster: Cluster, tail: int) -> list[float]:
 
 
 def _spread(sizes: Sizes, cluster: Cluster, shares: Sequence[float]) -> list[float]:
-    """Return shares of each tensor: by speed, which is equal without weights, or by memory if these do not fit."""
+    """Return shares of each tensor: equal ones, or by memory if these do not fit."""
     if holds(sizes, cluster):
         return list(shares)
     left = [max(1.0, usable - held.compute) for usable, held in zip(_usable(sizes, cluster), sizes.held)]
@@ -176,9 +166,9 @@ def _fullest(sizes: Sizes, cluster: Cluster) -> float:
 
 
 def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Sizes]:
-    """Return the division that leaves the most room, or is the fastest, and what it takes."""
+    """Return the division that leaves the most room, and what it takes."""
     owners = cluster.owners
-    shares = _speeds(cluster) if load.spread else [1.0] * len(owners)
+    shares = _equal(cluster) if load.spread else [1.0] * len(owners)
     sizes = asker.sizes(load, len(owners), shares)
     tried: list[tuple[list[float], Sizes]] = []
     for _round in range(_ROUNDS):
@@ -188,7 +178,7 @@ def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Siz
         shares, sizes = again, asker.sizes(load, len(owners), again)
         tried.append((shares, sizes))
     fitting = [it for it in reversed(tried) if holds(it[1], cluster)] or tried[-1:]
-    if load.spread or any(worker.weight is not None for worker in cluster.workers):
+    if load.spread:
         return fitting[0]
     return min(fitting, key=lambda it: _fullest(it[1], cluster))
 
@@ -196,7 +186,7 @@ def choose(asker: Asker, load: Load, cluster: Cluster) -> tuple[list[float], Siz
 def could_hold(asker: Asker, load: Load, cluster: Cluster) -> bool:
     """Return whether the given division fits or, without one, whether one with the sizes of equal parts seems to."""
     owners = cluster.owners
-    shares = list(cluster.tensor_split) or (_speeds(cluster) if load.spread else [1.0] * len(owners))
+    shares = list(cluster.tensor_split) or (_equal(cluster) if load.spread else [1.0] * len(owners))
     sizes = asker.sizes(load, len(owners), shares)
     if cluster.tensor_split or load.spread:
         return holds(sizes, cluster)

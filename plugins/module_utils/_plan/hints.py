@@ -287,28 +287,12 @@ class Hints:
 
     def _said(self, trial: Trial, *kinds: Kind) -> dict[str, Any]:
         """Return a change as the result has it."""
-        options = trial.load.options
-        key, value = self._types(options)
-        ctx_size, slots = number_of(options, "-c"), number_of(options, "-np", self.slots)
-        values: dict[str, dict[str, Any]] = {
-            "tensor_split": {},
-            "prompts": {"master_other_bytes": trial.load.other_bytes},
-            "context": {"ctx_size": ctx_size},
-            "parallel": {"parallel": slots, "ctx_size": ctx_size},
-            "cache_type": {"cache_type_k": key, "cache_type_v": value},
-            "speculation": {},
-            "projector": {},
-            "workers": {
-                "workers": len(trial.cluster.workers) - len(self.base.cluster.workers),
-                "memory_available_bytes": self.each_bytes,
-            },
-            "quantisation": {"bits_per_weight": round(trial.shrink * self.bits, 1)},
+        return {
+            "kind": kinds[0].name if len(kinds) == 1 else "pair",
+            "message": " and ".join(self.typed_as(kind.name, trial) for kind in kinds),
+            "ctx_size": number_of(trial.load.options, "-c"),
+            "workers": len(trial.cluster.workers) - len(self.base.cluster.workers),
         }
-        words = " and ".join(self.typed_as(kind.name, trial) for kind in kinds)
-        merged: dict[str, Any] = {"kind": kinds[0].name if len(kinds) == 1 else "pair", "message": words}
-        for kind in kinds:
-            merged.update(values[kind.name])
-        return merged
 
 
 def _bits(*kinds: str) -> float:

@@ -20,12 +20,11 @@ class SplitError(ValueError):
 class Worker:
     """A worker; workers of one `host` share its memory, and `memory_max_bytes` limits this worker.
 
-    `weight` is its speed relative to the others. llama.cpp divides the model among all `devices` of all workers.
+    llama.cpp divides the model among all `devices` of all workers.
     """
 
     endpoint: str
     memory_available_bytes: int
-    weight: float | None = None
     host: str | None = None
     memory_max_bytes: int | None = None
     devices: int = 1
@@ -89,8 +88,6 @@ def check_cluster(cluster: Cluster) -> None:
             raise SplitError(
                 f"memory_max_bytes of worker {worker.endpoint} is {worker.memory_max_bytes}; give its limit."
             )
-        if worker.weight is not None and not SMALLEST_SHARE <= worker.weight <= LARGEST_SHARE:
-            raise SplitError(f"weight of worker {worker.endpoint} is {worker.weight:g}; give a number above 0.")
     if cluster.reserve_bytes < 0:
         raise SplitError(f"reserve_bytes is {cluster.reserve_bytes}; give a number from 0.")
     if not 0 <= cluster.reserve_percent <= 100:

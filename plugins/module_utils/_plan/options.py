@@ -105,5 +105,4 @@ def named_options(words: Sequence[Any]) -> dict[str, Any]:
             found[name] = _FLASH.get(value)
         elif (name.startswith("cache_type") and value in CACHE_TYPES) or (name == "split_mode" and value):
             found[name] = value
-    found["kv_unified"] = True if "-kvu" in options else False if "-no-kvu" in options else None
     return found

@@ -22,37 +22,39 @@ ONE_HOST = (
 )
 
 
-def _one_host(asker: Asker, load: Load, cluster: Cluster, workers: Sequence[dict[str, Any]]) -> str | None:
+def _one_host(asker: Asker, load: Load, cluster: Cluster) -> str | None:
     """Return the host that could hold the whole model: the master, or the worker with the most memory."""
     room = master_room(cluster)
     alone = on_one(asker, load)
-    if room is not None and alone and alone.held[0].total + alone.master.total <= room.usable:
-        return "the master"
-    if len(cluster.workers) < 2:
+    if alone is None:
         return None
-    largest = max(range(len(workers)), key=lambda index: cluster.workers[index].memory_available_bytes)
-    return str(workers[largest]["endpoint"]) if workers[largest]["fits_alone"] else None
+    if room is not None and alone.held[0].total + alone.master.total <= room.usable:
+        return "the master"
+    largest = max(cluster.workers, key=lambda worker: worker.memory_available_bytes)
+    by_itself = replace(cluster, workers=(replace(largest, devices=1),))
+    return largest.endpoint if len(cluster.workers) > 1 and holds(alone, by_itself) else None
 
 
-def _message(result: dict[str, Any], idle_workers: Sequence[str], hints: Hints | None) -> str:
-    if hints:
-        proposals = [it["message"] for it in result["suggestions"]]
-        helps = (
-            hints.with_which_it_fits(proposals)
-            if proposals
-            else f"; these changes were tried, alone and in pairs, and none is enough: {hints.tried()}"
-        )
-        if idle_workers:
-            whom = f"worker{'s' if len(idle_workers) > 1 else ''} {enumerated(idle_workers)}"
-            return f"The tensor_split leaves {whom} without a layer{helps}."
-        lacks = [f"{it['host']} lacks {in_words(it['bytes'])}" for it in result["shortfall"]]
-        by = "" if result["exact"] else " by an estimate"
-        return f"It does not fit{by}, {enumerated(lacks)}{helps}."
+def _fits(result: dict[str, Any], alone: str | None) -> str:
+    """Return the sentence about a model that fits, and the one about the host that could hold it alone."""
     fullest = min(result["workers"], key=lambda it: it["headroom_bytes"])
     fits = "It fits" if result["exact"] else "It fits by an estimate"
     room = f"{fits}; the least room is left on {fullest['endpoint']}, {in_words(fullest['headroom_bytes'])}"
-    alone = result["fits_on_one"]
-    return f"{room}. {alone['message']}" if alone else f"{room}."
+    return f"{room}. It would fit on {alone} alone. {ONE_HOST}." if alone else f"{room}."
+
+
+def _fits_not(result: dict[str, Any], lacks: Sequence[str], idle_workers: Sequence[str], hints: Hints) -> str:
+    proposals = [it["message"] for it in result["suggestions"]]
+    helps = (
+        hints.with_which_it_fits(proposals)
+        if proposals
+        else f"; these changes were tried, alone and in pairs, and none is enough: {hints.tried()}"
+    )
+    if idle_workers:
+        whom = f"worker{'s' if len(idle_workers) > 1 else ''} {enumerated(idle_workers)}"
+        return f"The tensor_split leaves {whom} without a layer{helps}."
+    by = "" if result["exact"] else " by an estimate"
+    return f"It does not fit{by}, {enumerated(lacks)}{helps}."
 
 
 def _too_many(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variables_of: str) -> str | None:
@@ -97,14 +99,13 @@ def _memory(need: Need, room: Room | None) -> dict[str, int | None]:
     }
 
 
-def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[dict[str, Any]]:
+def _workers(cluster: Cluster, sizes: Sizes) -> list[dict[str, Any]]:
     found = []
-    rooms, alone = rooms_of(cluster, sizes.master), on_one(asker, load)
+    rooms = rooms_of(cluster, sizes.master)
     for index, (worker, need, room) in enumerate(zip(cluster.workers, needs_of(sizes, cluster), rooms)):
         parts = [part for owner, part in zip(cluster.owners, sizes.parts) if owner == index and part.end > part.first]
         first, end = (parts[0].first, parts[-1].end) if parts else (0, 0)
         layers = min(end, sizes.count) - first
-        by_itself = replace(cluster, workers=(replace(worker, devices=1),))
         found.append(
             {
                 "endpoint": worker.endpoint,
@@ -112,7 +113,6 @@ def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[d
                 "layers": max(0, layers),
                 "has_output": end > sizes.count,
                 **_memory(need, room),
-                "fits_alone": alone is not None and holds(alone, by_itself),
             }
         )
     return found
@@ -121,21 +121,18 @@ def _workers(asker: Asker, load: Load, cluster: Cluster, sizes: Sizes) -> list[d
 def _judge(result: dict[str, Any], asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variables_of: str) -> None:
     """Write into the result whether the model fits, what is missing, and what would help."""
     without_layer = [cluster.workers[index].endpoint for index in idle(sizes, cluster)]
-    result["shortfall"] = [
-        {"host": host, "bytes": -it["headroom_bytes"]}
+    lacks = [
+        f"{host} lacks {in_words(-it['headroom_bytes'])}"
         for host, it in [("the master", result["master"]), *((it["endpoint"], it) for it in result["workers"])]
         if it["headroom_bytes"] is not None and it["headroom_bytes"] < 0
     ]
-    hints = None
-    if result["shortfall"] or without_layer:
+    if lacks or without_layer:
         hints = Hints(asker, load, cluster, sizes, variables_of)
         result["suggestions"] = hints.found()
+        result["message"] = _fits_not(result, lacks, without_layer, hints)
     else:
         result["fits"] = True
-        alone = _one_host(asker, load, cluster, result["workers"])
-        if alone:
-            result["fits_on_one"] = {"endpoint": alone, "message": f"It would fit on {alone} alone. {ONE_HOST}."}
-    result["message"] = _message(result, without_layer, hints)
+        result["message"] = _fits(result, _one_host(asker, load, cluster))
 
 
 def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "module") -> dict[str, Any]:
@@ -163,9 +160,7 @@ def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "mod
         "layers": sizes.count,
         "workers": [],
         "master": None,
-        "shortfall": [],
         "suggestions": [],
-        "fits_on_one": None,
         "notes": asker.notes,
     }
     if not cluster.tensor_split:
@@ -175,7 +170,7 @@ def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "mod
         result["tensor_split"], sizes = choose(asker, load, cluster)
     else:
         result["tensor_split"] = list(cluster.tensor_split)
-    result["workers"] = _workers(asker, load, cluster, sizes)
+    result["workers"] = _workers(cluster, sizes)
     own = sizes.master
     result["master"] = {"layers": sizes.local, **_memory(own, master_room(cluster)), "other_bytes": own.other}
     _judge(result, asker, load, cluster, sizes, variables_of)

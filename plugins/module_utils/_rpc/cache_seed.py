@@ -8,16 +8,11 @@ layer, one worker gets a whole tensor. In split mode tensor, each worker gets sl
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._files.digest import digest_of
 from .._gguf.header import model_parts, read_model
-from .._gguf.model import describe
-from .._gguf.weights import place
+from .._gguf.model import describe, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +20,6 @@ if TYPE_CHECKING:
 
 # Upstream's HASH_THRESHOLD: a master asks for larger tensors by their hash.
 LARGEST_UNHASHED_BYTES = 10 << 20
-# The names that upstream gives entries.
-_ENTRY = re.compile(r"[0-9a-f]{16}")
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _EMBEDDING = "token_embd.weight"
 
@@ -97,44 +90,3 @@ def counted(said: str) -> dict[str, Any]:
         "there": len(sizes["there"]),
         "there_bytes": sum(sizes["there"]),
     }
-
-
-def digest(path: str, offset: int, size: int, flags: int = 0) -> str | None:
-    """Return the digest by which two hosts compare `size` bytes of a file; None if the file has fewer.
-
-    It is not the cache's own hash: only a compiled program computes that quickly, and a controller has no such program.
-    `flags` are additional flags for opening the file.
-    """
-    with open(path, "rb", buffering=0, opener=lambda name, how: os.open(name, how | flags)) as stream:
-        stream.seek(offset)
-        found = digest_of(stream, hashlib.blake2b(digest_size=20), size)
-        return found if stream.tell() == offset + size else None
-
-
-def missing(offered: Sequence[dict[str, Any]], folder: Path, *, touch: bool) -> list[str]:
-    """Return the digests of those tensors whose bytes no entry of the folder has; entries of other sizes stay unread.
-
-    Reading an entry here does not count as use. With `touch`, the matching entries count as used now.
-    """
-    # The folder may belong to another account. Only its owner and root may leave the access time as it is.
-    flags = os.O_NOFOLLOW | os.O_NONBLOCK
-    if os.geteuid() in (0, folder.stat().st_uid):
-        flags |= os.O_NOATIME
-    wanted = {one["digest"]: int(one["bytes"]) for one in offered}
-    sizes = set(wanted.values())
-    found: set[str | None] = set()
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not _ENTRY.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False) or set(wanted) <= found:
-                continue
-            try:
-                about = entry.stat(follow_symlinks=False)
-                if about.st_size not in sizes:
-                    continue
-                name = digest(entry.path, 0, about.st_size, flags)
-                found.add(name)
-                if touch and name in wanted:
-                    os.utime(entry.path, ns=(time.time_ns(), about.st_mtime_ns), follow_symlinks=False)
-            except OSError:  # the entry is gone
-                continue
-    return [name for name in wanted if name not in found]

@@ -13,7 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class BinaryError(Exception):
 
 @dataclass(frozen=True)
 class Program:
-    """A llama.cpp program: its identity and its options."""
+    """A llama.cpp program: its identity, and what it says in its help."""
 
     program: str
     version: str | None
@@ -59,8 +59,11 @@ class Program:
     commit: str | None
     # "7.0.0", or None if neither the manifest nor the commit tells it.
     protocol: str | None
+    # The sorted names of the patches of its build; None if no manifest names them.
+    patches: tuple[str, ...] | None
     # The spellings of each option: {-m, --model}, ...
     options: tuple[frozenset[str], ...]
+    usage: str
 
     def has(self, option: str) -> bool:
         """Return whether `--help` names this option."""
@@ -70,30 +73,22 @@ class Program:
         """Return all spellings of an option, itself included."""
         return next((names for names in self.options if option in names), frozenset([option]))
 
+    @property
+    def verbosity(self) -> tuple[str, ...]:
+        """The arguments that put the lines about devices, buffers and offloaded layers into the log."""
+        trace = _TRACE_LEVEL.search(self.usage)
+        return ("-lv", trace.group(1)) if trace else ()
 
-@dataclass(frozen=True)
-class Capabilities(Program):
-    """A completion program, and the arguments of this build for each setting."""
+    def values(self, option: str) -> list[str]:
+        """Return which values an option takes, as llama-bench says; none if it does not."""
+        found = re.search(_BENCH_VALUES.format(option=option), self.usage, re.MULTILINE)
+        return found[1].split("|") if found else []
 
-    # Puts the lines about devices, buffers and offloaded layers into the log.
-    verbosity: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Measurable(Program):
-    """A program whose figures are kept, with the patches of its build."""
-
-    # Names of its patches; None if no manifest names them.
-    patches: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class Bench(Measurable):
-    """A benchmark program, and the values of options that differ among builds."""
-
-    split_modes: tuple[str, ...]
-    # How this build spells on, off and auto.
-    flash_attn: Mapping[str, str]
+    @property
+    def flash_attn(self) -> Mapping[str, str]:
+        """How llama-bench spells on, off and auto."""
+        words = self.values("--flash-attn")
+        return {word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS
 
 
 def find_program(bin_folder: str, name: str = COMPLETION_PROGRAM) -> str:
@@ -179,65 +174,38 @@ def _patches(manifest: Mapping[str, object]) -> tuple[str, ...] | None:
     return None if None in names else tuple(sorted(name for name in names if name))
 
 
-def _options(help_text: str) -> tuple[frozenset[str], ...]:
-    return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))
+def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Program:
+    """Return what a build is and can do, from its own output and its manifest. Raises BinaryError if it is unusable."""
+    return _described(program, _identity(program, version_text), help_text, manifest)
 
 
-def _as_a_program(
-    program: str,
-    identity: tuple[str | None, int | None, str | None],
-    options: tuple[frozenset[str], ...],
-    manifest: Mapping[str, object],
-) -> dict[str, Any]:
-    """Return the fields of Program for a program that works over RPC. Raises BinaryError if it does not."""
-    if "--rpc" not in frozenset().union(*options):
-        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
-    version, build_number, commit = identity
-    commit, protocol = _release(commit, manifest)
-    return {
-        "program": program,
-        "version": version,
-        "build_number": build_number,
-        "commit": commit,
-        "protocol": protocol,
-        "options": options,
-    }
-
-
-def describe(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Capabilities:
-    """Return the identity and capabilities of a build, from its own output. Raises BinaryError if it is unusable."""
-    found = _as_a_program(program, _identity(program, version_text), _options(help_text), manifest)
-    trace = _TRACE_LEVEL.search(help_text)
-    return Capabilities(**found, verbosity=("-lv", trace.group(1)) if trace else ())
-
-
-def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Bench:
-    """Return the identity and capabilities of a build of llama-bench, as `describe` does.
+def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Program:
+    """Return a build of llama-bench, as `describe` does.
 
     Builds before protocol 7 do not answer --version; their results name the build.
     """
-    options = _options(help_text)
-    known = frozenset().union(*options)
+    known = frozenset().union(*_options(help_text))
     if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
         raise BinaryError(
             f"{program} does not answer --help as llama-bench does; set bin_folder to a llama.cpp release."
         )
     identity = _identity(program, version_text) if "--version" in known else (None, None, None)
-
-    def values(option: str) -> list[str]:
-        found = re.search(_BENCH_VALUES.format(option=option), help_text, re.MULTILINE)
-        return found[1].split("|") if found else []
-
-    words = values("--flash-attn")
-    return Bench(
-        **_as_a_program(program, identity, options, manifest),
-        split_modes=tuple(values("--split-mode")),
-        patches=_patches(manifest),
-        flash_attn={word: word for word in words} if "on" in words else _FLASH_ATTN_NUMBERS,
-    )
+    return _described(program, identity, help_text, manifest)
 
 
-def describe_server(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Measurable:
-    """Return the identity of a build of llama-server, as `describe` does."""
-    found = _as_a_program(program, _identity(program, version_text), _options(help_text), manifest)
-    return Measurable(**found, patches=_patches(manifest))
+def _described(
+    program: str,
+    identity: tuple[str | None, int | None, str | None],
+    help_text: str,
+    manifest: Mapping[str, object],
+) -> Program:
+    options = _options(help_text)
+    if "--rpc" not in frozenset().union(*options):
+        raise BinaryError(f"{program} was built without RPC; build llama.cpp with GGML_RPC=ON.")
+    version, build_number, commit = identity
+    commit, protocol = _release(commit, manifest)
+    return Program(program, version, build_number, commit, protocol, _patches(manifest), options, help_text)
+
+
+def _options(help_text: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(re.split(r", +", names.strip())) for names in _OPTION_NAMES.findall(help_text))

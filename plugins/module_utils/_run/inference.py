@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .._rpc.worker_status import WorkerStatus
-    from .capabilities import Capabilities
+    from .capabilities import Program
     from .perf_log import Perf
 
 # Linux takes at most 128 KiB as one argument (MAX_ARG_STRLEN); a longer prompt goes through a file.
@@ -139,7 +139,7 @@ def check_options(options: Options) -> None:
             raise OptionError(f"{name} is not valid UTF-8 text; correct its encoding.") from None
 
 
-def check_extra_args(extra_args: Iterable[str], capabilities: Capabilities) -> None:
+def check_extra_args(extra_args: Iterable[str], capabilities: Program) -> None:
     """Raise OptionError for an option that the module sets itself, in any of its spellings."""
     owned = {name: option for known, option in _OWNED.items() for name in capabilities.spellings(known)}
     for text in extra_args:
@@ -178,7 +178,7 @@ def stall_limit(options: Options, model_bytes: int) -> int:
 
 
 def build_command(
-    capabilities: Capabilities, options: Options, statuses: Sequence[WorkerStatus], prompt_file: str | None
+    capabilities: Program, options: Options, statuses: Sequence[WorkerStatus], prompt_file: str | None
 ) -> list[str]:
     """Return the command line; `statuses` are those of the verified workers, empty without verification."""
     names = device_names(statuses)

@@ -11,19 +11,18 @@ on a busy host one piece may have several tokens.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from .._files.progress import WRITE_EVERY_S, Note, noted
+from .._files.progress import WRITE_EVERY_S, Note, Step, noted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-VERIFYING, LOADING, PREPARING, PROMPT, GENERATING = "verifying", "loading", "preparing", "prompt", "generating"
-MEASURING = "measuring"
+VERIFYING, LOADING = "verifying the workers", "loading the model"
+PREPARING, PROMPT = "the model is loaded, preparing the context", "reading the prompt"
+GENERATING, MEASURING = "generating", "measuring"
 
 # The lines that are looked for are not longer than this.
 _LONGEST_LINE = 4096
@@ -39,95 +38,70 @@ _BENCH_RUN = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class State:
-    """The progress of a run."""
-
-    phase: str
-    attempt: int = 1
-    # Of the bytes of the model; at least this part is loaded.
-    loaded_percent: float = 0.0
-    # The size of the model's files.
-    model_bytes: int = 0
-    # Tokens generated so far (at least) and requested (at most); of a benchmark, the runs done and all runs.
-    tokens: int = 0
-    tokens_asked: int = 0
-    # The addresses of the workers to which the model is sent, as IPv4:port; empty if they were not probed.
-    peers: str = ""
-
-
-def read_state(text: str) -> State | None:
-    """Return the state in a file's text, None if the text is not a state."""
-    try:
-        found = json.loads(text)
-        state = State(**{name: type(value)(found[name]) for name, value in asdict(State(VERIFYING)).items()})
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        return None
-    numbers = (state.attempt, state.loaded_percent, state.model_bytes, state.tokens, state.tokens_asked)
-    return state if all(0 <= number <= 2**60 for number in numbers) else None
-
-
 class Progress:
     """The progress of one call of a module, which it notes."""
 
     def __init__(self, note: Note | None = None) -> None:
-        self.state = State(VERIFYING)
+        self.step = Step(VERIFYING)
         self._note = note or Note(None)
         self._line = b""
         self._written = 0.0
-        self._tell(self.state)
+        self._model_bytes = self._tokens = 0
+        self._tell(self.step)
 
-    def begin(self, attempt: int, model_bytes: int, tokens_asked: int, peers: Sequence[str]) -> None:
-        """Record that the program starts."""
-        self._line = b""
-        self._tell(State(LOADING, attempt, 0.0, model_bytes, 0, tokens_asked, " ".join(peers)))
+    def begin(self, attempt: int, model_bytes: int, tokens: int) -> None:
+        """Record that the program starts, to load so many bytes and to generate so many tokens at most."""
+        self._line, self._model_bytes, self._tokens = b"", model_bytes, tokens
+        self._tell(Step(LOADING + (" again, as the end of the output was lost" if attempt > 1 else ""), 0, model_bytes))
 
     def text(self, data: bytes) -> None:
         """Update the progress with data from standard output."""
-        if data and self._note.is_read and self.state.phase != MEASURING:
-            begun = self.state.phase == GENERATING
-            state = replace(self.state, phase=GENERATING, tokens=min(self.state.tokens + 1, self.state.tokens_asked))
-            self._tell(state, now=not begun)
+        if data and self._note.is_read and self.step.what != MEASURING:
+            begun = self.step.what == GENERATING
+            done = self.step.done + 1 if begun else 1
+            self._tell(Step(GENERATING, min(done, self._tokens), self._tokens, "tokens at most"), now=not begun)
 
     def log(self, data: bytes) -> None:
         """Update the progress with data from standard error."""
-        if not self._note.is_read or self.state.phase in (PROMPT, GENERATING):
+        if not self._note.is_read or self.step.what in (PROMPT, GENERATING):
             return
         *lines, rest = (self._line + data).split(b"\n")
         for line in lines:
             self._whole_line(line)
         self._line = rest[:_LONGEST_LINE]
-        if self.state.phase == LOADING and _DOTS.fullmatch(rest):
+        if self._loads and _DOTS.fullmatch(rest):
             # llama.cpp prints at most one dot for each percent.
-            self._tell(replace(self.state, loaded_percent=float(len(rest))))
+            self._tell(self.step._replace(done=self._model_bytes * min(len(rest), 100) // 100))
+
+    @property
+    def _loads(self) -> bool:
+        return self.step.what.startswith(LOADING)
 
     def _whole_line(self, line: bytes) -> None:
-        state = self.state
-        if state.phase == LOADING and _DOTS.fullmatch(line):
-            self._tell(replace(state, phase=PREPARING, loaded_percent=100.0))
+        run = _BENCH_RUN.match(line)
+        if self._loads and _DOTS.fullmatch(line):
+            self._tell(Step(PREPARING))
         elif _GENERATE.search(line):
-            self._tell(replace(state, phase=PROMPT, loaded_percent=100.0))
-        else:
-            run = _BENCH_RUN.match(line)
-            if run:
-                self._measuring(*(int(number or 0) for number in run.groups()))
+            self._tell(Step(PROMPT))
+        elif run:
+            self._measuring(*(int(number or 0) for number in run.groups()))
 
     def _measuring(self, test: int, tests: int, run: int, runs: int) -> None:
         """Record which run of which test begins. A warm-up is a run without a number."""
-        state = self.state
+        measures = self.step.what == MEASURING
         # Only a line with a run's number has the number of runs.
-        each = runs + 1 if runs else state.tokens_asked // tests
-        done = max(state.tokens if state.phase == MEASURING else 0, (test - 1) * each + run)
-        self._tell(replace(state, phase=MEASURING, loaded_percent=100.0, tokens=done, tokens_asked=tests * each))
+        each = runs + 1 if runs else (self.step.total if measures else 0) // tests
+        done = max(self.step.done if measures else 0, (test - 1) * each + run)
+        self._tell(Step(MEASURING, done, tests * each, "runs"))
 
-    def _tell(self, state: State, now: bool = True) -> None:
-        if not self._note.is_read or (state == self.state and self._written):
+    def _tell(self, step: Step, now: bool = True) -> None:
+        if not self._note.is_read or (step == self.step and self._written):
             return
-        self.state = state
+        self.step = step
         if not now and time.monotonic() - self._written < WRITE_EVERY_S:
             return
         self._written = time.monotonic()
-        self._note.write(json.dumps(asdict(state)))
+        self._note.write(step.noted())
 
 
 @contextlib.contextmanager

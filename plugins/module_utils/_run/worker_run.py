@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, NamedTuple
 
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
-from .._gguf.header import GgufError, check_piece, read_header
+from .._gguf.header import GgufError, check_piece, model_parts, read_header
 from .._plan.options import planned_options, value_of
 from .._rpc.keepalive import GONE_AFTER_S
 from .._status.limits import MAX_WORKERS
@@ -118,20 +118,12 @@ def _check_tensor_split(options: RunOptions) -> None:
             )
 
 
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-
-
 def check_model(path: str) -> int:
     """Return the size of a model in bytes, all parts of a split model together. Raises ModelError."""
-    model = Path(path)
-    parts = [model]
-    split = _SPLIT_NAME.fullmatch(model.name)
-    if split:
-        if int(split["number"]) != 1:
-            first = f"{split['stem']}-00001-of-{split['count']}.gguf"
-            raise ModelError(f"The model {path} is not the first part of a split model; give {first}.")
-        names = [f"{split['stem']}-{n:05}-of-{split['count']}.gguf" for n in range(1, int(split["count"]) + 1)]
-        parts = [model.with_name(name) for name in names]
+    try:
+        parts = model_parts(Path(path))
+    except GgufError as error:
+        raise ModelError(str(error)) from None
     return sum(_part_bytes(part) for part in parts)
 
 

@@ -160,6 +160,19 @@ def unplugged(host: str) -> Iterator[float]:
         subprocess.run(["ip", "link", "set", end, "up"], check=True)
 
 
+@contextmanager
+def with_model_copied() -> Iterator[str]:
+    """Have a copy of the model on each worker for a while; yield its path."""
+    model = (CACHE / "lab" / "random-weights.gguf").read_bytes()
+    try:
+        for worker in WORKERS:
+            subprocess.run([*ssh_command(worker), "sudo tee /srv/seed.gguf >/dev/null"], input=model, check=True)
+        yield "/srv/seed.gguf"
+    finally:
+        for worker in WORKERS:
+            ssh(worker, "rm", "-f", "/srv/seed.gguf")
+
+
 def at_once(look: Callable[[str], Any], hosts: Iterable[str]) -> dict[str, Any]:
     """Return the result of a look at each host; the looks run side by side."""
     with ThreadPoolExecutor() as threads:

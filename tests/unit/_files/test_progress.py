@@ -11,10 +11,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import (
     DOWNLOADING,
     VERIFYING,
-    Bytes,
     Count,
+    Step,
     noted,
-    read_bytes,
+    read_step,
 )
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_count_as_one_if_all_sizes_are_known(tmp_path: Path) -> None:
     path = tmp_path / "note"
     with noted(str(path)) as note:
-        for sizes, done in (([70, 30], Bytes(DOWNLOADING, 75, 100)), ([70, None], Bytes(DOWNLOADING, 5, 30))):
+        for sizes, done in (([70, 30], Step(DOWNLOADING, 75, 100)), ([70, None], Step(DOWNLOADING, 5, 30))):
             count = Count(note, sizes)
             count.next(70)
             count.tell(DOWNLOADING, 5, 30)
-            assert read_bytes(path.read_text()) == done
+            assert read_step(path.read_text()) == done
         # A note is never shorter than the last one, so that no rest of that remains.
         Count(note, [None]).tell(VERIFYING, 1, None)
-        assert read_bytes(path.read_text()) == Bytes(VERIFYING, 1, 0)
+        assert read_step(path.read_text()) == Step(VERIFYING, 1, 0)
     assert not path.exists()
 
 
@@ -54,5 +54,7 @@ def test_a_note_that_nobody_reads_is_not_written_and_what_is_none_is_ignored(tmp
             Count(note, [1]).tell(DOWNLOADING, 1, 1)
             assert not note.is_read
     assert (tmp_path / "taken").read_text() == "of somebody else"
-    for text in ("", "{", "[]", '{"what": "x", "done": "y", "total": 1}', '{"what": "", "done": -1, "total": 1}'):
-        assert read_bytes(text) is None
+    whole = Step("x", 1, 2).noted()
+    wrong = [whole.replace("1", value) for value in ('"y"', "-1", "NaN", "1e999", "1e300")]
+    for text in ("", whole[:9], "[]", "[" * 1900, '{"what": "x"}', *wrong):
+        assert read_step(text) is None, text

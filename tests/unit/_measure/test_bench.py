@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.action.distributed_inference import ProgressFormatter
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import Step, read_step
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import (
     Options,
     OutputError,
@@ -29,8 +29,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench i
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
-    Bench,
     BinaryError,
+    Program,
     describe_bench,
     find_program,
 )
@@ -39,9 +39,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress im
     LOADING,
     MEASURING,
     PREPARING,
-    State,
     progress_in,
-    read_state,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import Ending, Failure, OptionError
 from hypothesis import given
@@ -60,11 +58,11 @@ RESULTS = (FIXTURES / "bench" / "llama-bench-0.3.36.jsonl").read_text()
 LOG = (FIXTURES / "bench" / "llama-bench-0.3.36.log").read_text()
 
 
-def bench(manifest: dict[str, Any] | None = None) -> Bench:
+def bench(manifest: dict[str, Any] | None = None) -> Program:
     return describe_bench("/opt/llama-bench", VERSION, HELP, manifest or {})
 
 
-def earlier_bench() -> Bench:
+def earlier_bench() -> Program:
     usage = HELP
     for now, then in EARLIER.items():
         assert now in usage
@@ -81,7 +79,6 @@ def options(*workers: str, **changes: Any) -> Options:
         workers=tuple(parse_endpoint(worker) for worker in workers or (A, B)),
         n_prompt=(512,),
         n_gen=(128,),
-        mixed=(),
         n_depth=(0,),
         batch_size=(2048,),
         ubatch_size=(512,),
@@ -116,7 +113,6 @@ def status(endpoint: str, state: str = "ready") -> WorkerStatus:
         ({"n_prompt": (), "n_gen": (0,)}, "There is nothing to measure; give a number above 0"),
         ({"n_prompt": (512, -1)}, "n_prompt is -1; give a number from 0 to"),
         ({"n_gen": (-1,)}, "n_gen is -1; give"),
-        ({"mixed": ((0, 8),)}, "mixed is 0; give a number from 1 to"),
         ({"n_depth": ()}, "n_depth is empty; give at least one number"),
         ({"batch_size": (0,)}, "batch_size is 0; give a number from 1 to"),
         ({"ubatch_size": ()}, "ubatch_size is empty"),
@@ -138,7 +134,6 @@ def test_a_value_that_cannot_be_run_is_named(changes: dict[str, Any], message: s
 
 def test_values_at_the_edge_are_taken() -> None:
     check_options(options(n_prompt=(0, 512), n_gen=(), n_depth=(0, 1_000_000), ubatch_size=(1,), repetitions=1))
-    check_options(options(n_prompt=(), n_gen=(), mixed=((1, 1),)))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +167,6 @@ def test_the_command() -> None:
     asked = options(
         n_prompt=(64, 128),
         n_gen=(),
-        mixed=((32, 8), (16, 4)),
         n_depth=(0, 512),
         ubatch_size=(64, 512),
         flash_attn="on",
@@ -181,7 +175,7 @@ def test_the_command() -> None:
         cache_type_k="q8_0",
     )
     ready = [status(A), status(B)]
-    common = "-p 64,128 -n 0 -pg 32,8 -pg 16,4 -d 0,512 -b 2048 -ub 64,512 -ctk q8_0 -ctv f16"
+    common = "-p 64,128 -n 0 -d 0,512 -b 2048 -ub 64,512 -ctk q8_0 -ctv f16"
     assert " ".join(build_command(NEW, asked, ready)) == (
         f"/opt/llama-bench -m /srv/m.gguf --rpc {A},{B} -dev RPC0/RPC1 -ngl 999 -sm layer -ts 1/3 {common}"
         " -fa on -t 4 -r 5 -o jsonl --progress -v"
@@ -213,15 +207,14 @@ def test_a_folder_without_llama_bench_is_named(tmp_path: Path) -> None:
 
 
 def test_figures_are_those_of_upstream() -> None:
-    lines = parse_lines(RESULTS, whole=True)
+    # The recording also has tests that read and generate.
+    lines = [line for line in parse_lines(RESULTS, whole=True) if not (line["n_prompt"] and line["n_gen"])]
     tests = [figures_of(line) for line in lines]
     assert [(test["name"], test["kind"]) for test in tests] == [
         ("pp64", "prompt"),
         ("tg16", "generation"),
-        ("pp32+tg8", "mixed"),
         ("pp64 @ d32", "prompt"),
         ("tg16 @ d32", "generation"),
-        ("pp32+tg8 @ d32", "mixed"),
     ]
     for test, line in zip(tests, lines):
         rates = test["tokens_per_second"]
@@ -414,22 +407,20 @@ def test_a_failed_run_has_a_kind_an_endpoint_and_a_remedy(
 
 def test_the_phases_of_a_real_run_come_in_order(tmp_path: Path) -> None:
     path = tmp_path / "progress"
-    found: list[State] = []
+    found: list[Step] = []
     with progress_in(str(path)) as progress:
-        progress.begin(1, 26_134_464, 0, [A, B])
+        progress.begin(1, 26_134_464, 0)
         for line in LOG.encode().splitlines(keepends=True):
             progress.log(line)
-            progress.text(b"{}\n" if progress.state.phase == MEASURING else b"")
-            state = read_state(path.read_text())
-            assert state is not None
-            if not found or state != found[-1]:
-                found.append(state)
-    assert list(dict.fromkeys(state.phase for state in found)) == [LOADING, PREPARING, MEASURING]
+            progress.text(b"{}\n" if progress.step.what == MEASURING else b"")
+            step = read_step(path.read_text())
+            assert step is not None
+            if not found or step != found[-1]:
+                found.append(step)
+    assert list(dict.fromkeys(step.what for step in found)) == [LOADING, PREPARING, MEASURING]
     # Six tests, each with a warm-up and three runs. Their number is unknown until the first run begins.
-    measuring = [state for state in found if state.phase == MEASURING]
-    assert [(state.tokens, state.tokens_asked) for state in measuring] == [(0, 0), *((n, 24) for n in range(1, 24))]
-    shown = [ProgressFormatter().line(state, 0, 0.0) for state in measuring]
-    assert (shown[0], shown[-1]) == ("measuring", "measuring, 23 of 24 runs done")
+    measuring = [step[1:] for step in found if step.what == MEASURING]
+    assert measuring == [(0, 0, "runs"), *((n, 24, "runs") for n in range(1, 24))]
 
 
 def test_a_worker_that_hangs_is_named_when_time_is_out() -> None:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from xml.etree import ElementTree as ET
 
 import pytest
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.benchmark_report import benchmark_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import SHOWN_RUNS
 from hypothesis import given, settings
@@ -252,7 +249,7 @@ GOOD = json.dumps(history()[0])
         (GOOD.replace('"mean": 29.1', '"mean": NaN'), "NaN is not a number"),
         (GOOD.replace('"mean": 29.1', '"mean": 1e999'), "tests[0].tokens_per_second.mean must be a number from 0"),
         (GOOD.replace('"mean": 29.1', f'"mean": {"9" * 400}'), "tests[0].tokens_per_second.mean must be"),
-        (GOOD.replace('"kind": "prompt"', '"kind": "other"'), "tests[0].kind must be one of generation, prompt, mixed"),
+        (GOOD.replace('"kind": "prompt"', '"kind": "other"'), "tests[0].kind must be one of generation, prompt"),
         (GOOD.replace('"tests":', '"test":'), "tests must be a list"),
         ("[" * 100_000, "it is nested too deeply"),
         (GOOD.replace("Llama", "\udcff"), "it is not UTF-8"),
@@ -276,23 +273,6 @@ def test_a_broken_line_is_named_and_refused(line, reason):
 # Forms
 
 
-def drawn(report):
-    """Return for each plot of a report the height of each point, from left to right, and whether it is filled."""
-    plots = ET.fromstring(report["plot"]).findall("{*}g")
-    circles = [plot.findall("{*}circle") for plot in plots]
-    return [[(float(each.get("cy")), each.get("fill") != "#fff") for each in plot] for plot in circles]
-
-
-def test_a_plot_fills_and_joins_what_can_be_compared(made):
-    generation, prompt = drawn(made)
-    assert [filled for _height, filled in generation] == [False] * 6 + [True] * 5 + [False] + [True] * 8
-    assert [filled for _height, filled in prompt] == [filled for _height, filled in generation]
-    line = ET.fromstring(made["plot"]).find("{*}g/{*}polyline").get("points").split()
-    assert len(line) == 13
-    # The last run of 2.51 is above the one before of 2.36.
-    assert generation[-1][0] < generation[-2][0]
-
-
 def test_what_distinguishes_runs_is_named_in_the_history(made):
     assert "| build 0c1e57098 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers |" in made["markdown"]
     assert "| build 4227c9be8 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers |" in made["markdown"]
@@ -301,35 +281,19 @@ def test_what_distinguishes_runs_is_named_in_the_history(made):
 def test_a_long_history_is_shown_by_its_end():
     runs = [run(f"2026-10-{1 + index // 24:02}T{index % 24:02}:00:00Z", 30, 2) for index in range(200)]
     made = benchmark_report(results(history=runs))
-    assert len(made["report"]["history"]) == len(drawn(made)[0]) == SHOWN_RUNS
+    assert len(made["report"]["history"]) == SHOWN_RUNS
     assert made["markdown"].partition("## History")[2].count("\n| 2026-") == 20
-
-
-@pytest.mark.parametrize("mean", [0.0, 1e-9, 0.004, 9.99, 999.9, 1e17], ids=str)
-@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0], ids=str)
-def test_a_plot_holds_all_its_points_whatever_their_size(mean, spread):
-    given = results(history=history()[:2])
-    given["bench"]["tests"] = figures(mean, mean, spread=0)
-    for test in given["bench"]["tests"]:
-        test["tokens_per_second"]["stddev"] = mean * spread
-    for plot in drawn(benchmark_report(given)):
-        assert len(plot) == 3
-        assert all(30 <= height <= 150 for height, _filled in plot)
 
 
 def test_names_that_are_meant_to_do_harm_are_text():
     made = benchmark_report(hostile())
-    assert "script" not in made["plot"]
     assert made["markdown"].count("&lt;script&gt;alert(1)") > 20
-    assert not set(
-        re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", made["markdown"] + made["plot"])
-    )
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", made["markdown"])
     assert "<" not in made["markdown"]
     # Each row of a table has as many cells as its head, whatever a name holds.
     for table in re.findall(r"(?:^\|.*\n)+", made["markdown"], re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
-    unquoted = made["markdown"].replace("](report.svg)", "")
-    assert not re.search(r"(?<!\\)`|(?<!\\)\]\(", unquoted)
+    assert not re.search(r"(?<!\\)`|(?<!\\)\]\(", made["markdown"])
 
 
 def test_markdown_reads_like_this(made):
@@ -338,7 +302,6 @@ def test_markdown_reads_like_this(made):
         "# Llama 3.1 70B Instruct over 3 workers\n\n3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
     )
     assert "| generation | 64 tokens | 2.51 ± 0.03 | 2.45 to 2.57 | 5 |" in text
-    assert "\n![Tokens per second of each run](report.svg)\n" in text
     assert "| Context in training | 131,072 |" in text
     assert "| one run, whole | 274.0 s |" in text
     assert "| 2026-11-21 19:42 | 2.51 ± 0.03 | 38.4 ± 0.5 | build 0c1e57098 · Llama 3.1 70B Instruct" in text
@@ -352,59 +315,3 @@ def test_any_name_is_text(name):
     made = benchmark_report(given)
     assert len(re.findall("^# ", made["markdown"], re.MULTILINE)) == 1
     assert "<" not in made["markdown"]
-
-
-# Refusals
-
-
-def without(*path):
-    given = copy.deepcopy(results())
-    inner = given
-    for key in path[:-1]:
-        inner = inner[key]
-    del inner[path[-1]]
-    return given
-
-
-def with_value(value, *path):
-    given = copy.deepcopy(results())
-    inner = given
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return given
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (without("bench"), "bench must be a dictionary"),
-        (without("time"), "time must be a time in UTC such as 2026-01-31T23:59:59Z"),
-        (with_value("21 November", "time"), "time must be a time in UTC such as 2026-01-31T23:59:59Z"),
-        (with_value([], "bench", "tests"), "There is nothing to report: bench.tests is empty."),
-        (with_value({"kind": "worker_lost", "message": "The worker went away."}, "bench", "failure"),
-         "There is nothing to report, since the benchmark failed: The worker went away."),
-        (with_value("fast", "bench", "tests", 0, "tokens_per_second", "mean"),
-         "bench.tests[0].tokens_per_second.mean must be a number"),
-        (with_value(float("nan"), "bench", "tests", 1, "tokens_per_second", "samples", 2),
-         "bench.tests[1].tokens_per_second.samples[2] must be a number from 0 to 1e18"),
-        (with_value(True, "bench", "tests", 0, "n_prompt"), "bench.tests[0].n_prompt must be a number"),
-        (with_value("all", "bench", "workers"), "bench.workers must be a list"),
-        (with_value("x", "plan", "workers", 1, "kv_bytes"), "plan.workers[1].kv_bytes must be a number"),
-        (with_value("x", "run", "devices", 1, "kv_buffer_mib"), "run.devices.kv_buffer_mib must be a number"),
-        (with_value([], "history"), "benchmark_report needs the history as a text, one JSON object in a line"),
-        (with_value("5 %", "tolerance_percent"), "tolerance_percent must be a number"),
-        (with_value("x", "hosts", 0), "hosts[0] must be a dictionary"),
-    ],
-    ids=["no-bench", "no-time", "time", "no-tests", "failed", "mean", "nan", "bool", "workers", "plan", "devices",
-         "history", "tolerance", "hosts"],
-)  # fmt: skip
-def test_what_makes_no_report_is_named(given, message):
-    with pytest.raises(AnsibleFilterError, match=f"^{re.escape(message)}$"):
-        benchmark_report(given)
-
-
-@pytest.mark.parametrize("given", [None, "text", []], ids=["nothing", "text", "list"])
-def test_other_things_are_refused(given):
-    with pytest.raises(AnsibleFilterError, match="benchmark_report needs a dictionary"):
-        benchmark_report(given)

@@ -15,7 +15,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.serving
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Measurable
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Program
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import OptionError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load import Stream
 
@@ -31,9 +31,9 @@ def options(**more: Any) -> Options:
     return Options(**{**given, **more})
 
 
-def program(*names: str) -> Measurable:
+def program(*names: str) -> Program:
     known = tuple(frozenset([name]) for name in names)
-    return Measurable("/b/llama-server", None, 1, "0c1e570", "7.0.0", known, None)
+    return Program("/b/llama-server", None, 1, "0c1e570", "7.0.0", None, known, "")
 
 
 def test_the_context_is_that_of_all_slots() -> None:

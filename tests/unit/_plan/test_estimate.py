@@ -73,12 +73,9 @@ def header(layers: int = 32, *, tied: bool = False, **numbers: Any) -> Header:
     )
 
 
-def workers(*memory: float, weights: tuple[float, ...] = ()) -> tuple[Worker, ...]:
+def workers(*memory: float) -> tuple[Worker, ...]:
     """Return workers with so many GiB."""
-    return tuple(
-        Worker(f"w{index}:50052", int(size * GIB), weights[index] if weights else None)
-        for index, size in enumerate(memory)
-    )
+    return tuple(Worker(f"w{index}:50052", int(size * GIB)) for index, size in enumerate(memory))
 
 
 def estimated(of: Header, load: Load, *memory: float, tail: int = 1, **cluster: Any) -> dict[str, Any]:
@@ -232,7 +229,6 @@ OPTIONS = st.fixed_dictionaries(
     outer=st.dictionaries(st.sampled_from(["token_embd", "output", "output_norm", "rope_freqs"]), SHAPES),
     numbers=NUMBERS,
     shares=st.one_of(st.just([]), st.lists(SHARES, max_size=3)),
-    speeds=st.lists(st.floats(0, exclude_min=True), max_size=3),
     memory=st.lists(st.floats(0, 100), min_size=1, max_size=3),
     devices=st.integers(1, 3),
     options=OPTIONS,
@@ -244,7 +240,6 @@ def test_no_model_and_no_share_makes_it_fail(
     outer: dict[str, list[int]],
     numbers: dict[str, Any],
     shares: list[float],
-    speeds: list[float],
     memory: list[float],
     devices: int,
     options: dict[str, str],
@@ -258,7 +253,7 @@ def test_no_model_and_no_share_makes_it_fail(
             Tensor(name, tuple(shape), F32, 0, math.prod(shape), 4 * math.prod(shape)) for name, shape in shapes.items()
         ),
     )
-    known = workers(*memory, weights=tuple((*speeds, 1.0, 1.0, 1.0)[: len(memory)]) if speeds else ())
+    known = workers(*memory)
     known = (replace(known[0], devices=devices), *known[1:])
     cluster = Cluster(known, tensor_split=tuple((shares * 5)[: len(memory) + devices - 1]))
     load = Load(tuple(word for option in options.items() for word in option))

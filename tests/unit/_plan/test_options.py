@@ -62,8 +62,6 @@ def test_a_draft_and_a_projector_are_left_out_with_their_options() -> None:
         (["--cache_type_v", "q4_0", "-fa", "on"], {"cache_type_v": "q4_0", "flash_attn": "on"}),
         (["-fa", "0"], {"flash_attn": "off"}),
         (["--split-mode", "tensor", "-nkvo"], {"split_mode": "tensor"}),
-        (["-kvu"], {"kv_unified": True}),
-        (["--no-kv-unified"], {"kv_unified": False}),
         # What is no value, or has none, is left to llama.cpp.
         (["-b", "many", "-ctk", "q3", "-ub", "64", "-fa", "--mlock"], {"ubatch_size": 64}),
         (["-ub", "64", "-sm"], {"ubatch_size": 64}),

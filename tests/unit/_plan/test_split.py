@@ -79,16 +79,10 @@ class Model:
         )
 
 
-def workers(*memory: float, weights: tuple[float, ...] = (), hosts: tuple[str, ...] = ()) -> tuple[Worker, ...]:
+def workers(*memory: float, hosts: tuple[str, ...] = ()) -> tuple[Worker, ...]:
     """Return workers with so many GiB."""
     return tuple(
-        Worker(
-            f"w{index}:50052",
-            int(size * GIB),
-            weights[index] if weights else None,
-            hosts[index] if hosts else None,
-        )
-        for index, size in enumerate(memory)
+        Worker(f"w{index}:50052", int(size * GIB), hosts[index] if hosts else None) for index, size in enumerate(memory)
     )
 
 
@@ -174,28 +168,9 @@ def test_a_chosen_split_is_judged_the_same_when_given() -> None:
     assert given_ == chosen
 
 
-def test_speed_comes_before_memory_and_memory_is_kept() -> None:
-    slow_first = plan(Model(), SMALL, Cluster(workers(64, 16, weights=(1, 3))))
-    assert slow_first["fits"]
-    assert 3 * counts(slow_first)[0] == pytest.approx(counts(slow_first)[1], abs=4)
-    # The quick worker gets as much as it has room for, and no more.
-    tight = plan(Model(), SMALL, Cluster(workers(64, 4, weights=(1, 3))))
-    assert tight["fits"]
-    assert counts(tight)[1] < counts(slow_first)[1]
-    assert 0 <= tight["workers"][1]["headroom_bytes"] < 2 * tight["workers"][0]["weights_bytes"] / counts(tight)[0]
-
-
-@pytest.mark.parametrize("order", [(1, 3), (3, 1)])
-def test_of_equal_weights_each_gets_what_memory_says_nothing_of(order: tuple[int, int]) -> None:
-    result = plan(Model(), SMALL, Cluster(workers(20.0 * order[0], 20.0 * order[1], weights=(1, 1))))
-    assert abs(result["workers"][0]["weights_bytes"] - result["workers"][1]["weights_bytes"]) < GIB // 4
-
-
 def test_workers_of_a_host_share_its_memory() -> None:
     apart = plan(Model(), SMALL, Cluster(workers(6, 6)))
     shared = plan(Model(), SMALL, Cluster(workers(12, 12, hosts=("a", "a"))))
-    # A worker that is alone on the host has all of the host's memory.
-    assert [worker.pop("fits_alone") for worker in apart["workers"] + shared["workers"]] == [False, False, True, True]
     assert apart["workers"] == shared["workers"]
     # The master's share comes from the same memory.
     master = shared["master"]["total_bytes"]
@@ -243,7 +218,7 @@ def test_each_device_of_a_worker_gets_its_part_and_they_share_its_memory() -> No
     assert result["workers"][0]["memory_available_bytes"] == 12 * GIB
     # Alone, it has the model on one device: on two there would be more to compute.
     tight = plan(Model(), SMALL, Cluster((replace(workers(8.8)[0], devices=2), one)))
-    assert [it["fits_alone"] for it in tight["workers"]] == [True, False]
+    assert "It would fit on w0:50052 alone. " in tight["message"]
     idle = plan(Model(), SMALL, Cluster((replace(two, devices=2), one), tensor_split=(1, 0, 1)))
     assert idle["message"].startswith("The tensor_split leaves worker w0:50052 without a layer: it fits with")
 
@@ -255,13 +230,11 @@ SPREAD = SMALL.with_options("-sm", "tensor")
     ("cluster", "ratio"),
     [
         (Cluster(workers(20, 40)), 1),
-        (Cluster(workers(20, 40, weights=(3, 1))), 3),
-        # Equal parts do not fit, and neither do those that follow the speeds.
+        # Equal parts do not fit.
         (Cluster(workers(3, 12)), 3 / 12),
-        (Cluster(workers(3, 12, weights=(1, 1))), 3 / 12),
     ],
 )
-def test_tensors_are_spread_by_speed_or_by_memory(cluster: Cluster, ratio: float) -> None:
+def test_tensors_are_spread_equally_or_by_memory(cluster: Cluster, ratio: float) -> None:
     result = plan(Model(), SPREAD, cluster)
     assert result["fits"], result["message"]
     assert result["tensor_split"][0] / result["tensor_split"][1] == pytest.approx(ratio, rel=0.2)
@@ -277,24 +250,22 @@ def short(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     assert result["fits"] is False
     assert result["message"].startswith("It does not fit, ")
     assert result["message"].count(". ") == 0
-    assert result["shortfall"]
     return {it["kind"]: it for it in result["suggestions"]}
 
 
-OPTION = {"ctx_size": "-c", "parallel": "-np", "cache_type_k": "-ctk", "cache_type_v": "-ctv"}
+OPTION = {"--ctx-size": "-c", "--parallel": "-np", "--cache-type-k": "-ctk", "--cache-type-v": "-ctv"}
 
 
 def applied(suggestion: dict[str, Any], load: Load, cluster: Cluster) -> tuple[Load, Cluster]:
-    """Return the load and the cluster with what a suggestion changes."""
-    for name, option in OPTION.items():
-        if name in suggestion:
-            load = load.with_options(option, suggestion[name])
-    load = replace(load, other_bytes=suggestion.get("master_other_bytes", load.other_bytes))
-    more = tuple(
-        Worker(f"new{number}:50052", suggestion["memory_available_bytes"])
-        for number in range(suggestion.get("workers", 0))
-    )
-    without = bool(more) or suggestion["kind"] == "tensor_split"
+    """Return the load and the cluster with what the words of a suggestion change."""
+    words = suggestion["message"]
+    for option, value in re.findall(r"(--[\w-]+) (\w+)", words):
+        load = load.with_options(OPTION[option], value)
+    for other in re.findall(r"master_other_bytes=(\d+)", words):
+        load = replace(load, other_bytes=int(other))
+    largest = max(worker.memory_available_bytes for worker in cluster.workers)
+    more = tuple(Worker(f"new{number}:50052", largest) for number in range(suggestion["workers"]))
+    without = bool(more) or "tensor_split=[]" in words
     return load, replace(
         cluster, workers=(*cluster.workers, *more), tensor_split=() if without else cluster.tensor_split
     )
@@ -332,8 +303,9 @@ def test_what_is_suggested_fits_and_less_does_not(load: Load, cluster: Cluster) 
     kinds = short(plan(model, load, cluster))
     assert kinds
     for kind, suggestion in kinds.items():
-        if "bits_per_weight" in suggestion:
-            assert 2 <= suggestion["bits_per_weight"] < 8.5
+        bits = re.search(r"at most ([\d.]+) bits per weight", suggestion["message"])
+        if bits:
+            assert 2 <= float(bits[1]) < 8.5
             continue
         changed, changed_cluster = applied(suggestion, load, cluster)
         assert plan(model, changed, changed_cluster)["fits"], suggestion
@@ -342,7 +314,8 @@ def test_what_is_suggested_fits_and_less_does_not(load: Load, cluster: Cluster) 
             more = number_of(changed.options, "-c") + 256 * number_of(changed.options, "-np", 1)
             assert not plan(model, changed.with_options("-c", more), cluster)["fits"]
         if kind == "parallel":
-            slots, each = suggestion["parallel"], suggestion["ctx_size"] // suggestion["parallel"]
+            slots = number_of(changed.options, "-np")
+            each = suggestion["ctx_size"] // slots
             assert each == number_of(load.options, "-c") // number_of(load.options, "-np")
             more_slots = changed.with_options("-np", slots + 1, "-c", (slots + 1) * each)
             assert not plan(model, more_slots, cluster)["fits"]
@@ -360,11 +333,12 @@ def test_no_change_is_proposed_with_which_the_chosen_division_does_not_fit() -> 
 def test_fewer_slots_and_fewer_tokens_for_each_are_a_pair() -> None:
     model, load, cluster = Model(slot=64 * MIB), Load(("-c", "524288", "-np", "16")), Cluster(workers(4.4, 4.6))
     result = plan(model, load, cluster)
-    pair = next(it for it in result["suggestions"] if it.keys() >= {"parallel", "ctx_size"})
-    assert (pair["kind"], pair["ctx_size"] % pair["parallel"]) == ("pair", 0)
+    pair = next(it for it in result["suggestions"] if "--parallel" in it["message"])
     changed = applied(pair, load, cluster)[0]
+    slots = number_of(changed.options, "-np")
+    assert (pair["kind"], pair["ctx_size"] % slots) == ("pair", 0)
     assert plan(model, changed, cluster)["fits"]
-    more = changed.with_options("-c", pair["ctx_size"] + 256 * pair["parallel"])
+    more = changed.with_options("-c", pair["ctx_size"] + 256 * slots)
     assert not plan(model, more, cluster)["fits"]
 
 
@@ -392,8 +366,6 @@ def test_each_kind_is_suggested_where_it_helps(name: str, kinds: set[str]) -> No
 def test_what_is_kept_for_prompts_is_a_hint_as_its_user_types_it(typed: str) -> None:
     cluster = Cluster(workers(64, 64), 256 * MIB, 5, master_memory_available_bytes=int(944.5 * MIB))
     result = plan(Model(), replace(FOUR, other_bytes=GIB), cluster, variables_of=typed)
-    [hint] = result["suggestions"]
-    assert hint["master_other_bytes"] == 140 * MIB
     by_bytes = typed in ("module", "inference")
     word = f"master_other_bytes={140 * MIB}" if by_bytes else "llama_server_cache_ram=140"
     assert result["message"] == f"It does not fit, the master lacks 883.5 MiB: it fits with {word}."
@@ -454,22 +426,20 @@ def test_the_output_alone_goes_to_one_worker() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "alone", "named"),
+    ("cluster", "named"),
     [
-        (Cluster(workers(6, 20)), [False, True], "w1:50052"),
-        (Cluster(workers(8, 8)), [False, False], None),
-        (Cluster(workers(20)), [True], None),
-        (Cluster(workers(8, 8), master_memory_available_bytes=20 * GIB), [False, False], "the master"),
-        (Cluster(workers(8, 8), master_memory_available_bytes=4 * GIB), [False, False], None),
-        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), [True, True], "w0:50052"),
+        (Cluster(workers(6, 20)), "w1:50052"),
+        (Cluster(workers(8, 8)), None),
+        (Cluster(workers(20)), None),
+        (Cluster(workers(8, 8), master_memory_available_bytes=20 * GIB), "the master"),
+        (Cluster(workers(8, 8), master_memory_available_bytes=4 * GIB), None),
+        (Cluster(workers(14, 14, hosts=("a", "a")), reserve_bytes=3 * GIB), "w0:50052"),
     ],
     ids=["a worker", "none", "there is but one", "the master", "neither", "what two workers of a host share"],
 )
-def test_it_is_said_if_one_host_would_do(cluster: Cluster, alone: list[bool], named: str | None) -> None:
+def test_it_is_said_if_one_host_would_do(cluster: Cluster, named: str | None) -> None:
     result = plan(Model(), SMALL, cluster)
-    assert [worker["fits_alone"] for worker in result["workers"]] == alone
-    assert (result["fits_on_one"] and result["fits_on_one"]["endpoint"]) == named
-    assert (f"It would fit on {named} alone. " in result["message"]) == (named is not None)
+    assert re.findall("It would fit on (.*) alone[.] ", result["message"]) == ([named] if named else [])
 
 
 # Bad input
@@ -480,8 +450,6 @@ def test_it_is_said_if_one_host_would_do(cluster: Cluster, alone: list[bool], na
     [
         ({"workers": workers(*[1] * 16)}, "workers has 16 entries"),
         ({"workers": (*workers(1), *workers(1))}, "w0:50052 is named twice"),
-        ({"workers": workers(1, weights=(float("nan"),))}, "weight of worker w0:50052 is nan"),
-        ({"workers": workers(1, weights=(5e-324,))}, "weight of worker w0:50052 is 4.94066e-324"),
         ({"workers": (replace(workers(1)[0], memory_max_bytes=-1),)}, "memory_max_bytes of worker w0:50052 is -1"),
         ({"workers": (replace(workers(1)[0], devices=0),)}, "devices of worker w0:50052 is 0; give a number from 1"),
         ({"workers": (replace(workers(1)[0], devices=2),), "tensor_split": (1,)}, "1 entries for 2 devices of the w"),

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The tensors of a model for each worker's cache, and the digest by which two hosts compare bytes."""
+"""The tensors of a model for each worker's cache."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +12,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.cache_seed 
     Part,
     Piece,
     counted,
-    digest,
     lines,
-    missing,
     pieces,
 )
 from hypothesis import HealthCheck, given, settings
@@ -28,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LAYERS = 5
-DAY = 86400.0
 
 
 @pytest.fixture(autouse=True)
@@ -75,31 +70,3 @@ def test_the_program_is_asked_and_understood() -> None:
         "entries": [letter * 16 for letter in "abcd"], "added": 3, "added_bytes": 20, "replaced": 1, "there": 2,
         "there_bytes": 15,
     }  # fmt: skip
-
-
-@given(data=st.binary(max_size=3000), offset=st.integers(0, 50), size=st.integers(0, 3000))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_digest_is_of_so_many_bytes_or_none(tmp_path: Path, data: bytes, offset: int, size: int) -> None:
-    path = tmp_path / "data"
-    path.write_bytes(data)
-    piece = data[offset : offset + size]
-    expected = hashlib.blake2b(piece, digest_size=20).hexdigest() if len(piece) == size else None
-    assert digest(str(path), offset, size) == expected
-
-
-def test_what_is_missing_is_told_by_bytes_and_not_by_names(tmp_path: Path) -> None:
-    for name, data in (("1" * 16, b"one"), ("2" * 16, b"two"), ("3" * 16, b"longer")):
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "link").symlink_to(tmp_path / ("3" * 16))
-    names = [hashlib.blake2b(data, digest_size=20).hexdigest() for data in (b"one", b"twi", b"longer", b"no")]
-    offered = [{"digest": name, "bytes": size} for name, size in zip(names, (3, 3, "6", 2))]
-    # The remains of an interrupted addition are no entry.
-    (tmp_path / ".part-4444444444444444-1").write_bytes(b"no")
-    for number in "123":
-        os.utime(tmp_path / (number * 16), (DAY, DAY))
-    assert missing(offered, tmp_path, touch=False) == [names[1], names[3]]
-    assert [(tmp_path / (number * 16)).stat().st_atime for number in "123"] == [DAY] * 3, "a look is no use"
-    assert missing(offered, tmp_path, touch=True) == [names[1], names[3]]
-    used = [(tmp_path / (number * 16)).stat() for number in "123"]
-    assert [about.st_atime > DAY for about in used] == [True, False, True]
-    assert [about.st_mtime for about in used] == [DAY] * 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import (
     BinaryError,
-    Capabilities,
+    Program,
     describe,
     find_program,
     read_manifest,
@@ -21,7 +21,7 @@ RECORDED = Path(__file__).parents[2] / "fixtures" / "capabilities"
 NEW = "llama-completion-0.3.36"
 
 
-def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Capabilities:
+def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Program:
     version = version or (RECORDED / f"{recorded}-version.txt").read_text()
     return describe(f"/opt/{recorded}", version, (RECORDED / f"{recorded}-help.txt").read_text(), manifest or {})
 

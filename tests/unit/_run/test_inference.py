@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Capabilities, describe
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilities import Program, describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import (
     MAX_PROMPT_ARGUMENT_BYTES,
     Options,
@@ -49,7 +49,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 A, B, C = "10.0.0.1:50052", "10.0.0.2:50052", "10.0.0.3:50052"
 
 
-def capabilities(archive: str) -> Capabilities:
+def capabilities(archive: str) -> Program:
     said = FIXTURES / f"capabilities/llama-completion-{archive}"
     version, usage = (Path(f"{said}-{what}.txt").read_text() for what in ("version", "help"))
     return describe("/opt/llama-completion", version, usage, {})
@@ -143,7 +143,7 @@ def test_an_argument_that_the_module_gives_is_refused(arguments: str, remedy: st
         ("m.gguf", b"GGU", "is not a GGUF file"),
         ("m.gguf", b"PK\x03\x04zip", "is not a GGUF file"),
         ("m-00001-of-00002.gguf", b"GGUF", r"There is no model .*m-00002-of-00002\.gguf"),
-        ("m-00002-of-00002.gguf", b"GGUF", r"not the first part of a split model; give m-00001-of-00002\.gguf"),
+        ("m-00002-of-00002.gguf", b"GGUF", r"not the first part of a split model: name m-00001-of-00002\.gguf"),
         ("m.gguf.part2of2", b"GGUF", "cannot be loaded: it is piece 2 of 2 .*: join the pieces with `cat "),
         ("m.gguf-split-a", b"GGUF", "cannot be loaded: it is piece a of .*: join the pieces with `cat "),
     ],

@@ -10,7 +10,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.cluster_problems import FilterModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld import Change, Plan
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster import (
@@ -142,15 +141,6 @@ def are_sentences_with(found: list[str], parts: list[str]) -> None:
 def test_each_violation_is_one_sentence(hostvars: dict[str, Any], given: dict[str, Any], said: list[str]) -> None:
     given = {"masters": ["m"], "workers": list(hostvars), **given}
     are_sentences_with(cluster_problems(given.pop("workers"), hostvars, **given), said)
-
-
-@pytest.mark.parametrize(
-    ("workers", "hostvars", "said"),
-    [("w", {}, "needs lists of hosts"), (["w"], None, r"write cluster_problems\(hostvars\)")],
-)
-def test_wrong_use_is_explained(workers: Any, hostvars: Any, said: str) -> None:
-    with pytest.raises(AnsibleFilterError, match=said):
-        cluster_problems(workers, hostvars, masters=["m"])
 
 
 UNIT = "llama-rpc-server@50052.service"

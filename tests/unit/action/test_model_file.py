@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.llama_cpp.cluster.plugins.action import model_file
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RUNS = {"finished": False, "_ansible_parsed": True}
-NOTE = json.dumps({"what": "downloading", "done": 1, "total": 2})
+NOTE = Step("downloading", 1, 2).noted()
 LIMIT = 21600
 
 

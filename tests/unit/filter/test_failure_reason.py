@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.failure_reason import failure_reason
 
 COMMAND = {"rc": 1, "msg": "non-zero return code", "stderr": "fatal: no such branch.\nhint: look\n"}
@@ -40,8 +39,3 @@ LOGGED = {"msg": "The build failed.\n  one\n\n  two\n  three", "log": "/srv/buil
 )
 def test_the_reason_is_one_line(result: dict[str, Any], options: dict[str, Any], reason: str) -> None:
     assert failure_reason(result, **options) == reason
-
-
-def test_something_else_than_a_result_is_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match="needs the result of a task"):
-        failure_reason("failed")  # type: ignore[arg-type]

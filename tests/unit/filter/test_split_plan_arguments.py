@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.filter.split_plan_arguments import FilterModule
 
 if TYPE_CHECKING:
@@ -163,8 +162,3 @@ def test_a_limit_that_is_no_size_is_said() -> None:
     hosts = {"w": {"rpc_server_memory_max": "lots"}}
     result = split_plan_arguments(["w:50052"], hosts, hosts=["w"], meminfo={"w": MEMINFO})
     assert "rpc_server_memory_max lots is not a size" in result["skipped"]
-
-
-def test_text_in_place_of_a_list_is_refused() -> None:
-    with pytest.raises(AnsibleFilterError, match="needs a list of endpoints"):
-        split_plan_arguments("w:50052", {})
