@@ -118,7 +118,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
                 "cat {{ stage }}/answer-$(basename $(readlink {{ llama_cpp_prefix }}/current)).json",
                 register="__answer",
             ),
-            {"name": "Result", _FACT: {"__inference_result": "{{ __answer.stdout | from_json }}"}},
+            {"name": "Result", _FACT: {"inference_outcome": "{{ __answer.stdout | from_json }}"}},
         ],
     },
 }
