@@ -31,7 +31,7 @@ def role(tmp_path: Path) -> Iterator[Role]:
     def entry(tasks_from: str, *options: str, **variables: Any) -> CompletedProcess[str]:
         task = {
             "name": "An entry point of the role",
-            "ansible.builtin.include_role": {"name": "llama_cpp.cluster.llama_cpp", "tasks_from": tasks_from},
+            "ansible.builtin.include_role": {"name": "llama_cpp.cluster.common", "tasks_from": tasks_from},
             "vars": variables,
         }
         playbook = tmp_path / "playbook.yml"
@@ -57,15 +57,15 @@ def unchanged(done: CompletedProcess[str]) -> bool:
 def test_what_was_brought_is_on_record_and_goes_again(role: Role) -> None:
     before = installed()
     packages = {"Debian": [WANTED, "bash"], "RedHat": []}
-    would = role("system_packages", "--check", llama_cpp_system_packages=packages).stdout
+    would = role("packages", "--check", common_packages=packages).stdout
     assert f"{WANTED} would be installed" in would
     assert installed() == before
 
-    role("system_packages", llama_cpp_system_packages=packages)
+    role("packages", common_packages=packages)
     brought = installed() - before
     assert {WANTED, BROUGHT} <= brought
     assert set(ssh(HOST, "cat", RECORD).stdout.split()) == brought, "bash was there before"
-    assert unchanged(role("system_packages", llama_cpp_system_packages=packages))
+    assert unchanged(role("packages", common_packages=packages))
 
     role("remove_packages", "--check")
     assert installed() - before == brought
@@ -76,7 +76,7 @@ def test_what_was_brought_is_on_record_and_goes_again(role: Role) -> None:
 
 @pytest.mark.long
 def test_what_something_else_needs_by_now_stays_and_is_named(role: Role) -> None:
-    role("system_packages", llama_cpp_system_packages={"Debian": [BROUGHT]})
+    role("packages", common_packages={"Debian": [BROUGHT]})
     ssh(HOST, "apt-get", "-qqy", "install", "--no-install-recommends", WANTED)
     try:
         done = role("remove_packages")
@@ -90,11 +90,11 @@ def test_what_something_else_needs_by_now_stays_and_is_named(role: Role) -> None
 def test_what_a_killed_run_has_installed_is_not_forgotten(role: Role) -> None:
     packages = {"Debian": [WANTED]}
     before = installed()
-    role("system_packages", llama_cpp_system_packages=packages)
+    role("packages", common_packages=packages)
     # The state between the installation and the record.
     ssh(HOST, "rm", RECORD)
     ssh(HOST, "tee", f"{RECORD}.before", text_in="\n".join(sorted(before)) + "\n")
-    role("system_packages", llama_cpp_system_packages=packages)
+    role("packages", common_packages=packages)
     assert set(ssh(HOST, "cat", RECORD).stdout.split()) == installed() - before
     ssh(HOST, "rm", RECORD)
     ssh(HOST, "tee", f"{RECORD}.before", text_in="\n".join(sorted(before)) + "\n")

@@ -19,6 +19,14 @@ def specs(role: str) -> dict[str, Any]:
     return dict(load_yaml(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"])
 
 
+def settings(role: str) -> dict[str, Any]:
+    """Return the options of the entry point main; of a role without tasks of its own, those of its other entry points."""
+    entries = specs(role)
+    if "main" in entries:
+        return dict(entries["main"].get("options", {}))
+    return {name: option for entry in entries.values() for name, option in (entry.get("options") or {}).items()}
+
+
 def variables(role: str, kind: str) -> dict[str, Any]:
     """Return the variables of `defaults` or `vars`, all files."""
     found: dict[str, Any] = {}
@@ -47,7 +55,7 @@ def options(spec: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, dict[
 
 @pytest.mark.parametrize("role", ROLES)
 def test_documented_defaults_are_the_defaults(role: str) -> None:
-    declared = specs(role)["main"].get("options", {})
+    declared = settings(role)
     required = {name for name, option in declared.items() if option.get("required")}
     assert variables(role, "defaults") == {
         name: option.get("default") for name, option in declared.items() if name not in required
@@ -56,9 +64,8 @@ def test_documented_defaults_are_the_defaults(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_other_entry_points_take_variables_of_the_role_with_the_same_defaults(role: str) -> None:
-    entries = specs(role)
-    main = entries.pop("main").get("options", {})
-    for entry, spec in entries.items():
+    main = settings(role)
+    for entry, spec in specs(role).items():
         for name, option in (spec.get("options") or {}).items():
             if name not in main and option.get("required"):
                 continue  # an argument, not a setting

@@ -50,7 +50,8 @@ def unknown_variables(content: dict[str, Any]) -> list[str]:
     """Return those of these variables that no role has, or that have another type there."""
     options = {}
     for role in ROLES:
-        options.update(documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]["main"]["options"])
+        entries = documentation("role")[f"{COLLECTION}.{role}"]["entry_points"]
+        options.update(entries["main"]["options"] if "main" in entries else {})
     spec = {
         name: {key: option[key] for key in ("type", "elements", "choices") if key in option}
         for name, option in options.items()

@@ -24,15 +24,16 @@ PLAY = """
     - ansible.builtin.include_vars:
         file: {root}/roles/{role}/vars/main.yml
     - ansible.builtin.include_role:
-        name: llama_cpp.cluster.llama_cpp
-        tasks_from: system_packages
+        name: llama_cpp.cluster.common
+        tasks_from: packages
       vars:
-        llama_cpp_system_packages: "{{{{ {variable} }}}}"
+        common_packages: "{{{{ {variable} }}}}"
         __llama_cpp_builder: {{machine: aarch64}}
     - ansible.builtin.debug:
         msg: "repository {{{{ __llama_cpp_extra_repositories[ansible_facts['distribution']] | default('none') }}}}"
       vars:
         __llama_cpp_builder: {{machine: aarch64}}
+        common_package_host: el9
       when: __llama_cpp_extra_repositories is defined
 """
 
