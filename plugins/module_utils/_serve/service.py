@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 # The folder in which the role writes a settings file and a key file for each port.
 FOLDER = Path("/etc/llama_server")
@@ -117,11 +117,10 @@ def started_at(pid: int, proc: Path = PROC) -> float | None:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _changed_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+def is_newer(paths: Iterable[Path], pid: int, proc: Path = PROC) -> bool:
+    """Return whether a file was changed after a process started; a time in the future only says that a clock was set."""
+    started = started_at(pid, proc)
+    return started is not None and any(started < path.stat().st_mtime <= time.time() for path in paths if path.exists())
 
 
 def rereads_keys(program: Path) -> bool:
@@ -144,8 +143,7 @@ def is_outdated(
 ) -> bool:
     """Return whether a service runs that started before the last change of its files, or with another release."""
     main_pid = int(properties.get("MainPID") or 0)
-    started = started_at(main_pid, proc) if main_pid else None
-    if started is None:
+    if not main_pid:
         return False
     if properties.get("NeedDaemonReload") == "yes":
         return True
@@ -156,8 +154,7 @@ def is_outdated(
     files += programs.glob("_rpc/*.py")
     if not rereads_keys(service.program):
         files.append(service.keys_file)
-    # A time in the future says only that somebody has set the clock.
-    return any(started < _changed_at(file) <= time.time() for file in files)
+    return is_newer(files, main_pid, proc)
 
 
 def programs_of(main_pid: int, proc: Path = PROC) -> dict[int, str]:
