@@ -110,10 +110,9 @@ message:
   sample: All 2 groups take requests.
 """
 
-from os.path import exists
-
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.gateway import look
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service import missing
 
 
 def main() -> None:
@@ -121,8 +120,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={"paths": {"type": "list", "elements": "str", "default": []}}, supports_check_mode=True
     )
-    missing = [path for path in module.params["paths"] if not exists(path)]
-    module.exit_json(changed=False, missing=missing, **look())
+    module.exit_json(changed=False, missing=missing(module.params["paths"]), **look())
 
 
 if __name__ == "__main__":

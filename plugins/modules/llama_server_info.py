@@ -167,7 +167,6 @@ files_without_key:
 """
 
 from dataclasses import asdict
-from os.path import exists
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -267,7 +266,7 @@ def main() -> None:
     module.exit_json(
         changed=False,
         servers=[look_at(module, service) for service in services.read_services()],
-        missing=[path for path in module.params["paths"] if not exists(path)],
+        missing=services.missing(module.params["paths"]),
         files_without_key=services.files_without_key(),
     )
 

@@ -249,9 +249,7 @@ def test_waiting_for_an_api_shows_for_what_and_how_far_the_load_is(
             lambda _callback: {
                 "llama_server_port": service.port,
                 "llama_server_keys_file": str(service.keys),
-                "__llama_server_unit_result": {"changed": False},
-                "__llama_server_is_old": False,
-                "__llama_server_is_started": False,
+                "__llama_server_found": {"servers": []},
             },
             ANSIBLE_COLLECTIONS_PATH=str(collection_with(tmp_path, settings)),
             PATH=f"{tmp_path}/bin:{os.environ['PATH']}",

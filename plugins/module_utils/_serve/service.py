@@ -85,6 +85,11 @@ def read_properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
+def missing(paths: Iterable[str]) -> list[str]:
+    """Return those paths that do not exist; one that ends with a slash has to be a folder."""
+    return [path for path in paths if not (Path(path).is_dir() if path.endswith("/") else Path(path).exists())]
+
+
 def files_without_key(folder: Path = FOLDER) -> list[str]:
     """Return the files of keys that have no key; llama-server would let everybody in."""
     return sorted(str(path) for path in folder.glob("*.keys") if read_key(path) is None)
@@ -118,7 +123,7 @@ def started_at(pid: int, proc: Path = PROC) -> float | None:
 
 
 def is_newer(paths: Iterable[Path], pid: int, proc: Path = PROC) -> bool:
-    """Return whether a file was changed after a process started; a time in the future only says that a clock was set."""
+    """Return whether a file was changed after a process started; a time in the future says nothing."""
     started = started_at(pid, proc)
     return started is not None and any(started < path.stat().st_mtime <= time.time() for path in paths if path.exists())
 
