@@ -108,7 +108,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "rpc_tunnel": {"validate": []},
     "gguf_model": {"validate": []},
     # None of these masters serves an API. tests/serve has one that does.
-    "llama_server": {"pause": [], "resume": []},
+    "llama_server": {"pause": [], "start_paused": [], "resume": []},
     "inference": {
         "look": [],
         "verify": [],
