@@ -148,19 +148,10 @@ def test_bad_input_is_named_and_changes_nothing(
 
 
 def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: dict[str, str]) -> None:
-    """Use batches of one: by itself Ansible would end with the first batch that failed."""
-    run = play(
-        "site",
-        *hosts(worker1={"rpc_server_port": 22}),
-        "-e",
-        "llama_cpp_serial=1",
-        "--tags",
-        "rpc_server,inference",
-        check=False,
-    )
+    run = play("site", *hosts(worker1={"rpc_server_port": 22}), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert "worker1 failed." in said(run.stdout)
-    assert "Inference was not started, because of worker1:" in said(run.stdout)
+    assert "port 22" in said(run.stdout).partition("fatal: [worker1]")[2].partition("PLAY [")[0]
+    assert "Inference was not started, because worker1 failed above" in said(run.stdout)
     numbers = recap(run.stdout)
     assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 1, "worker2": 0}
     assert numbers["worker2"]["ok"] > numbers["worker1"]["ok"], "worker2 was not gone through"
@@ -171,13 +162,8 @@ def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: 
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        pytest.param({"ansible_host": NOBODY}, "It cannot be reached over SSH", id="address"),
-        pytest.param(
-            {"ansible_user": "stranger"},
-            "It refuses the login over SSH (stranger@",
-            id="login",
-            marks=pytest.mark.long,
-        ),
+        pytest.param({"ansible_host": NOBODY}, NOBODY, id="address"),
+        pytest.param({"ansible_user": "stranger"}, "Permission denied", id="login", marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
@@ -185,10 +171,11 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
 ) -> None:
     run = play("site", *hosts(worker2=variables), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert f"worker2 failed. {why}" in said(run.stdout)
-    assert "Inference was not started, because of worker2:" in said(run.stdout)
+    assert why in said(run.stdout).partition("[worker2]: UNREACHABLE!")[2].partition("PLAY [")[0]
+    assert "Inference was not started, because worker2 failed above" in said(run.stdout)
     numbers = recap(run.stdout)
-    assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 0, "worker2": 1}
+    assert [numbers[host]["unreachable"] for host in ("master", *WORKERS)] == [0, 0, 1]
+    assert all(numbers[host]["failed"] == 0 for host in numbers)
     assert numbers["worker1"]["ok"] > 20
     assert changed(run.stdout) == {}
     assert footprint() == before
@@ -402,8 +389,8 @@ def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_look_at_a_reset_changes_nothing_and_names_who_is_down(hosts: Inventory, before: dict[str, str]) -> None:
     run = play("reset", "--check", *hosts(worker2={"ansible_host": NOBODY}), check=False)
     assert run.returncode != 0
-    assert "worker2 failed. It cannot be reached" in said(run.stdout)
     numbers = recap(run.stdout)
+    assert [numbers[host]["unreachable"] for host in ("worker2", "worker1", "master")] == [1, 0, 0]
     assert (numbers["worker1"]["failed"], numbers["master"]["failed"]) == (0, 0)
     assert min(numbers["worker1"]["changed"], numbers["master"]["changed"]) >= 2
     assert footprint() == before

@@ -414,7 +414,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
     run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_folder=str(kept))
-    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed. No host could build for the class")
+    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "No host could build for the class")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
     assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text
