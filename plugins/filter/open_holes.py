@@ -43,7 +43,7 @@ EXAMPLES = r"""
     that: holes.open | length == 0
     fail_msg: "It has {{ holes.open | map(attribute='cve') | join(', ') }}."
   vars:
-    holes: "{{ 'rpc-server' | llama_cpp.cluster.open_holes(number=8491) }}"
+    holes: "{{ 'rpc-server' | llama_cpp.cluster.open_holes(number=8492) }}"
 """
 
 RETURN = r"""
