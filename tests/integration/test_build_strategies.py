@@ -7,8 +7,6 @@ many hosts, and each host is a case of its own.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -299,53 +297,6 @@ def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) ->
     assert fleet.programs("second") == fleet.programs("third")
     assert fleet.builds() == ["builder"] * 2, "what the killed run had begun, and one for the two others"
     assert fleet.is_as_it_was("builder")
-
-
-@pytest.mark.long
-def test_the_first_of_two_runs_that_make_the_same_gives_both_its_artifact(fleet: Fleet) -> None:
-    """Compilers may give two runs different bytes. The first run's artifact exists when the second run ends."""
-    fleet.hosts = {"one": {}, "two": {}}
-    fleet.variables["llama_cpp_cmake_options"]["FAKE_SLEEP"] = 4
-    fleet.variables["llama_cpp_build_strategy"] = "per_class"
-    assert fleet.run("one").code == 0
-    artifact = fleet.cache / "artifacts" / f"{fleet.release('one')}.tar.gz"
-    record = artifact.with_name(f"{fleet.release('one')}.json")
-    kept = {**json.loads(record.read_text()), "built_by": "the first"}
-    other = gzip.compress(gzip.decompress(artifact.read_bytes()), 1)
-    kept["sha256"], kept["size_bytes"] = hashlib.sha256(other).hexdigest(), len(other)
-    artifact.unlink()
-    second = fleet.start("two")
-    deadline = time.monotonic() + LIMIT_S
-    while not list(fleet.folder.glob("two/build/*/build.log")):
-        assert second.poll() is None, ended(second).text
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    artifact.write_bytes(other)
-    record.write_text(json.dumps(kept))
-    run = ended(second)
-    assert run.code == 0, run.text
-    assert fleet.builds() == ["one", "two"]
-    assert (fleet.artifacts(), fleet.record("two")) == ({artifact.name: kept["sha256"]}, kept)
-    assert fleet.programs("two") == fleet.programs("one")
-
-
-@pytest.mark.long
-def test_a_fault_of_the_controller_is_no_reason_to_try_other_builders(fleet: Fleet) -> None:
-    fleet.hosts = {"one": {}, "two": {}}
-    with small_disk(fleet.cache, "size=4k"):
-        run = fleet.run("one", "two")
-        assert not [path for path in fleet.cache.rglob("*") if path.is_file()]
-    for host in fleet.hosts:
-        fleet.failed(
-            run, host, "No artifact could be made for the class x86_64-",
-            f": the controller could not take the artifact into {fleet.cache}/artifacts (the disk is full): make room",
-        )  # fmt: skip
-    assert fleet.builds() == ["one"]
-    fleet.hosts["two"] = {"llama_cpp_cache_folder": str(fleet.folder / "another")}
-    run = fleet.run("one", "two")
-    for host in fleet.hosts:
-        fleet.failed(run, host, f"not the same for all hosts of this play ({fleet.folder}/another, {fleet.cache})")
-    assert fleet.builds() == []
 
 
 @pytest.mark.long
