@@ -15,7 +15,13 @@ description:
   - Asks the HAProxy that role P(llama_cpp.cluster.llama_gateway#role) has set up on this host.
   - It never fails because of a bad gateway or group. RV(message) says what is wrong.
   - It needs root to reach HAProxy's own socket.
-options: {}
+options:
+  paths:
+    description: Files that a gateway needs, see RV(missing).
+    type: list
+    elements: str
+    default: []
+    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 seealso:
@@ -84,6 +90,19 @@ certificate_days:
   description: In how many days the certificate expires; V(null) without one.
   returned: success
   type: int
+outdated:
+  description:
+    - What has changed since HAProxy started with it, V(unit) or V(configuration); empty if nothing has. A changed
+      configuration needs a reload, and a changed unit a restart.
+  returned: success
+  type: str
+  version_added: 0.4.0
+missing:
+  description: Those of O(paths) that are not there.
+  returned: success
+  type: list
+  elements: str
+  version_added: 0.4.0
 message:
   description: What is wrong, or that all groups take requests.
   returned: success
@@ -93,12 +112,15 @@ message:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.gateway import look
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service import missing
 
 
 def main() -> None:
     """Run the module."""
-    module = AnsibleModule(argument_spec={}, supports_check_mode=True)
-    module.exit_json(changed=False, **look())
+    module = AnsibleModule(
+        argument_spec={"paths": {"type": "list", "elements": "str", "default": []}}, supports_check_mode=True
+    )
+    module.exit_json(changed=False, missing=missing(module.params["paths"]), **look())
 
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ options:
     description: How long to wait for an answer, in seconds. For generated tokens, at least a minute.
     type: float
     default: 10
+  paths:
+    description: Files and folders that a service needs, see RV(missing). A folder ends with C(/).
+    type: list
+    elements: str
+    default: []
+    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 seealso:
@@ -106,6 +112,19 @@ servers:
     release:
       description: The id of the llama.cpp release that runs; V(null) if none runs.
       type: str
+    outdated:
+      description: Whether it started before the last change of its unit, settings, programs or keys, or runs another
+        release than the current one. Keys do not count if the release reads them again by itself.
+      type: bool
+      version_added: 0.4.0
+    plan:
+      description: The division of its model that the role has recorded, with C(tensor_split); V(null) if there is none.
+      type: dict
+      version_added: 0.4.0
+    metrics_link:
+      description: The link to its metrics in the folder of node_exporter; V(null) if there is none.
+      type: str
+      version_added: 0.4.0
     open_paths:
       description: The paths that it wrongly answers without a key.
       type: list
@@ -128,8 +147,23 @@ servers:
       text: " river"
       release: 0.3.36-0c1e57098-3f0a1b2c
       load: null
+      outdated: false
+      plan: null
+      metrics_link: null
       open_paths: []
       message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
+missing:
+  description: Those of O(paths) that are not there.
+  returned: success
+  type: list
+  elements: str
+  version_added: 0.4.0
+files_without_key:
+  description: The files of keys that have no key.
+  returned: success
+  type: list
+  elements: str
+  version_added: 0.4.0
 """
 
 from dataclasses import asdict
@@ -205,6 +239,9 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "text": answer.text,
         "release": services.release_of(main_pid),
         "load": load_of(service, main_pid) if state == "loading" else None,
+        "outdated": services.is_outdated(service, properties),
+        "plan": services.read_plan(service),
+        "metrics_link": services.metrics_link(service),
         "open_paths": answer.open_paths,
         "message": message,
     }
@@ -218,6 +255,7 @@ def main() -> None:
             "prompt": {"type": "str", "default": "a"},
             "n_predict": {"type": "int", "default": 1},
             "timeout": {"type": "float", "default": 10},
+            "paths": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
@@ -225,7 +263,12 @@ def main() -> None:
         module.fail_json(msg=f"n_predict is {module.params['n_predict']}; give a number from 1 to 4096.")
     if not 0 < module.params["timeout"] <= 3600:
         module.fail_json(msg=f"timeout is {module.params['timeout']:g}; give seconds from more than 0 to 3600.")
-    module.exit_json(changed=False, servers=[look_at(module, service) for service in services.read_services()])
+    module.exit_json(
+        changed=False,
+        servers=[look_at(module, service) for service in services.read_services()],
+        missing=services.missing(module.params["paths"]),
+        files_without_key=services.files_without_key(),
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def specs(role: str) -> dict[str, Any]:
 
 
 def settings(role: str) -> dict[str, Any]:
-    """Return the options of the entry point main, or without it those of all entry points."""
+    """Return the options of main, or of a role without it, those of its other entry points."""
     entries = specs(role)
     if "main" in entries:
         return dict(entries["main"].get("options", {}))

@@ -25,7 +25,7 @@ OWN = {"worker4": f"10.87.{lab.NUMBER}.14", "worker5": f"10.87.{lab.NUMBER}.15"}
 VIRTUAL = f"10.87.{lab.NUMBER}.100"
 ADDRESS_UNIT = "llama-gateway-address.service"
 LEFT = "/etc/systemd/system/llama-gateway-address.service /etc/llama_gateway/keepalived.conf "
-LEFT += "/usr/local/lib/llama_gateway/address.sh /etc/firewalld/policies/llama-vrrp.xml"
+LEFT += "/etc/llama_gateway/address.sh /etc/firewalld/policies/llama-vrrp.xml"
 
 
 def two(name: str, *options: str, check: bool = True, **variables: Any) -> subprocess.CompletedProcess[str]:

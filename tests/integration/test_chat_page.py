@@ -34,7 +34,7 @@ PLAY = [
         "vars": {"llama_cpp_roles": ["master"]},
         "tasks": [
             {"ansible.builtin.include_role": {"name": "llama_cpp.cluster.llama_cpp", "tasks_from": "page"}},
-            {"ansible.builtin.copy": {"content": "{{ __llama_cpp_page.path }}", "dest": "{{ where }}", "mode": "0644"}},
+            {"ansible.builtin.copy": {"content": "{{ llama_cpp_page.path }}", "dest": "{{ where }}", "mode": "0644"}},
         ],
     }
 ]

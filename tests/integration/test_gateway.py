@@ -458,7 +458,7 @@ def still_open(socks: list[socket.socket]) -> int:
 
 def test_a_stranger_cannot_take_what_others_need(folder: Path) -> None:
     alive = free_port()
-    with door(folder, StandIn("a"), __llama_gateway_alive=f"127.0.0.1:{alive}") as (_stand_ins, gateway):
+    with door(folder, StandIn("a"), llama_gateway_alive=f"127.0.0.1:{alive}") as (_stand_ins, gateway):
         # The connection ends after a request without a valid key.
         expired = HEALTH.replace(b"\r\n\r\n", f"\r\nX-Api-Key: {EXPIRED_KEY}\r\n\r\n".encode())
         for request in (HEALTH, HEALTH.replace(b"/health", b"/v1/models"), expired):

@@ -29,7 +29,7 @@ PLAY = f"""
   tasks:
     - ansible.builtin.include_role: {{name: {COLLECTION}.inference, tasks_from: refusals}}
     - ansible.builtin.debug:
-        msg: "{{{{ {{'refused': __inference_refused, 'message': __inference_outcome.failure.message}} | to_json }}}}"
+        msg: "{{{{ {{'refused': __inference_refused, 'message': inference_outcome.failure.message}} | to_json }}}}"
 """
 LOST = "A worker broke the connection during the run and all answer again."
 REFUSED = "operation VIEW: a tensor that is not within its buffer"
@@ -45,10 +45,10 @@ def said_after(folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str) -> dic
         (folder / "lines").write_text(lines)
     monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
     outcome = {"wall_time_ms": 91234.5, "failure": {"kind": "worker_lost", "endpoint": None, "message": LOST}}
-    given = {"__inference_hosts": ["worker1"], "ansible_python_interpreter": sys.executable}
+    given = {"inference_hosts": ["worker1"], "ansible_python_interpreter": sys.executable}
     (folder / "variables.json").write_text(json.dumps(given))
     # A variable of the command line would win against what the role sets.
-    fact = json.dumps({"__inference_outcome": outcome})
+    fact = json.dumps({"inference_outcome": outcome})
     play = PLAY.replace("tasks:", f"tasks:\n    - ansible.builtin.set_fact: {fact}", 1)
     (folder / "play.yml").write_text(play)
     done = run(

@@ -17,9 +17,9 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
 
-from support.api_service import ENVIRONMENT, FILES, VARIABLES, Service, running_service, settings
+from support.api_service import ENVIRONMENT, FILES, ROLE, VARIABLES, Service, running_service, settings
 from support.harness import RELEASE, Release, Worker, run_module, running_worker
-from support.templates import worked_out
+from support.templates import loaded, worked_out
 from support.tiny_projector import PATCH, TOKENS, picture, write_projector
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ RED, BLUE = picture(255, 0, 0), picture(0, 0, 255)
 def options(projector: Path) -> list[str]:
     """Return the options that the role gives llama-server for a projector."""
     given = {**VARIABLES, "llama_server_mmproj": str(projector)}
-    return [str(word) for word in worked_out(VARIABLES["__llama_server_mmproj_arguments"], given)]
+    words = [str(word) for word in worked_out(VARIABLES["__llama_server_serving"]["options"], given)]
+    return words[words.index("--mmproj") : words.index("/dev/null") + 1]
 
 
 @pytest.fixture
@@ -196,5 +197,7 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
     ids=["patched", "patched-otherwise", "of-before", "none-there"],
 )
 def test_the_role_knows_which_release_would_fetch(manifest: dict[str, Any], fetches: bool) -> None:
-    given = {**VARIABLES, "__llama_server_manifest": manifest}
-    assert worked_out(VARIABLES["__llama_server_fetches_media"], given) is fetches
+    given = {**VARIABLES, "llama_server_mmproj": "/srv/models/mmproj.gguf", "__llama_server_manifest": manifest}
+    [check] = [task for task in loaded(ROLE / "tasks/inspect.yml") if task["name"] == "Check that no problem was found"]
+    [rule] = [rule for rule in check["vars"]["__llama_server_facts"] if "patch server-media" in rule["else"]]
+    assert worked_out(rule["holds"], given) is not fetches

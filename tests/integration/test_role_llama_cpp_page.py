@@ -26,7 +26,7 @@ PLAY = [
         "gather_facts": False,
         "tasks": [
             {"ansible.builtin.include_role": {"name": "llama_cpp.cluster.llama_cpp", "tasks_from": "page"}},
-            {"ansible.builtin.debug": {"msg": "The page: {{ __llama_cpp_page.path }}"}},
+            {"ansible.builtin.debug": {"msg": "The page: {{ llama_cpp_page.path }}"}},
         ],
     }
 ]

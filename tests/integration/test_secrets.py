@@ -58,7 +58,7 @@ WITH_SECRETS = {
         "rpc_tunnel : Write the peers",
         "gguf_model : Download and verify the model",
     ],
-    "serve": ["llama_server : Write the given API keys", "llama_gateway : Write the configuration"],
+    "serve": ["llama_server : Write the API keys", "llama_gateway : Write the configuration"],
 }
 # The others run on no hosts, and have tests of their own.
 LESS = [name for name in PLAYBOOKS if name not in (*WITH_SECRETS, "demo", "image", "kubernetes", "size")]
@@ -187,7 +187,6 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
         variables = {
             **KEYS,
             "llama_gateway_port": free_port(),
-            "llama_gateway_firewall_enabled": False,
             "llama_gateway_tls_certificate": PEM.format("CERTIFICATE", "aaaa"),
             "llama_gateway_tls_key": PEM.format("PRIVATE KEY", MARK),
             "llama_server_enabled": True,
@@ -204,8 +203,7 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "gguf_model_sha256": "0" * 64,
             # As if this machine ran systemd, and had a key for the tunnel and no HAProxy.
             "__llama_gateway_haproxy": "/nowhere/haproxy",
-            "__llama_gateway_systemd": 257,
-            "__llama_server_systemd": 257,
+            "common_systemd": 257,
             "__rpc_tunnel_public_key": f"{'A' * 43}=",
         }
         tags = ("--tags", "llama_cpp,rpc_tunnel,gguf_model") if playbook == "site" else ()

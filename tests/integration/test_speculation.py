@@ -177,8 +177,6 @@ CASE = """
         llama_server_draft_model: "{{ case.value.draft | default('') }}"
         llama_server_spec_type: "{{ case.value.type | default('auto') }}"
         llama_server_mmproj: "{{ case.value.mmproj | default('') }}"
-        llama_server_lora: "{{ case.value.lora | default([]) }}"
-        llama_server_embeddings: "{{ case.value.embeddings | default(false) }}"
         llama_server_extra_args: "{{ case.value.words | default([]) }}"
         llama_server_endpoints: "{{ case.value.workers | default(['192.0.2.1:50052']) }}"
   rescue:
@@ -197,13 +195,12 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     head = write_synthetic(folder / "head.gguf", "layers that predict for other heads", layers=2)
     states = write_synthetic(folder / "states.gguf", "hybrid, every fourth")
     (folder / "broken.gguf").write_bytes(b"GGUF")
-    (folder / "keys").write_text("# no key\n")
     cases: dict[str, dict[str, Any]] = {
         "none": {"model": f"{folder}/none.gguf"},
         "broken": {"model": f"{folder}/broken.gguf"},
         "vocabulary": {"model": str(model), "draft": str(other)},
         "no-draft": {"model": str(model), "draft": f"{folder}/none.gguf"},
-        "adapter": {"model": str(model), "lora": [f"{folder}/none.gguf"]},
+        "adapter": {"model": str(model), "words": ["--lora", f"{model},{folder}/none.gguf"]},
         "no-projector": {"model": str(model), "mmproj": f"{folder}/none.gguf"},
         "projector": {"model": str(model), "mmproj": str(model)},
         "projector-home": {"step": "validate", "model": "/srv/m.gguf", "mmproj": "/run/user/1000/p.gguf"},
@@ -213,16 +210,14 @@ def said(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
         "tensor": {"model": str(states), "words": ["--split-mode", "tensor"], "workers": TWO},
         "no-model": {"step": "validate", "model": "/srv/m.gguf", "type": "draft-simple"},
         "n-gram": {"step": "validate", "model": "/srv/m.gguf", "draft": "/srv/d.gguf", "type": "ngram-mod"},
-        "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "embeddings": True},
+        "embeddings": {"step": "validate", "model": "/srv/m.gguf", "type": "ngram-mod", "words": ["--embeddings"]},
         "home": {"step": "validate", "model": "/srv/m.gguf", "draft": "/run/user/1000/d.gguf"},
     }
     variables = {
         "cases": cases,
         "ansible_python_interpreter": sys.executable,
-        "llama_server_prefix": f"{folder}/llama_cpp",
+        "llama_cpp_prefix": f"{folder}/llama_cpp",
         "llama_server_port": free_port(),
-        # This file replaces the real one.
-        "__llama_server_keys_file": f"{folder}/keys",
     }
     (folder / "variables.yml").write_text(yaml.safe_dump(variables))
     (folder / "case.yml").write_text(CASE.replace("ROLE", f"{COLLECTION}.llama_server"))
@@ -245,8 +240,7 @@ def found(text: str, case: str) -> str:
         ("none", "localhost has no file {folder}/none.gguf: bring the model there with the playbook site, or set"),
         ("broken", "{folder}/broken.gguf is not a complete GGUF model: its header is damaged or cut off."),
         ("vocabulary", "{folder}/other.gguf cannot draft tokens for {model}: token 300 is"),
-        ("mtp", "{folder}/keys on localhost has no key: write one into it, set llama_server_api_keys, or remove the"),
-        ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_lora or llama_server_chat_template"),
+        ("adapter", "localhost has no file {folder}/none.gguf, which llama_server_extra_args names"),
         ("no-draft", "{folder}/none.gguf is not a complete GGUF model: there is no such file."),
         ("no-projector", "{folder}/none.gguf is not a complete GGUF model: there is no such file."),
         ("projector", "{model} is no projector of llama.cpp: its architecture is llama and not clip. Take the file of"),
@@ -264,7 +258,10 @@ def found(text: str, case: str) -> str:
             "home",
             "llama_server_draft_model is /run/user/1000/d.gguf, and the confined service cannot read home",
         ),
-        ("embeddings", "llama_server_embeddings serves no text, so there is nothing to draft: leave out"),
+        (
+            "embeddings",
+            "--embeddings of llama_server_extra_args serves no text, so there is nothing to draft: leave out",
+        ),
     ],
 )
 def test_what_cannot_be_is_said_before_the_start(said: dict[str, str], case: str, sentence: str) -> None:

@@ -278,8 +278,9 @@ PLAYS = """
       ansible.builtin.include_role: {name: ROLE}
       when: not ansible_check_mode
       vars:
-        inference_endpoints: "{{ groups.llama_workers | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
-        inference_worker_group: nobody
+        inference_endpoints: >-
+          {{ groups.llama_workers | llama_cpp.cluster.rpc_endpoints(hostvars)
+             | map('replace', '127.0.0.1', 'localhost') }}
         inference_tensor_split: [6, 3]
         inference_report_path: "{{ folder }}/alone.json"
 """
@@ -331,7 +332,7 @@ def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker
     alone = json.loads((tmp_path / "alone.json").read_text())
     assert alone["plan"] is None
     assert alone["inference"]["failure"] is None
-    assert f"The model is not planned before it is loaded, since worker {workers[0].endpoint} is not a host" in said
+    assert f"is not planned before it is loaded, since worker localhost:{workers[0].port} is not a host" in said
 
     checked = run(*command, "--check", "-e", f"inference_model_path={tmp_path}/later.gguf", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -85,7 +85,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "rpc_tunnel": {"validate": []},
     "gguf_model": {"validate": []},
     # None of these masters serves an API. tests/serve has one that does.
-    "llama_server": {"pause": [], "resume": []},
+    "llama_server": {"pause": [], "start_paused": [], "resume": []},
     "inference": {
         "look": [],
         "verify": [],
@@ -95,7 +95,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
                 "cat {{ stage }}/answer-$(basename $(readlink {{ llama_cpp_prefix }}/current)).json",
                 register="__answer",
             ),
-            {"name": "Result", _FACT: {"__inference_result": "{{ __answer.stdout | from_json }}"}},
+            {"name": "Result", _FACT: {"inference_outcome": "{{ __answer.stdout | from_json }}"}},
         ],
     },
 }

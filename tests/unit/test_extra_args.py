@@ -12,7 +12,13 @@ from support.templates import loaded, worked_out
 from support.tree import ROOT, load_yaml
 
 ROLE = ROOT / "roles/llama_server"
-VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
+VARIABLES = {
+    **loaded(ROOT / "roles/common/vars/main.yml"),
+    **loaded(ROLE / "defaults/main.yml"),
+    **loaded(ROLE / "vars/main.yml"),
+    "groups": {},
+    "inventory_hostname": "master",
+}
 RULES = loaded(ROLE / "tasks/validate.yml")[0]["vars"]
 SPECS = load_yaml(ROLE / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
 
@@ -63,8 +69,7 @@ def said(extra_args: object, **more: Any) -> list[str]:
     """Return what the role says of these options, with nothing else to complain of."""
     given = {
         "llama_server_model_path": "/srv/models/m.gguf", "llama_server_endpoints": ["10.0.0.11:50052"],
-        "llama_server_bind_address": "127.0.0.1", "llama_server_ready_port": 0, "llama_server_api_keys": [],
-        "llama_server_trusted_sources": [], "llama_server_extra_args": extra_args, **more,
+        "llama_server_extra_args": extra_args, **more,
     }  # fmt: skip
     found: list[str] = worked_out(RULES["__llama_server_violations"], {**VARIABLES, **RULES, **given})
     return found
@@ -105,16 +110,15 @@ def test_a_text_is_no_list() -> None:
 
 def test_what_the_role_gives_llama_server_is_its_own() -> None:
     everything = {
-        "llama_server_ui": True, "llama_server_threads": 1, "llama_server_cache_reuse": 1, "llama_server_lora": ["/a"],
-        "llama_server_chat_template_file": "/b", "llama_server_embeddings": True, "llama_server_draft_model": "/c",
-        "__llama_server_split": [1], "llama_server_model_path": "/d", "llama_server_bind_address": "127.0.0.1",
+        "llama_server_ui": True, "inference_threads": 1, "llama_server_draft_model": "/c",
+        "__llama_server_split": [1], "llama_server_model_path": "/d", "llama_server_endpoints": ["10.0.0.11:50052"],
         "llama_server_extra_args": [], "llama_server_mmproj": "/e",
     }  # fmt: skip
     types = VARIABLES["__llama_server_spec_types"]
     given_to_it = {"--rpc", "--device", *(it["option"] for it in types.values())}
     for given in (everything, {**everything, "llama_server_ui": False}):
-        words = worked_out(VARIABLES["__llama_server_arguments"], {**VARIABLES, **given})
+        words = worked_out(VARIABLES["__llama_server_settings"]["arguments"], {**VARIABLES, **given})
         given_to_it |= {word for word in words if word.startswith("--")}
-    assert len(given_to_it) > 25
+    assert len(given_to_it) > 20
     endings = options.endings()
     assert [name for name in sorted(given_to_it) if not endings[name].startswith("which the role sets itself")] == []

@@ -27,7 +27,7 @@ TASKS = loaded(ROOT / "roles/inference/tasks/repacked_weights.yml")
 def test_a_worker_is_counted_once(endpoints: list[Any], repacked: dict[str, Any], figures: list[Any]) -> None:
     devices = [{"name": str(number), "endpoint": endpoint} for number, endpoint in enumerate(endpoints)]
     said = {endpoint: None if mib is None else {"mib": mib} for endpoint, mib in repacked.items()}
-    variables = {"__inference_outcome": {"devices": devices}, "__inference_repacked": said}
+    variables = {"inference_outcome": {"devices": devices}, "__inference_repacked": said}
     assert worked_out(TASKS[-1]["vars"]["__inference_devices"], variables) == [
         {**device, "repacked_mib": mib} for device, mib in zip(devices, figures)
     ]

@@ -12,10 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .service import PROC, UNITS, is_newer
+
 # The folder of the role's configuration, and the socket on which its HAProxy listens for commands.
 FOLDER = Path("/etc/llama_gateway")
 SOCKET = Path("/run/llama-gateway/admin.sock")
+# The ID of the process that systemd started. It stays during a reload, while another process takes the requests.
+PID_FILE = Path("/run/llama-gateway/haproxy.pid")
 UNIT = "llama-gateway.service"
+# The files that HAProxy reads when it starts or is reloaded.
+CONFIGURATION = ("haproxy.cfg", "keys.map", "models.map", "door.pem", "wait.lua")
 # The configuration of keepalived if there is a virtual address, and a folder that exists while keepalived runs.
 ADDRESS_CONFIG = "keepalived.conf"
 ADDRESS_FOLDER = Path("/run/llama-gateway-address")
@@ -89,11 +95,25 @@ def days_left(certificate: str, now: float | None = None) -> int | None:
     return int((ends - (time.time() if now is None else now)) // 86400)
 
 
+def outdated(
+    worker: int, folder: Path = FOLDER, *, pid_file: Path = PID_FILE, units: Path = UNITS, proc: Path = PROC
+) -> str:
+    """Return `unit` or `configuration` if a running HAProxy started before that changed; otherwise an empty string.
+
+    `worker` is the ID of the process that takes requests.
+    """
+    main = pid_file.read_text(encoding="ascii").split() if pid_file.exists() else []
+    if main and is_newer([units / UNIT], int(main[0]), proc):
+        return "unit"
+    return "configuration" if is_newer([folder / name for name in CONFIGURATION], worker, proc) else ""
+
+
 def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDRESS_FOLDER) -> dict[str, Any]:
     """Return the state of the gateway, and whether it is healthy; see module llama_gateway_info."""
     try:
         models = read_models((folder / "models.map").read_text(encoding="utf-8"))
         statistics = tell("show stat", path)
+        worker = re.search(r"^Pid: (\d+)$", tell("show info", path), re.MULTILINE)
         pem = folder / "door.pem"
         days = days_left(tell(f"show ssl cert {pem}", path)) if pem.exists() else None
     except FileNotFoundError:
@@ -119,6 +139,7 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
         "groups": [asdict(group) for group in groups],
         "queued": read_queues(statistics, models),
         "certificate_days": days,
+        "outdated": outdated(int(worker[1]) if worker else 0, folder),
         "message": " ".join(problems) or f"All {len(groups)} groups take requests.",
     }
 
@@ -131,6 +152,7 @@ def _silent(message: str) -> dict[str, Any]:
         "groups": [],
         "queued": {},
         "certificate_days": None,
+        "outdated": "",
         "message": message,
     }
 

@@ -24,21 +24,16 @@ OWN = {
     "--port": "llama_server_port",
     "-np --parallel": "llama_server_parallel",
     "-c --ctx-size": "llama_server_ctx_size",
-    "-t --threads": "llama_server_threads",
+    "-t --threads": "inference_threads",
     "--rpc": "llama_server_endpoints",
     "-dev --device": "llama_server_endpoints",
     "-ts --tensor-split": "llama_server_tensor_split",
     "-ngl --gpu-layers --n-gpu-layers": "",
     "-fit --fit": "",
     "-cram --cache-ram": "llama_server_cache_ram",
-    "--cache-reuse": "llama_server_cache_reuse",
-    "--chat-template-file": "llama_server_chat_template_file",
-    "--lora": "llama_server_lora",
     "-mm --mmproj": "llama_server_mmproj",
     "--mmproj-offload --no-mmproj-offload": "",
     "--video-ffmpeg-dir": "",
-    "--embedding --embeddings": "llama_server_embeddings",
-    "-rea --reasoning": "llama_server_reasoning",
     "--api-key": "llama_server_api_keys",
     "--api-key-file": "llama_server_api_keys",
     "--spec-type": "llama_server_spec_type",
@@ -106,6 +101,7 @@ ALLOWED = {
         -ctk --cache-type-k -ctv --cache-type-v -dt --defrag-thold --kv-unified-per-slot -ctxcp --ctx-checkpoints
         --swa-checkpoints -cms --checkpoint-min-step -kvu --kv-unified -no-kvu --no-kv-unified --cache-idle-slots
         --no-cache-idle-slots --context-shift --no-context-shift --cache-prompt --no-cache-prompt
+        --cache-reuse
     """,
     "position encoding": """
         --rope-scaling --rope-scale --rope-freq-base --rope-freq-scale --yarn-orig-ctx --yarn-ext-factor
@@ -114,7 +110,7 @@ ALLOWED = {
     "weights, and files beside the model that are read at the start": """
         --repack -nr --no-repack --no-host -lm --load-mode -lzm --lazy-mode -ot --override-tensor -cmoe --cpu-moe -ncmoe
         --n-cpu-moe -ncffn --n-cpu-ffn -sm --split-mode -mg --main-gpu -fitt --fit-target -fitc --fit-ctx
-        --check-tensors --override-kv --op-offload --no-op-offload --warmup --no-warmup --lora-scaled
+        --check-tensors --override-kv --op-offload --no-op-offload --warmup --no-warmup --lora --lora-scaled
         --lora-init-without-apply --control-vector --control-vector-scaled --control-vector-layer-range --grammar-file
         -jf --json-schema-file --ui-config-file --webui-config-file
     """,
@@ -130,6 +126,7 @@ ALLOWED = {
         --mirostat-lr --mirostat-ent -l --logit-bias --grammar -j --json-schema -bs --backend-sampling
     """,
     "chats, embeddings and ranks": """
+        -rea --reasoning --embedding --embeddings --chat-template-file
         --jinja --no-jinja --reasoning-format --reasoning-effort --reasoning-budget --reasoning-budget-message
         --reasoning-preserve --no-reasoning-preserve --chat-template --chat-template-kwargs --skip-chat-parsing
         --no-skip-chat-parsing --prefill-assistant --no-prefill-assistant --pooling --embd-normalize --rerank

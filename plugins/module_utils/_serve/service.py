@@ -6,13 +6,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 # The folder in which the role writes a settings file and a key file for each port.
 FOLDER = Path("/etc/llama_server")
-PROPERTIES = ("ActiveState", "StatusText", "NRestarts", "MainPID")
+PROGRAMS = Path("/usr/local/lib/llama_server")
+UNITS = Path("/etc/systemd/system")
+PROC = Path("/proc")
+PROPERTIES = ("ActiveState", "StatusText", "NRestarts", "MainPID", "NeedDaemonReload")
+# With this patch, llama-server reads a changed file of keys again by itself.
+KEYS_PATCH = "server-keys"
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class Service:
     workers: list[str]
     model: Path
     keys_file: Path
+    program: Path
 
     @property
     def unit(self) -> str:
@@ -56,6 +63,7 @@ def read_services(folder: Path = FOLDER) -> list[Service]:
                     [str(worker) for worker in settings["workers"]],
                     Path(settings["model"]),
                     Path(settings["keys_file"]),
+                    Path(settings["program"]),
                 )
             )
         except (OSError, ValueError, KeyError, TypeError):
@@ -77,7 +85,84 @@ def read_properties(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def programs_of(main_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
+def missing(paths: Iterable[str]) -> list[str]:
+    """Return those paths that do not exist; one that ends with a slash has to be a folder."""
+    return [path for path in paths if not (Path(path).is_dir() if path.endswith("/") else Path(path).exists())]
+
+
+def files_without_key(folder: Path = FOLDER) -> list[str]:
+    """Return the files of keys that have no key; llama-server would let everybody in."""
+    return sorted(str(path) for path in folder.glob("*.keys") if read_key(path) is None)
+
+
+def read_plan(service: Service, folder: Path = FOLDER) -> dict[str, Any] | None:
+    """Return the division of the model that the role has written for a service; None if there is none."""
+    try:
+        return dict(json.loads((folder / f"{service.port}.plan").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def metrics_link(service: Service, units: Path = UNITS) -> str | None:
+    """Return the link to the metrics in node_exporter's folder, which the unit names; None if it names none."""
+    try:
+        text = (units / service.unit).read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^X-TextfileLink=(.+)$", text, re.MULTILINE)
+    return found[1] if found else None
+
+
+def started_at(pid: int, proc: Path = PROC) -> float | None:
+    """Return when a process started, in seconds since 1970; None if that is not visible."""
+    try:
+        ticks = int((proc / f"{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def is_newer(paths: Iterable[Path], pid: int, proc: Path = PROC) -> bool:
+    """Return whether a file was changed after a process started; a time in the future says nothing."""
+    started = started_at(pid, proc)
+    return started is not None and any(started < path.stat().st_mtime <= time.time() for path in paths if path.exists())
+
+
+def rereads_keys(program: Path) -> bool:
+    """Return whether the release of a llama-server has the patch with which a new key needs no restart."""
+    try:
+        manifest = json.loads((program.resolve().parents[1] / "manifest.json").read_text(encoding="utf-8"))
+        return any(patch["name"] == KEYS_PATCH for patch in manifest.get("patches") or [])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def is_outdated(
+    service: Service,
+    properties: Mapping[str, str],
+    *,
+    folder: Path = FOLDER,
+    programs: Path = PROGRAMS,
+    units: Path = UNITS,
+    proc: Path = PROC,
+) -> bool:
+    """Return whether a service runs that started before the last change of its files, or with another release."""
+    main_pid = int(properties.get("MainPID") or 0)
+    if not main_pid:
+        return False
+    if properties.get("NeedDaemonReload") == "yes":
+        return True
+    found = re.search(r"/releases/([^/]+)/bin/", str(service.program.resolve()))
+    if found and release_of(main_pid, proc) not in (None, found[1]):
+        return True
+    files = [folder / f"{service.port}.json", units / service.unit, programs / "llama_server_service.py"]
+    files += programs.glob("_rpc/*.py")
+    if not rereads_keys(service.program):
+        files.append(service.keys_file)
+    return is_newer(files, main_pid, proc)
+
+
+def programs_of(main_pid: int, proc: Path = PROC) -> dict[int, str]:
     """Return the programs that a service runs, by process ID; none if none is visible."""
     try:
         children = (proc / f"{main_pid}/task/{main_pid}/children").read_text(encoding="ascii").split()
@@ -86,7 +171,7 @@ def programs_of(main_pid: int, proc: Path = Path("/proc")) -> dict[int, str]:
         return {}
 
 
-def release_of(main_pid: int, proc: Path = Path("/proc")) -> str | None:
+def release_of(main_pid: int, proc: Path = PROC) -> str | None:
     """Return the id of the release whose llama-server a service runs; None if there is none or it is not visible."""
     programs = programs_of(main_pid, proc).values()
     found = (re.search(r"/releases/([^/]+)/bin/llama-server$", program) for program in programs)

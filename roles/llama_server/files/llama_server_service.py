@@ -68,9 +68,9 @@ class Settings:
     address: str
     port: int
     keys_file: str
-    stall_timeout_s: int
     metrics_file: str | None
     ready_port: int = 0
+    stall_timeout_s: int = 600
 
     @property
     def own_address(self) -> str:

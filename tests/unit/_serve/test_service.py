@@ -4,13 +4,20 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service import (
     Service,
+    files_without_key,
+    is_outdated,
     message_of,
+    metrics_link,
+    missing,
     read_key,
+    read_plan,
     read_properties,
     read_services,
     release_of,
@@ -116,3 +123,76 @@ def test_the_release_that_runs_is_that_of_the_program(tmp_path: Path) -> None:
         (tmp_path / str(child) / "exe").symlink_to(program)
     assert release_of(7, tmp_path) == "0.3.36-0c1e"
     assert release_of(6, tmp_path) is None
+
+
+OLD, NEW = 4000.0, 1000.0
+
+
+def host(folder: Path, started_s: float, **patches: Any) -> tuple[Service, dict[str, Any]]:
+    """Return a service that started so many seconds ago, and the folders of a host with its older files."""
+    release = folder / "releases/new"
+    (release / "bin").mkdir(parents=True)
+    (release / "manifest.json").write_text(json.dumps(patches))
+    (folder / "current").symlink_to(release)
+    for name in (
+        "programs/_rpc/prober.py",
+        "programs/llama_server_service.py",
+        "units/llama-server@8080.service",
+        "8080.keys",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("X-TextfileLink=/srv/node/llama_server_8080.prom\n")
+    [service] = services_of(folder, program=f"{folder}/current/bin/llama-server", keys_file=f"{folder}/8080.keys")
+    for path in folder.rglob("*"):
+        os.utime(path, (time.time() - OLD - 1000,) * 2)
+    (folder / "proc/7").mkdir(parents=True)
+    ticks = (time.clock_gettime(time.CLOCK_BOOTTIME) - started_s) * os.sysconf("SC_CLK_TCK")
+    (folder / "proc/7/stat").write_text(f"7 (a) b) S {'0 ' * 18}{ticks:.0f} 0")
+    return service, {name: folder / name for name in ("programs", "units", "proc")} | {"folder": folder}
+
+
+@pytest.mark.parametrize(
+    ("changed", "at_s", "patches", "outdated"),
+    [
+        (None, 0, [], False),
+        ("8080.json", NEW, [], True),
+        ("8080.json", OLD + 500, [], False),
+        ("8080.json", -NEW, [], False),
+        ("units/llama-server@8080.service", NEW, [], True),
+        ("programs/_rpc/prober.py", NEW, [], True),
+        ("8080.keys", NEW, [], True),
+        ("8080.keys", NEW, [{"name": "server-keys"}], False),
+    ],
+    ids=["nothing", "settings", "before", "a-clock-was-set", "unit", "program", "keys", "keys-that-are-read-again"],
+)
+def test_a_service_that_started_before_its_files_is_outdated(
+    tmp_path: Path, changed: str | None, at_s: float, patches: list[Any], outdated: bool
+) -> None:
+    service, places = host(tmp_path, OLD, patches=patches)
+    if changed:
+        os.utime(tmp_path / changed, (time.time() - at_s,) * 2)
+    assert is_outdated(service, {"MainPID": "7"}, **places) is outdated
+    assert is_outdated(service, {"MainPID": "7", "NeedDaemonReload": "yes"}, **places)
+    assert not is_outdated(service, {"MainPID": "0", "NeedDaemonReload": "yes"}, **places), "it does not run"
+
+
+def test_another_release_makes_a_service_outdated(tmp_path: Path) -> None:
+    service, places = host(tmp_path, OLD)
+    (tmp_path / "proc/7/task/7").mkdir(parents=True)
+    (tmp_path / "proc/7/task/7/children").write_text("8")
+    (tmp_path / "proc/8").mkdir()
+    for release, outdated in (("new", False), ("old", True)):
+        (tmp_path / "proc/8/exe").unlink(missing_ok=True)
+        (tmp_path / "proc/8/exe").symlink_to(f"/opt/llama_cpp/releases/{release}/bin/llama-server")
+        assert is_outdated(service, {"MainPID": "7"}, **places) is outdated
+
+
+def test_what_the_role_has_recorded_is_read(tmp_path: Path) -> None:
+    service, places = host(tmp_path, OLD)
+    assert metrics_link(service, places["units"]) == "/srv/node/llama_server_8080.prom"
+    assert read_plan(service, tmp_path) is None
+    (tmp_path / "8080.plan").write_text('{"tensor_split": [1]}')
+    assert read_plan(service, tmp_path) == {"tensor_split": [1]}
+    assert missing([f"{tmp_path}/8080.plan", f"{tmp_path}/8080.plan/", f"{tmp_path}/"]) == [f"{tmp_path}/8080.plan/"]
+    (tmp_path / "8081.keys").write_text("# no key\n\n")
+    assert files_without_key(tmp_path) == [f"{tmp_path}/8081.keys"]
