@@ -65,7 +65,7 @@ _value:
     recover:
       description:
         - By host, how to finish an interrupted upgrade. RV(_value.targets) is then empty.
-        - The C(release) to use, the C(run), and the C(state) for M(llama_cpp.cluster.release_journal).
+        - The C(release) to use, the C(run), and the C(state), V(finished) or V(withdrawn).
       type: dict
     interrupted:
       description: The interrupted upgrade in a sentence; empty if there is none.
