@@ -8,10 +8,10 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
-[ "$#" != 0 ] || set -- module_overhead throughput upstream tensor_trace serving speculation balancing conversations bad_clients many_groups verification hashing load tunnel distance api_back rollout site_again
+[ "$#" != 0 ] || set -- module_overhead throughput upstream serving load rollout site_again
 
 # Builds the releases that the benchmarks on loopback run. If they are built already, this takes a second.
-case "$*" in api_back | rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac
+case "$*" in rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac
 outcome=0
 for name; do
     [ -e "tests/benchmarks/$name.py" ] || { echo "error: there is no benchmark $name in tests/benchmarks." >&2; exit 1; }

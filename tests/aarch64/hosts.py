@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -125,18 +123,6 @@ def eventually(true: Callable[[], Any], limit: float, what: str) -> Any:
             return found
         time.sleep(1)
     raise AssertionError(f"not within {limit} s: {what}")
-
-
-def play(playbook: Path, **variables: Any) -> subprocess.CompletedProcess[str]:
-    """Run a playbook over the scenario's inventory."""
-    return subprocess.run(
-        [
-            str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(INVENTORY), str(playbook),
-            "-e", json.dumps(variables),
-        ],
-        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
-        capture_output=True, text=True, timeout=900, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)

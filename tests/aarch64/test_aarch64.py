@@ -6,19 +6,15 @@ The short form, part of `make test`, has Arm hosts of one CPU class. The long fo
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import re
 import subprocess
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import pytest
 
 from aarch64 import hosts
@@ -189,42 +185,6 @@ def test_the_greedy_text_is_that_of_one_worker(workers: tuple[str, ...], referen
         assert float(held[1]) > 1
 
 
-def one_weight(weights: np.ndarray) -> None:
-    """Change the sign of one of the hundreds of thousands of weights in a matrix."""
-    weights.ravel()[1000] *= -1
-
-
-def four_bits(weights: np.ndarray) -> None:
-    """Keep only the upper four bits of each weight; a block is a scale of two bytes and 32 weights."""
-    bits = weights.reshape(-1, 34)[:, 2:].view(np.int8)
-    bits[:] = (bits >> 4 << 4) + 8
-
-
-@pytest.mark.parametrize(
-    ("model", "change"),
-    [
-        pytest.param(FLOATS, one_weight, id="one-weight-has-the-wrong-sign"),
-        pytest.param(EIGHT_BITS, four_bits, id="one-matrix-is-quantised-to-four-bits"),
-    ],
-)
-def test_a_fault_is_not_taken_for_rounding(
-    model: hosts.Model, change: Callable[[np.ndarray], None], reference: str, exact: Logits,
-    usual: tuple[Logits, float], tmp_path: Path, show: Show,
-) -> None:  # fmt: skip
-    """Check that the comparisons above notice the faults of a wrong kernel."""
-    path = tmp_path / "spoilt.gguf"
-    path.write_bytes((hosts.CACHE / "lab" / Path(model.path).name).read_bytes())
-    reader = gguf.GGUFReader(path, "r+")
-    change(next(tensor.data for tensor in reader.tensors if tensor.name == "blk.1.ffn_down.weight"))
-    reader.data.flush()
-    spoilt = hosts.Model("/srv/spoilt.gguf", model.options)
-    hosts.send(MASTER, path.read_bytes(), spoilt.path)
-    first, limit = (exact, SUMS) if model is FLOATS else usual
-    found = compare(first, hosts.logits(MASTER, spoilt, PROMPT + reference, ARM), limit)
-    show(f"made wrong ({change.__name__} of one layer), seen as such:\n  " + str(found).replace("\n", "\n  "))
-    assert not found.is_rounding
-
-
 def test_the_run_of_the_playbook_used_all_workers(show: Show) -> None:
     report = json.loads((hosts.LAB / "report.json").read_text())
     for device in report["inference"]["devices"]:
@@ -291,73 +251,6 @@ def test_workers_are_open_to_the_master_and_to_no_stranger() -> None:
     assert hosts.reached(MASTER, *WORKERS) == ["connected"] * len(WORKERS)
     assert hosts.reached(STRANGER, *WORKERS, port=22) == ["connected"] * len(WORKERS), "the way there is open"
     assert "connected" not in hosts.reached(STRANGER, *WORKERS)
-
-
-# --- Artifacts that a host cannot run ---------------------------------------------------------------------------------
-
-
-REFUSALS = {"of-another-architecture": ("architecture", r"another kind of machine than this one \(aarch64\)")}
-if hosts.TWO_CLASSES:
-    REFUSALS.update(
-        {
-            "of-another-class-by-its-manifest": ("class", r"i8mm|sve"),
-            "of-another-class-by-running-it": ("instruction", r"instruction that this CPU lacks"),
-        }
-    )
-
-
-@pytest.fixture(scope="module")
-def refused(seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the role's message about each artifact, and the state of arm-master before and after."""
-    folder = tmp_path_factory.mktemp("artifacts")
-    ours = {
-        host: hosts.CACHE / "artifacts" / f"{seen[host]['manifest']['id']}.tar.gz"
-        for host in {OTHER, ARM[-1]} - {"arm-master"}
-    }
-    # Artifacts without their manifests, which name their target. They are small, as the connection to an emulated host
-    # is slow.
-    bare = {host: folder / f"{host}.tar.gz" for host in ours}
-    for host, path in ours.items():
-        with tarfile.open(path) as whole, tarfile.open(bare[host], "w:gz") as rest:
-            program = next(member for member in whole if member.name.endswith("bin/rpc-server"))
-            rest.addfile(program, whole.extractfile(program))
-    commit = seen["arm-master"]["manifest"]["source"]["commit"]
-    artifacts = {"architecture": bare[OTHER]}
-    if hosts.TWO_CLASSES:
-        artifacts.update({"class": ours["arm-worker"], "instruction": bare["arm-worker"]})
-    cases = [
-        {"name": name, "artifact": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "commit": commit}
-        for name, path in artifacts.items()
-    ]
-    state = (
-        "sh",
-        "-c",
-        "readlink /opt/llama_cpp/current; cd /opt/llama_cpp; find . | sort | sha256sum; ls -A releases",
-    )
-    before = hosts.said("arm-master", *state)
-    done = hosts.play(Path(__file__).with_name("refusals.yml"), cases=cases, said_path=str(folder / "said.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    after = hosts.said("arm-master", *state)
-    return {**json.loads((folder / "said.json").read_text()), "before": before, "after": after}
-
-
-@pytest.mark.long
-@by_emulation_only
-@pytest.mark.parametrize(
-    ("case", "reason"), [pytest.param(case, reason, id=name) for name, (case, reason) in REFUSALS.items()]
-)
-def test_an_artifact_that_a_host_cannot_run_is_refused(
-    case: str, reason: str, refused: dict[str, Any], show: Show
-) -> None:
-    show(f"refused ({case}): {refused[case]}")
-    assert re.search(reason, refused[case])
-    assert len(refused[case].splitlines()) == 1
-
-
-@pytest.mark.long
-@by_emulation_only
-def test_what_was_there_before_a_refusal_is_there_after_it(refused: dict[str, Any]) -> None:
-    assert refused["after"] == refused["before"]
 
 
 # --- Reboot -----------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from support.lab.hosts import WORKERS, close_connections, require_lab, ssh
 if TYPE_CHECKING:
     from xdist.remote import Producer
 
-# These tests use a host or a lab that no other test uses, so that they can run beside the others.
-BESIDE = ("test_lab.py", "test_system_packages.py")
+# These tests use a host that no other test uses, so that they can run beside the others.
+BESIDE = ("test_system_packages.py",)
 
 
 class Beside(LoadScopeScheduling):

@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -27,7 +26,6 @@ from support.lab.hosts import (
     UNIT,
     WORKERS,
     at_once,
-    eventually,
     play,
     ssh,
     ssh_command,
@@ -38,8 +36,6 @@ from support.lab.round_trips import counted, round_trips
 MOST_ROUND_TRIPS = {"master": 8, "worker1": 6, "worker2": 6}
 NOBODY = f"10.87.{NUMBER}.99"
 MANIFEST = "/opt/llama_cpp/current/manifest.json"
-TYPED = """Say "{{ 1 + 1 }}", it's $HOME \\n # é"""
-
 # Holds a worker as a client does, until its input ends.
 CLIENT = """
 import socket, sys
@@ -148,19 +144,10 @@ def test_bad_input_is_named_and_changes_nothing(
 
 
 def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: dict[str, str]) -> None:
-    """Use batches of one: by itself Ansible would end with the first batch that failed."""
-    run = play(
-        "site",
-        *hosts(worker1={"rpc_server_port": 22}),
-        "-e",
-        "llama_cpp_serial=1",
-        "--tags",
-        "rpc_server,inference",
-        check=False,
-    )
+    run = play("site", *hosts(worker1={"rpc_server_port": 22}), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert "worker1 failed." in said(run.stdout)
-    assert "Inference was not started, because of worker1:" in said(run.stdout)
+    assert "port 22" in said(run.stdout).partition("fatal: [worker1]")[2].partition("PLAY [")[0]
+    assert "Inference was not started, because worker1 failed above" in said(run.stdout)
     numbers = recap(run.stdout)
     assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 1, "worker2": 0}
     assert numbers["worker2"]["ok"] > numbers["worker1"]["ok"], "worker2 was not gone through"
@@ -171,13 +158,8 @@ def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: 
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        pytest.param({"ansible_host": NOBODY}, "It cannot be reached over SSH", id="address"),
-        pytest.param(
-            {"ansible_user": "stranger"},
-            "It refuses the login over SSH (stranger@",
-            id="login",
-            marks=pytest.mark.long,
-        ),
+        pytest.param({"ansible_host": NOBODY}, NOBODY, id="address"),
+        pytest.param({"ansible_user": "stranger"}, "Permission denied", id="login", marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
@@ -185,10 +167,11 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_go_on(
 ) -> None:
     run = play("site", *hosts(worker2=variables), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert f"worker2 failed. {why}" in said(run.stdout)
-    assert "Inference was not started, because of worker2:" in said(run.stdout)
+    assert why in said(run.stdout).partition("[worker2]: UNREACHABLE!")[2].partition("PLAY [")[0]
+    assert "Inference was not started, because worker2 failed above" in said(run.stdout)
     numbers = recap(run.stdout)
-    assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 0, "worker2": 1}
+    assert [numbers[host]["unreachable"] for host in ("master", *WORKERS)] == [0, 0, 1]
+    assert all(numbers[host]["failed"] == 0 for host in numbers)
     assert numbers["worker1"]["ok"] > 20
     assert changed(run.stdout) == {}
     assert footprint() == before
@@ -206,19 +189,6 @@ def test_check_and_diff_in_batches_find_nothing_to_change_in_few_looks(
     assert round_trips(tmp_path, LAB / "ssh_config") == MOST_ROUND_TRIPS
 
 
-@pytest.mark.long
-def test_the_hub_is_asked_before_anything_is_built(hosts: Inventory, before: dict[str, str]) -> None:
-    wrong = {"hf_repo": "a/b", "hf_file": "c.gguf", "hf_endpoint": "http://127.0.0.1:9", "retries": 0}
-    model = {"path": "/srv/models/c.gguf", "controller_path": "", **wrong}
-    options = hosts(master={f"gguf_model_{name}": value for name, value in model.items()})
-    run = play("site", *options, "--tags", "llama_cpp,gguf_model", check=False)
-    assert run.returncode != 0
-    begun = said(run.stdout).partition("PLAY [Install the same llama.cpp on every host]")[0]
-    assert "could not be fetched: 127.0.0.1 refuses connections" in begun
-    assert changed(run.stdout) == {}
-    assert footprint() == before
-
-
 def test_tags_and_limit_leave_the_rest_alone() -> None:
     run = play("site", "--tags", "rpc_firewall", "--limit", "worker1")
     assert set(recap(run.stdout)) == {"worker1"}
@@ -227,14 +197,6 @@ def test_tags_and_limit_leave_the_rest_alone() -> None:
     entered = set(re.findall(r"TASK \[llama_cpp\.cluster\.(\w+ : (?!Validating)[^]]+)", run.stdout))
     assert "rpc_firewall : Read the state of firewalld" in entered
     assert {"llama_cpp : Read the host's facts", "rpc_server : Wait until the worker answers"} & entered == set()
-
-
-@pytest.mark.long
-def test_without_a_model_the_cluster_is_verified_and_the_variable_is_named() -> None:
-    run = play("site", "-e", "gguf_model_path=", "--tags", "inference")
-    assert "TASK [llama_cpp.cluster.inference : Check that every worker is ready]" in run.stdout
-    assert "Inference was skipped, because there is no model: set gguf_model_path" in said(run.stdout)
-    assert "Continue the prompt over all workers" not in run.stdout
 
 
 @contextmanager
@@ -307,14 +269,6 @@ def test_verify_is_stable_and_does_not_disturb_a_worker_that_serves(tmp_path: Pa
     assert footprint() == before, "the worker did not survive being looked at"
 
 
-@pytest.mark.long
-def test_the_status_is_written_though_no_master_can_be_asked(hosts: Inventory, tmp_path: Path) -> None:
-    code, _printed, status = verify(tmp_path, *hosts(master={"ansible_host": NOBODY}))
-    assert (code != 0, status["healthy"]) == (True, False)
-    assert status["problems"][0].startswith("master could not be asked. It cannot be reached over SSH")
-    assert [(worker["healthy"], worker["state"]) for worker in status["workers"]] == [(False, None)] * len(WORKERS)
-
-
 def entries() -> dict[str, set[str]]:
     """Return the large tensors in each worker's cache, and when they were written."""
     look = "find /var/cache/llama_cpp/rpc -type f -size +10M -printf '%f %T@\\n'"
@@ -323,45 +277,6 @@ def entries() -> dict[str, set[str]]:
 
 def forget_tensors() -> None:
     at_once(lambda worker: ssh(worker, "sh", "-c", "rm -f /var/cache/llama_cpp/rpc/*"), WORKERS)
-
-
-RPC_CACHE = "/opt/llama_cpp/current/libexec/rpc-cache"
-# Waits for /run/seed before it adds anything.
-WAITS = """#!/bin/sh
-if [ "$1" = add ]; then
-    touch /run/seeding
-    for second in $(seq 120); do [ -e /run/seed ] && break; sleep 1; done
-    [ -e /run/seed ] || { echo "it was not let go on" >&2; exit 1; }
-fi
-exec "$0.kept" "$@"
-"""
-
-
-@contextmanager
-def seeding_waits() -> Iterator[None]:
-    """Let workers wait before they add tensors to their caches, until the test lets them go on."""
-    put = f"cp -p {RPC_CACHE} {RPC_CACHE}.kept && cat >{RPC_CACHE}.new && chmod 755 {RPC_CACHE}.new && "
-    at_once(lambda host: ssh(host, "sh", "-c", put + f"mv {RPC_CACHE}.new {RPC_CACHE}", text_in=WAITS), WORKERS)
-    try:
-        yield
-    finally:
-        remove = f"mv {RPC_CACHE}.kept {RPC_CACHE}; rm -f /run/seeding /run/seed"
-        at_once(lambda host: ssh(host, "sh", "-c", remove), WORKERS)
-
-
-def is_seeding(worker: str) -> bool:
-    return ssh(worker, "test", "-e", "/run/seeding", check=False).returncode == 0
-
-
-@pytest.mark.long
-def test_workers_are_seeded_side_by_side() -> None:
-    forget_tensors()
-    with ThreadPoolExecutor(1) as pool, seeding_waits():
-        run = pool.submit(play, "seed", "-e", "seed_from=controller")
-        eventually(lambda: run.done() or all(at_once(is_seeding, WORKERS).values()), 110, "both workers are at it")
-        assert not run.done(), run.result().stdout
-        at_once(lambda worker: ssh(worker, "touch", "/run/seed"), WORKERS)
-        assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.result().stdout) for worker in WORKERS)
 
 
 @pytest.mark.long
@@ -391,19 +306,11 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str]) -> None
 
 
 @pytest.mark.long
-def test_a_prompt_arrives_as_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROMPT", TYPED)
-    report = tmp_path / "report.json"
-    play("infer", "-e", f"inference_report_path={report}", "-e", "inference_n_predict=2")
-    assert json.loads(report.read_text())["prompt"] == TYPED
-
-
-@pytest.mark.long
 def test_a_look_at_a_reset_changes_nothing_and_names_who_is_down(hosts: Inventory, before: dict[str, str]) -> None:
     run = play("reset", "--check", *hosts(worker2={"ansible_host": NOBODY}), check=False)
     assert run.returncode != 0
-    assert "worker2 failed. It cannot be reached" in said(run.stdout)
     numbers = recap(run.stdout)
+    assert [numbers[host]["unreachable"] for host in ("worker2", "worker1", "master")] == [1, 0, 0]
     assert (numbers["worker1"]["failed"], numbers["master"]["failed"]) == (0, 0)
     assert min(numbers["worker1"]["changed"], numbers["master"]["changed"]) >= 2
     assert footprint() == before

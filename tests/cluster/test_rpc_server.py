@@ -194,13 +194,6 @@ def test_it_goes_on_by_itself_after_it_was_stopped() -> None:
         assert "Finished" not in journal, "each of them would be two lines of the journal"
 
 
-@pytest.mark.long
-def test_a_second_run_changes_nothing(role: Role) -> None:
-    before = at_once(traces, WORKERS)
-    assert recap(role(BOTH)) == 0
-    assert at_once(traces, WORKERS) == before
-
-
 def test_a_change_restarts_the_worker_once(restored: Role) -> None:
     before = at_once(pid, WORKERS)
     done = restored(BOTH, "--diff", rpc_server_memory_max="20G")
@@ -238,28 +231,6 @@ def test_what_was_left_half_done_is_caught_up(restored: Role) -> None:
     ssh("worker1", "systemctl", "stop", UNIT)
     assert recap(restored("worker1")) == 1
     assert answers("worker1") == "ready"
-
-
-@pytest.fixture
-def next_release(restored: Role) -> Iterator[str]:
-    """Switch the first worker to another release of the same bytes; yield the path of its program."""
-    folder = "/opt/llama_cpp"
-    before = ssh("worker1", "readlink", f"{folder}/current").stdout.strip()
-    try:
-        ssh("worker1", "cp", "-al", f"{folder}/{before}", f"{folder}/releases/next")
-        ssh("worker1", "ln", "-sfn", "releases/next", f"{folder}/current")
-        yield f"{folder}/releases/next/bin/rpc-server"
-    finally:
-        ssh("worker1", "ln", "-sfn", before, f"{folder}/current")
-        ssh("worker1", "rm", "-rf", f"{folder}/releases/next")
-        restored.touched.add("worker1")
-
-
-@pytest.mark.long
-def test_a_new_release_restarts_the_worker_once(restored: Role, next_release: str) -> None:
-    assert recap(restored("worker1")) == 2
-    assert ssh("worker1", "readlink", f"/proc/{pid('worker1')}/exe").stdout.strip() == next_release
-    assert recap(restored("worker1")) == 0
 
 
 def test_a_worker_that_serves_is_not_restarted(restored: Role) -> None:

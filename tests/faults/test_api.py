@@ -51,19 +51,6 @@ def said(beginning: str) -> str:
     return next(line for line in reversed(lines.splitlines()) if line.startswith(beginning))
 
 
-def test_a_worker_is_killed(bearer: str, saw: Callable[..., None]) -> None:
-    before = text_of(bearer)
-    with stream(bearer) as answer:
-        lab.ssh("worker2", "systemctl", "kill", "--signal=SIGKILL", lab.UNIT)
-        struck = time.monotonic()
-        detected = cut_off(answer, struck)
-    serves(bearer, 60)
-    back = time.monotonic() - struck
-    assert detected < AT_ONCE_S
-    saw("worker killed while the API streams", HERE, said("llama-server was"), detected, back)
-    assert text_of(bearer) == before
-
-
 def test_the_program_of_the_master_is_killed(bearer: str, saw: Callable[..., None]) -> None:
     before = text_of(bearer)
     main = property_of("MainPID")

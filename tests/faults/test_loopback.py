@@ -7,12 +7,10 @@ that the cluster is ready again by itself within a stated time, and that it answ
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -24,8 +22,8 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
 from support.harness import HANG_S, RELEASE, Release
-from support.kept import LONG_PROMPT, Kept, Running, infer, kept, masters, ready_after, state_of, until
-from support.small_disk import small_disk
+from support.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after, until
+from support.runs import masters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +38,6 @@ ENDLESS = {"ctx_size": 16384, "n_predict": 16000, "extra_args": ["--ignore-eos"]
 BACK_S = 30
 # Limit for a worker whose client is gone without a word: 60 s, or the time of the next look.
 LEFT_S = 100
-STALL_S = 5
 AT_SWITCH, BEHIND_CABLE = "10.99.9.1", "10.99.9.2"
 # The address of a name service that never answers.
 SILENT = "127.99.0.53"
@@ -72,7 +69,7 @@ class Cluster:
     def recovers(self, limit_s: float, since: float | None = None) -> float:
         """Return the seconds until all are ready; check that the run has left nothing, and the answer is as before."""
         seconds = ready_after(self.workers, limit_s, since)
-        assert not masters(self.struck)
+        assert not masters(self.struck.endpoint)
         assert self.spared.pid == self.spared_pid, "the other worker has not suffered"
         assert self.answer() == self.text
         return seconds
@@ -100,17 +97,6 @@ def said(result: dict[str, Any], kind: str, worker: Kept) -> str:
 
 
 # A worker is killed
-
-
-def test_killed_while_idle(cluster: Cluster, saw: Callable[..., None]) -> None:
-    cluster.struck.kill()
-    since = time.monotonic()
-    # A look may come at any time: until the worker is back, its port refuses connections.
-    state, sentence = state_of(cluster.struck)
-    detected = time.monotonic() - since
-    assert state == "refused", sentence
-    assert "start the RPC server on that host" in sentence
-    saw("worker killed while idle", HERE, sentence, detected, cluster.recovers(BACK_S, since))
 
 
 @pytest.mark.parametrize("phase", [progress.LOADING, progress.PROMPT, progress.GENERATING])
@@ -162,52 +148,7 @@ def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
         folder.rmdir()
 
 
-def test_restarted_between_verify_and_run(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
-    pid = cluster.struck.pid
-    listens = f"ss -tlnH | grep -q :{cluster.struck.port}"
-    back = f'p=$(cat {cluster.struck.pid_file}) && [ "$p" != {pid} ] && {listens}'
-    again = f"kill -9 {pid}; until {back}; do :; done"
-    programs = wrapped(cluster.release, tmp_path / "programs", again)
-    result = infer(cluster.release, cluster.model, cluster.workers, bin_folder=str(programs))
-    assert result["failure"] is None, result["msg"]
-    assert result["text"] == cluster.text
-    assert cluster.struck.pid != pid
-    saw(
-        "worker restarted between verify and run",
-        HERE,
-        "No harm: the run is over the new process.",
-        None,
-        cluster.recovers(BACK_S),
-    )
-
-
-def wrapped(release: Release, folder: Path, script: str) -> Path:
-    """Make a folder with a completion program that runs a script before each run over workers."""
-    folder.mkdir()
-    program = folder / "llama-completion"
-    real = shlex.quote(str(release.bin / program.name))
-    program.write_text(f'#!/bin/sh\ncase " $* " in *" --rpc "*)\n{script}\n;; esac\nexec {real} "$@"\n')
-    program.chmod(0o755)
-    return folder
-
-
 # A worker or its host falls silent
-
-
-@pytest.mark.parametrize("phase", [progress.LOADING, progress.PROMPT, progress.GENERATING])
-def test_frozen_during(phase: str, large_cluster: Cluster, saw: Callable[..., None]) -> None:
-    cluster = large_cluster
-    given = ENDLESS if phase == progress.GENERATING else {"prompt": LONG_PROMPT, "ctx_size": 16384}
-    run = cluster.run(stall_timeout=STALL_S, **given)
-    run.reaches(phase, cluster.struck)
-    run.strike(lambda: cluster.struck.kill(signal.SIGSTOP))
-    result, detected = run.result()
-    sentence = said(result, "timed_out", cluster.struck)
-    assert f"The run stood still for {STALL_S} s and was ended" in sentence
-    assert bool(result["text"]) == (phase == progress.GENERATING)
-    # The test resumes the worker. On hosts a timer of systemd does that.
-    cluster.struck.kill(signal.SIGCONT)
-    saw(f"worker frozen while {phase} (stall_timeout: {STALL_S})", HERE, sentence, detected, cluster.recovers(BACK_S))
 
 
 @contextmanager
@@ -278,141 +219,7 @@ def test_cut_off_during(
         saw(f"{cut} while {phase}", NETWORK, sentence, detected, cluster.recovers(LEFT_S))
 
 
-@NEEDS_ROOT
-def test_the_master_s_host_is_gone(release: Release, small: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
-    """The other way round: nobody tells the workers."""
-    with network() as (_address, inside), ExitStack() as stack:
-        workers = [stack.enter_context(kept(release, tmp_path, address=AT_SWITCH)) for _number in range(2)]
-        cluster = Cluster(release, small, tmp_path, workers)
-        run = cluster.run(prefix=inside, timeout=60, **ENDLESS)
-        run.reaches(progress.GENERATING, cluster.struck)
-        run.strike(lambda: subprocess.run(shlex.split(CUTS["worker's host gone"][0]), check=True, timeout=HANG_S))
-        since = time.monotonic()
-        # The master is gone, so look at the workers from their own host.
-        until(lambda: not any(worker.held() for worker in workers), LEFT_S)
-        sentence = "A worker gives up a client that is gone, and takes the next."
-        ready = ready_after(workers, LEFT_S, since)
-        result, _detected = run.result()
-        assert result["failed"]
-        subprocess.run(shlex.split(CUTS["worker's host gone"][1]), check=True, timeout=HANG_S)
-        saw("master's host gone while generating", NETWORK, sentence, ready, ready)
-        cluster.recovers(BACK_S)
-
-
-# The master, and another master
-
-
-def test_the_master_is_killed(cluster: Cluster, saw: Callable[..., None]) -> None:
-    run = cluster.run(**ENDLESS)
-    run.reaches(progress.GENERATING, cluster.struck)
-    run.strike(lambda: os.kill(masters(cluster.struck)[0], signal.SIGKILL))
-    result, detected = run.result()
-    failure = result["failure"]
-    assert (failure["kind"], failure["endpoint"]) == ("out_of_memory", None)
-    saw("master killed", HERE, failure["message"], detected, cluster.recovers(BACK_S))
-
-
-def test_two_masters_at_once(cluster: Cluster, saw: Callable[..., None]) -> None:
-    run = cluster.run(ctx_size=8192, n_predict=4000, extra_args=["--ignore-eos"])
-    run.reaches(progress.GENERATING, cluster.struck)
-    began = time.monotonic()
-    second = infer(cluster.release, cluster.model, cluster.workers)
-    detected = time.monotonic() - began
-    failure = second["failure"]
-    assert failure["kind"] == "worker_busy"
-    assert "another client most likely holds it" in failure["message"]
-    assert run.phase() == progress.GENERATING, "the first one goes on"
-    first, _seconds = run.result()
-    assert first["failure"] is None, first["msg"]
-    saw("two masters at once", HERE, failure["message"], detected, cluster.recovers(BACK_S))
-
-
-# Disk, cache, clock and name service
-
-
-# Data that the disk loses by itself changes neither size nor time. The service that tidies the cache reads all of it at
-# times.
-UNNOTICED = "Not noticed: the next run has another text, and says nothing, until the cache is tidied."
-# Messages of a worker with the patch rpc-safety. Nothing fails: the master sends what the cache does not have.
-NOT_USED = "not used, as it is not what its name says"
-NOT_KEPT = "not kept, as the disk has too little room"
-# The unit's default options, but without the minute in which an entry may be on its way.
-TIDY = ("--max", "50%", "--min-free", "10%", "--settle", "0")
-
-
-def mended(cache: Path, release: Release, model: Path, workers: list[Kept], expected: str) -> float:
-    """Tidy the cache as its timer does, and return the seconds until all is well."""
-    state = cache.with_name("state")
-    state.mkdir()
-    since = time.monotonic()
-    tidy = [release.rpc_cache, "tidy", cache / "rpc", state, *TIDY]
-    subprocess.run(tidy, check=True, timeout=HANG_S, stdout=subprocess.DEVNULL)
-    assert json.loads((state / "status.json").read_text())["corrupted"] > 0
-    seconds = ready_after(workers, BACK_S, since)
-    assert infer(release, model, workers)["text"] == expected
-    return seconds
-
-
-def entries(cache: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in (cache / "rpc").glob("*")}
-
-
-@NEEDS_ROOT
-def test_the_disk_of_the_cache_is_full(release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]) -> None:
-    with ExitStack() as stack:
-        disk = stack.enter_context(small_disk(tmp_path / "cache", "size=30m"))
-        workers = [
-            stack.enter_context(kept(release, tmp_path)),
-            stack.enter_context(kept(release, tmp_path, "-c", cache=disk)),
-        ]
-        expected = infer(release, large, workers[:1])["text"]
-        for _round in range(2):
-            began = time.monotonic()
-            result = infer(release, large, workers)
-            ended = time.monotonic()
-            assert result["failure"] is None, result["msg"]
-            assert result["text"] == expected
-            assert len(set(entries(disk).values())) == 1, "what does not fit is not there, and what is there is whole"
-        assert NOT_KEPT in workers[1].log.read_text()
-        sentence = f"The worker's log, in a run that is right: {NOT_KEPT}"
-        saw("disk of the cache full", HERE, sentence, ended - began, ready_after(workers, BACK_S, ended))
-
-
-def damage(path: Path, how: str) -> None:
-    before = path.stat()
-    with path.open("r+b") as entry:
-        if how == "cut off":
-            entry.truncate(before.st_size // 2)
-        else:
-            entry.write(secrets.token_bytes(1 << 20))
-    if how == "spoiled by the disk":
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-@pytest.mark.parametrize("how", ["cut off", "changed", "spoiled by the disk"])
-def test_an_entry_of_the_cache_is(
-    how: str, release: Release, large: Path, tmp_path: Path, saw: Callable[..., None]
-) -> None:
-    cache = tmp_path / "cache"
-    with kept(release, tmp_path) as one, kept(release, tmp_path, "-c", cache=cache) as other:
-        workers = [one, other]
-        expected = infer(release, large, workers)["text"]
-        assert entries(cache)
-        for path in (cache / "rpc").glob("*"):
-            damage(path, how)
-        began = time.monotonic()
-        result = infer(release, large, workers)
-        ended = time.monotonic()
-        assert result["failure"] is None, result["msg"]
-        if how == "spoiled by the disk":
-            assert result["text"] != expected
-            sentence, detected, ready = UNNOTICED, None, mended(cache, release, large, workers, expected)
-        else:
-            assert result["text"] == expected
-            assert NOT_USED in other.log.read_text()
-            sentence = f"The worker's log, in a run that is right: {NOT_USED}"
-            detected, ready = ended - began, ready_after(workers, BACK_S, ended)
-        saw(f"entry of the cache {how}", HERE, sentence, detected, ready)
+# Clock and name service
 
 
 CLOCK = r"""
@@ -512,20 +319,3 @@ def test_the_name_service_is_gone(cluster: Cluster, saw: Callable[..., None], tm
         # Addresses need no name service.
         assert infer(cluster.release, cluster.model, cluster.workers, prefix=gone)["failure"] is None
     saw("name service gone", HERE, sentence, detected, cluster.recovers(BACK_S))
-
-
-@NEEDS_ROOT
-def test_the_name_service_goes_during_a_run(cluster: Cluster, saw: Callable[..., None], tmp_path: Path) -> None:
-    with names(cluster, tmp_path) as (going, named, hosts):
-        given = {"ctx_size": 2048, "n_predict": 400, "extra_args": ["--ignore-eos"]}
-        expected = infer(cluster.release, cluster.model, cluster.workers, **given)["text"]
-        run = cluster.run(workers=named, prefix=going, **given)
-        run.reaches(progress.GENERATING, cluster.struck)
-        run.strike(lambda: hosts.write_text(""))
-        assert run.phase() == progress.GENERATING, "names were gone before it ended"
-        result, _seconds = run.result()
-        unresolved(cluster, named, going)
-    assert result["failure"] is None, result["msg"]
-    assert result["text"] == expected
-    sentence = "No harm: a run that goes on needs no names."
-    saw("name service gone while generating", HERE, sentence, None, cluster.recovers(BACK_S))

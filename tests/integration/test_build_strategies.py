@@ -7,8 +7,6 @@ many hosts, and each host is a case of its own.
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import io
 import json
 import os
@@ -296,46 +294,6 @@ def test_two_runs_share_a_builder_and_a_killed_one_is_continued(fleet: Fleet) ->
 
 
 @pytest.mark.long
-def test_the_first_of_two_runs_that_make_the_same_gives_both_its_artifact(fleet: Fleet) -> None:
-    """Compilers may give two runs different bytes. The first run's artifact exists when the second run ends."""
-    fleet.hosts = {"one": {}, "two": {}}
-    fleet.variables["llama_cpp_cmake_options"]["FAKE_SLEEP"] = 4
-    assert fleet.run("one").code == 0
-    artifact = fleet.cache / "artifacts" / f"{fleet.release('one')}.tar.gz"
-    record = artifact.with_name(f"{fleet.release('one')}.json")
-    kept = {**json.loads(record.read_text()), "built_by": "the first"}
-    other = gzip.compress(gzip.decompress(artifact.read_bytes()), 1)
-    kept["sha256"], kept["size_bytes"] = hashlib.sha256(other).hexdigest(), len(other)
-    artifact.unlink()
-    second = fleet.start("two")
-    deadline = time.monotonic() + LIMIT_S
-    while not list(fleet.folder.glob("two/build/*/build.log")):
-        assert second.poll() is None, ended(second).text
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    artifact.write_bytes(other)
-    record.write_text(json.dumps(kept))
-    run = ended(second)
-    assert run.code == 0, run.text
-    assert fleet.builds() == ["one", "two"]
-    assert (fleet.artifacts(), fleet.record("two")) == ({artifact.name: kept["sha256"]}, kept)
-    assert fleet.programs("two") == fleet.programs("one")
-
-
-@pytest.mark.long
-def test_a_full_disk_of_the_controller_is_named(fleet: Fleet) -> None:
-    fleet.hosts = {"one": {}, "two": {}}
-    with small_disk(fleet.cache, "size=4k"):
-        run = fleet.run("one", "two")
-        assert not [path for path in fleet.cache.rglob("*") if path.is_file()]
-    fleet.failed(
-        run, "one", f"the controller could not take the artifact into {fleet.cache}/artifacts (the disk is full): make room"
-    )
-    fleet.failed(run, "two", "one has failed, which builds for two too: see its message")
-    assert fleet.builds() == ["one"]
-
-
-@pytest.mark.long
 def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -> None:
     """Each host is refused for another reason."""
     arm = masquerade(fleet.folder / "arm", "glibc 2.41", NEOVERSE_N1, "aarch64")
@@ -398,7 +356,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     fleet.hosts = {"arm": {"ansible_python_interpreter": arm}, "old": {"ansible_python_interpreter": old}, "native": {}}
     kept = fleet.folder / "kept"
     run = fleet.run(*fleet.hosts, playbook=ROOT / "playbooks" / "build.yml", llama_cpp_artifact_folder=str(kept))
-    assert run.holds("aarch64-dotprod-fp16-glibc2.41", "old failed")
+    assert run.holds("aarch64-dotprod-fp16-glibc2.41")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
     assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text

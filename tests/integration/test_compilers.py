@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import tarfile
-from itertools import combinations
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, CpuClass, cpu_class
@@ -70,11 +69,7 @@ X86 = [
     *_FEATURES["x86_64"],
     " ".join(_FEATURES["x86_64"]),
 ]
-ARM = [
-    " ".join(chosen)
-    for size in range(len(_FEATURES["aarch64"]))
-    for chosen in combinations([word for word in _FEATURES["aarch64"] if word != "sme"], size)
-]
+ARM = ["", *(word for word in _FEATURES["aarch64"] if word != "sme"), " ".join(set(_FEATURES["aarch64"]) - {"sme"})]
 
 
 def class_of(machine: str, features: str) -> CpuClass:

@@ -136,15 +136,6 @@ def test_without_the_package_the_demo_says_so_and_takes_a_model_of_random_weight
     assert "random-weights" in " ".join(json.loads((demo.folder / "report.json").read_text())["inference"]["command"])
 
 
-@pytest.mark.long
-def test_a_second_run_builds_and_writes_no_model_again(demo: Demo) -> None:
-    demo.run(inference_n_predict=2)
-    model = (demo.folder / "random-weights.gguf").stat()
-    code, output = demo.run(inference_n_predict=2)
-    assert code == 0, output
-    assert (demo.folder / "random-weights.gguf").stat() == model
-
-
 @pytest.mark.parametrize(
     ("typed", "variables", "sentence"),
     [

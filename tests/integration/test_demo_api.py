@@ -153,26 +153,3 @@ def test_the_page_is_served_once_it_has_been_built(release_7: Release, model: Pa
         (tmp_path / "page/index.html").write_text("<p>hello</p>")
         assert printed(process)["Page"] == f"http://127.0.0.1:{stranger.port}/"
         assert stranger.request("/") == (200, "<p>hello</p>")
-
-
-def test_a_base_model_without_a_chat_template_answers_a_chat_in_words(
-    release_7: Release, trained_model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "page.none").write_text("not wanted\n")
-    with serving(release_7, trained_model, tmp_path) as process:
-        said = printed(process)
-        port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
-        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 24}
-        status, answer = Client("127.0.0.1", port, said["Key"]).request(
-            "/v1/chat/completions", {**body, "temperature": 0}
-        )
-        assert status == 200
-        words = answer["choices"][0]["message"]["content"].split()
-        assert len(words) > 3
-        assert sum(word.strip(".,?!'\"").isalpha() for word in words) > len(words) / 2
-
-
-def test_without_a_page_it_says_why(release_7: Release, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "page.none").write_text("the controller has no Node.js\n")
-    with serving(release_7, model, tmp_path) as process:
-        assert printed(process)["Page"] == "none: the controller has no Node.js"

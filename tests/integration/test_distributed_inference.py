@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.harness import HANG_S, Release, Worker, free_port, run_module
-from support.runs import failure, generating, held_by_another_client, wait_for, wrapped
+from support.runs import failure, generating, held_by_another_client, masters, wait_for, wrapped
 from support.stand_in_workers import many_workers
 from support.synthetic_models import write_synthetic
 
@@ -48,19 +48,6 @@ def infer(
     bin_folder = release.bin if isinstance(release, Release) else release
     given = {"bin_folder": str(bin_folder), "model": str(model), "prompt": PROMPT, "workers": workers, "n_predict": 16}
     return run_module("distributed_inference", {**given, **args}, check=check, environment=environment)
-
-
-def masters(worker: Worker) -> list[int]:
-    """Return the ids of the llama.cpp processes that were told to use this worker."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
-            found.append(int(path.parent.name))
-    return found
 
 
 def parent(pid: int) -> int:
@@ -135,11 +122,6 @@ def test_the_text_is_the_same_over_one_two_and_three_workers(
     (text,) = texts
     # The model of random weights generates one word a token.
     assert len(text.split()) == 16
-
-
-def test_the_build_is_named(release_7: Release, model: Path, start_worker: StartWorker) -> None:
-    build = infer(release_7, model, start_worker(release_7).endpoint, check=True)["build"]
-    assert (build["commit"][:7], build["version"]) == ("0c1e570", "0.5.0-dev")
 
 
 def test_the_share_of_each_worker_is_as_asked(release_7: Release, model: Path, start_worker: StartWorker) -> None:
@@ -236,8 +218,8 @@ def cut(times: int, lines: str, size: int) -> str:
 @pytest.mark.parametrize(
     ("lines", "size"),
     # If the figures are in the log, the text is complete.
-    [("/ total time/q;p", 9999), ("/_perf_print/!p", 20), ("1,20p", 20), ("", 20)],
-    ids=["last-figures", "figures-and-end-of-text", "almost-all", "everything"],
+    [("/ total time/q;p", 9999), ("", 20)],
+    ids=["last-figures", "everything"],
 )
 def test_a_run_that_lost_its_last_lines_is_repeated(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, lines: str, size: int
@@ -337,7 +319,7 @@ def test_a_held_worker_that_nobody_asked_first_is_named_when_time_is_out(
         result = infer(release_7, model, free.endpoint, held.endpoint, verify=False, timeout=2)
         assert failure(result) == ("timed_out", held.endpoint)
         assert "another client most likely holds it" in result["msg"]
-        assert not masters(free)
+        assert not masters(free.endpoint)
         assert free.alive
         assert held.alive
 
@@ -402,13 +384,6 @@ def test_a_worker_under_two_names_is_refused(release_7: Release, model: Path, st
     assert "are one worker" in result["msg"]
 
 
-def test_sixteen_workers_are_refused_before_anything_starts(release_7: Release, model: Path) -> None:
-    result = infer(release_7, model, *(f"192.0.2.{n}" for n in range(1, 17)))
-    assert failure(result) == ("option_rejected", None)
-    assert "at most 15" in result["msg"]
-    assert result["build"] is None
-
-
 def test_a_worker_that_stands_still_is_named_before_time_is_out(
     release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
@@ -420,7 +395,7 @@ def test_a_worker_that_stands_still_is_named_before_time_is_out(
         result = run.result(HANG_S)
     assert failure(result) == ("timed_out", stands.endpoint)
     assert "The run stood still for 2 s and was ended." in result["msg"]
-    assert not masters(goes)
+    assert not masters(goes.endpoint)
 
 
 # The master's side
@@ -455,12 +430,6 @@ def test_what_is_no_model_is_refused_before_anything_starts(
     assert str(bad) in result["msg"]
 
 
-def test_a_folder_is_no_model(release_7: Release, tmp_path: Path) -> None:
-    result = infer(release_7, tmp_path, "127.0.0.1")
-    assert failure(result) == ("model_invalid", None)
-    assert "is a folder" in result["msg"]
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -479,12 +448,6 @@ def test_an_option_that_is_rejected(
     assert message in result["msg"]
 
 
-def test_a_bad_endpoint_is_named(release_7: Release, model: Path) -> None:
-    result = infer(release_7, model, "worker1:port")
-    assert failure(result) == ("option_rejected", None)
-    assert "worker1:port" in result["msg"]
-
-
 def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
     release_7: Release, model: Path, start_worker: StartWorker
 ) -> None:
@@ -494,7 +457,7 @@ def test_a_run_that_takes_too_long_is_ended_and_leaves_nothing_behind(
     assert "within 5 s" in result["msg"]
     assert result["text"]
     assert 5000 <= result["wall_time_ms"] < 11000
-    assert not masters(worker)
+    assert not masters(worker.endpoint)
 
 
 def test_a_master_killed_by_the_system_is_short_of_memory(
@@ -504,7 +467,7 @@ def test_a_master_killed_by_the_system_is_short_of_memory(
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, release_7, model, worker.endpoint, **ENDLESS)
         wait_for(lambda: generating(worker))
-        (pid,) = masters(worker)
+        (pid,) = masters(worker.endpoint)
         os.kill(pid, signal.SIGKILL)
         result = run.result(HANG_S)
     assert failure(result) == ("out_of_memory", None)
@@ -518,11 +481,11 @@ def test_nothing_is_left_when_the_module_itself_is_killed(
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, release_7, model, worker.endpoint, timeout=8, **ENDLESS)
         wait_for(lambda: generating(worker))
-        (pid,) = masters(worker)
+        (pid,) = masters(worker.endpoint)
         # The parent of the program is its time limit, and the parent of that is the module.
         os.kill(parent(parent(pid)), signal.SIGKILL)
         assert run.exception(HANG_S) is not None or "failed" in run.result()
-    wait_for(lambda: not masters(worker), limit=15)
+    wait_for(lambda: not masters(worker.endpoint), limit=15)
     assert not worker.alive or wait_for(lambda: not worker.held())
 
 

@@ -9,16 +9,15 @@ import re
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape, encoded
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES, Shape
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import (
     Bytes,
     Engine,
@@ -27,16 +26,13 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine imp
 )
 
 from support.builds import PATCHES, QUICK, build
-from support.flash_next import write_flash_next
+from support.gguf_headers import header_only
 from support.harness import Release, Worker, running_worker
 from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
 from support.synthetic_models import KINDS, LAYERS, write_synthetic
 from support.tiny_projector import write_projector
 from support.tree import ROOT, load_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.llama
 
@@ -56,39 +52,6 @@ def planned(
     model, *rest = (str(it) for it in options[1:])
     with closing(Engine(str(release.plan), model, devices, limit_s=limit_s)) as engine:
         return [engine.ask([*rest, *variant]) for variant in variants or [()]]
-
-
-@pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
-
-
-def header_only(path: Path, shape: Shape, *, tokenizer: bool = False) -> Path:
-    """Write a file with the header of a model of this shape, and a hole in place of its weights."""
-    head, size = encoded(shape)
-    if tokenizer:
-        # As large as those of models that people use: pieces, and pairs of them.
-        count = struct.unpack_from("<Q", head, 16)[0]
-        none = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("no_vocab")
-        pieces = [f"piece {index}" for index in range(shape.vocabulary)]
-        pairs = [f"piece piece{index}" for index in range(2 * shape.vocabulary)]
-        extra = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2")
-        extra += _text("tokenizer.ggml.pre") + struct.pack("<I", 8) + _text("llama-bpe")
-        for key, values in (("tokens", pieces), ("merges", pairs)):
-            extra += _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(values))
-            extra += b"".join(_text(value) for value in values)
-        assert none in head
-        head = head[:16] + struct.pack("<Q", count + 3) + head[24:].replace(none, extra)
-        size += len(extra) + 64
-    path.write_bytes(head)
-    os.truncate(path, size)
-    return path
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
 def shape(name: str) -> Shape:
@@ -138,14 +101,6 @@ def test_layers_that_predict_take_what_a_report_measured(release_7: Release, tmp
     (plan,) = planned(release_7, ["-m", path, *options])
     assert mib(plan.on("RPC0"))[1] == pytest.approx(512 + 1346.62, abs=1)
     assert mib(plan.on("RPC1"))[1] == pytest.approx(512 + 1047.38 + 64, abs=1)
-
-
-def test_a_hybrid_of_125b_takes_what_its_users_logged(release_7: Release, tmp_path: Path) -> None:
-    """Qwen3.8 Flash Next in Q8_0 with its whole context, 20 of 48 layers with the first of two: caches and states."""
-    path, weights = write_flash_next(tmp_path / "m.gguf")
-    (plan,) = planned(release_7, ["-m", path, "-c", "262144", "-np", "1", "-ts", "20,29"])
-    assert abs(sum(it.bytes.weights for it in plan.held) - weights) < MIB
-    assert [round(mib(plan.on(worker))[1]) for worker in ("RPC0", "RPC1")] == [2927, 4097]
 
 
 # What is real
@@ -287,7 +242,7 @@ def gained(release: Release, path: Path, folder: Path, count: int, options: Sequ
         used = [stack.enter_context(running_worker(release, folder / f"{index}.log")) for index in range(count)]
         before = [data_of(it) for it in used]
         over = ["--rpc", ",".join(it.endpoint for it in used), *options]
-        with serving(release, path, folder / "server.log", *over) as server:
+        with serving(release, path, folder / "server.log", *over) as (server, _port):
             if server.poll() is not None:
                 return None
             return [data_of(it) - was for it, was in zip(used, before)]

@@ -64,26 +64,6 @@ def test_each_master_uses_the_workers_of_its_group(
         assert report["inference"]["text"]
 
 
-@pytest.mark.long
-def test_groups_are_measured_side_by_side(
-    tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]
-) -> None:
-    short = {"benchmark_n_prompt": 16, "benchmark_n_gen": 2, "benchmark_repetitions": 2, "benchmark_n_predict": 2}
-    done = play_over("benchmark.yml", tmp_path, inventory, "-e", json.dumps(short))
-    assert done.returncode == 0, done.stdout
-    swept = {
-        "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_candidates": {"--ubatch-size": [16]},
-    }  # fmt: skip
-    done = play_over("tune.yml", tmp_path, inventory, "-e", json.dumps(swept))
-    assert done.returncode == 0, done.stdout
-    for group, worker in workers.items():
-        report = json.loads((tmp_path / f"benchmark/{group}-master/report.json").read_text())
-        assert [part["endpoint"] for part in report["split"] if part["endpoint"]] == [worker.endpoint]
-        text = (tmp_path / f"tune/{group}-master/variables.yml").read_text()
-        assert f"# Workers: {worker.endpoint}\n" in text
-        assert "# --ubatch-size 16 " in text
-
-
 def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:
     # A missing worker matters only to its own group.
     inventory["llama_workers"]["hosts"]["code-worker"]["rpc_server_port"] = 1
@@ -116,33 +96,6 @@ def test_a_host_that_groups_share_has_a_worker_for_each(
         report = json.loads((tmp_path / f"{group}.json").read_text())
         assert [each["endpoint"] for each in report["workers"]] == [workers[group].endpoint]
         assert re.search(rf"On both the plan leaves [0-9.]+ GiB to group {other}, which shares that host", said)
-
-
-@pytest.mark.parametrize(
-    ("options", "groups"),
-    [
-        pytest.param([], GROUPS, id="all"),
-        pytest.param(["--limit", "code"], ["code"], id="one", marks=pytest.mark.long),
-    ],
-)
-def test_verify_tells_groups_apart(
-    tmp_path: Path, inventory: dict[str, Any], options: list[str], groups: list[str]
-) -> None:
-    done = play_over(
-        "verify.yml",
-        tmp_path,
-        inventory,
-        *options,
-        *("-e", "verify_report_path=status.json", "-e", '{"rpc_firewall_enabled": false}'),
-    )
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert [(worker["group"], worker["host"], worker["state"]) for worker in status["workers"]] == [
-        (group, f"{group}-worker", "ready") for group in groups
-    ]
-    # The workers are not services here. Nothing else is wrong.
-    assert len(status["problems"]) == len(groups)
-    assert all("belongs to" in problem for problem in status["problems"])
-    assert done.returncode != 0
 
 
 @pytest.mark.parametrize(

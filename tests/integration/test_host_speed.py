@@ -153,35 +153,6 @@ def test_weights_that_the_cache_could_hold_are_refused(tmp_path: Path) -> None:
     assert list(tmp_path.glob("**/*.gguf")) == []
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (
-            "echo first >&2; echo 'error: no such option' >&2; exit 1",
-            "llama-bench ended with status 1: error: no such option",
-        ),
-        ("exit 0", "llama-bench ended with status 0: no output"),
-        ("echo '[{\"model_size\": 7}]'", "llama-bench found 7 bytes of weights"),
-    ],
-    ids=["fails", "says-nothing", "reads-another-model"],
-)
-def test_a_llama_bench_that_does_not_measure_is_named_in_one_sentence(body: str, message: str, tmp_path: Path) -> None:
-    program = tmp_path / "llama-bench"
-    program.write_text(f"#!/bin/sh\n{body}\n")
-    program.chmod(0o755)
-    status, out, err = ended(started(for_a_cache(tmp_path, "1024K"), tmp_path, "--bin", str(tmp_path)))
-    assert (status, out) == (1, "")
-    assert err.startswith(message)
-    assert err.count("\n") == 1
-    assert list(tmp_path.glob("**/*.gguf")) == []
-
-
-def test_without_llama_bench_the_option_is_named(tmp_path: Path) -> None:
-    status, out, err = ended(started(SCRIPT.read_bytes(), tmp_path, "--bin", str(tmp_path)))
-    assert (status, out) == (2, "")
-    assert f"there is no llama-bench in {tmp_path}: name its folder with --bin" in err
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_measurement_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     program = tmp_path / "llama-bench"

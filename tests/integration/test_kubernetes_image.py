@@ -10,21 +10,15 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import subprocess
 import sys
 import tarfile
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.debian_programs import debian_program
 from support.harness import ROOT
-from support.kubernetes import MIRROR
 
 PROGRAM = ROOT / "roles/kubernetes/files/oci_image.py"
 MANIFEST = {"id": "1.0-abc-0", "version": "1.0-abc", "cpu_class": {"name": "one"}, "patches": []}
@@ -138,47 +132,6 @@ def test_two_architectures_are_one_image(tmp_path: Path) -> None:
     done = make(tmp_path, artifact(tmp_path, "x", *both), artifact(tmp_path, "arm", *both, machine=183))
     assert done.returncode == 0, done.stderr
     assert set(unpacked(tmp_path / "image.tar", tmp_path / "roots")) == {"amd64", "arm64"}
-
-
-# An account that can read this checkout and this Python, even if they are root's alone, and has no other right.
-READS = "+dac_read_search"
-NOBODY = (
-    *("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs"),
-    *(f"--bounding-set=-all,{READS}", f"--inh-caps={READS}", f"--ambient-caps={READS}"),
-)
-# Who makes the image: the command prefixes if root runs the tests, and otherwise.
-ACCOUNTS = {"root": ((), ("unshare", "--user", "--map-root-user")), "nobody": (NOBODY, ())}
-
-
-@pytest.mark.long
-def test_it_is_the_same_with_root_and_without(tmp_path: Path) -> None:
-    programs = artifact(tmp_path, "all", "llama-server", "rpc-server")
-    mmdebstrap, as_root = debian_program("mmdebstrap", "usr/bin/mmdebstrap"), os.geteuid() == 0
-
-    def make_as(account: str, folder: Path) -> str:
-        if as_root and account == "nobody":
-            os.chown(folder, 65534, 65534)
-        prefix = ACCOUNTS[account][0 if as_root else 1]
-        done = subprocess.run(
-            [*prefix, sys.executable, PROGRAM, folder / "llama.tar", MIRROR, programs],
-            env={"PATH": f"{mmdebstrap.parent}:/usr/bin:/bin", "HOME": str(folder), "TMPDIR": str(folder)},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        assert (folder / "llama.tar").stat().st_uid == folder.stat().st_uid
-        assert (unpacked(folder / "llama.tar", tmp_path / account)["amd64"] / "usr/bin/python3").exists()
-        return done.stdout
-
-    # gpg gives up all rights, so every account must be able to reach its folder. Both images are made at once, because
-    # a mirror may change.
-    with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp"))) for _account in ACCOUNTS]
-        first, second = pool.map(make_as, ACCOUNTS, folders)
-    assert first == second
 
 
 # The artifacts, given by their programs and other facts, and the message about them.

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
-from support.harness import Release, Worker, log_of, over, run_module, running_worker
+from support.harness import Release, Worker, log_of, over, run_module
 from support.synthetic_models import HEADS, KINDS, WIDTH, Numbers, Tensors, attention, experts, write_synthetic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -36,16 +34,9 @@ MINIMAX = (
     minimax,
     {"expert_count": 4, "expert_used_count": 2, "residual_scale": 1.0, "full_attention_interval": 3},
 )
-MODELS = ("trained", "linear attention", "recurrent", "hybrid, every fourth", "window, other heads, layers that share")
+MODELS = ("trained", "linear attention", "recurrent", "hybrid, every fourth")
 # The number of workers, their shares (or none, which leaves the division to llama.cpp), and the layers to offload.
 DIVISIONS: tuple[tuple[int, list[float], int], ...] = ((2, [], 999), (3, [3, 2, 1.1], 999), (2, [1, 2], 5))
-
-
-@pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
 
 
 @pytest.fixture(params=MODELS)

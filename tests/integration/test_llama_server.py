@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.llama
 
-CONNECT = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 60)"
-
 
 def figures(folder: Path) -> list[str]:
     """Return the lines that node_exporter would read."""
@@ -34,13 +32,25 @@ def figures(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
+def own_workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
     return [start_worker(release_7) for _number in range(2)]
 
 
 @pytest.fixture
-def service(release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]) -> Iterator[Service]:
-    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+def own_service(release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]) -> Iterator[Service]:
+    """Yield a service that a test may end."""
+    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
+        running.wait_for("Serving")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def service(
+    release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFactory, workers: list[Worker]
+) -> Iterator[Service]:
+    """Yield the service of the tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("service")
+    with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as running:
         running.wait_for("Serving")
         yield running
 
@@ -68,18 +78,18 @@ def test_it_waits_for_a_worker_and_says_for_which(
 
 
 def test_it_does_not_disturb_a_worker_that_serves_somebody_else(
-    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]
+    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
-    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
         other = tmp_path / "other"
         other.mkdir()
-        with running_service(release_7, model, [workers[0].endpoint], other) as second:
+        with running_service(release_7, model, [own_workers[0].endpoint], other) as second:
             assert "another client most likely holds it" in second.wait_for("Waiting for 1 of 1 workers")
             assert running.text()
-    with held_by_another_client(workers[0]):
+    with held_by_another_client(own_workers[0]):
         pass
-    assert all(worker.alive for worker in workers)
+    assert all(worker.alive for worker in own_workers)
 
 
 def test_only_who_has_the_key_is_answered(service: Service, model: Path) -> None:
@@ -109,6 +119,8 @@ def test_a_key_is_replaced_while_a_stream_goes_on(service: Service) -> None:
         service.keys.write_text("# nothing\n")
         assert service.request("/v1/models", key="key-that-comes-next")[0] == 200, "no key at all changes nothing"
         assert answer.read().decode().rstrip().endswith("data: [DONE]")
+    service.keys.write_text(f"{KEY}\n")
+    assert service.request("/v1/models")[0] == 200
 
 
 def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
@@ -122,14 +134,14 @@ def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
 
 
 def test_the_environment_adds_no_option(
-    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"LLAMA_ARG_LOG_VERBOSITY": "5", "LLAMA_SERVER_SLOTS_DEBUG": "1", "AIP_MODE": "PREDICTION"}
     for name, value in {**others, "XDG_CONFIG_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "llama.cpp").mkdir()
     (tmp_path / "llama.cpp/config.ini").write_text("[*]\nlog-verbosity = 5\n")
-    with running_service(release_7, model, [worker.endpoint for worker in workers], tmp_path) as running:
+    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
         asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
         status, body = running.request("/v1/completions", asked)
@@ -142,14 +154,14 @@ def test_the_environment_adds_no_option(
 
 
 def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_before(
-    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker]
+    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
-    endpoints = [worker.endpoint for worker in workers]
+    endpoints = [worker.endpoint for worker in own_workers]
     with running_service(release_7, model, endpoints, tmp_path) as running:
         running.wait_for("Serving")
         before = running.text()
         with running.stream(900) as answer:
-            workers[1].kill()
+            own_workers[1].kill()
             killed = time.monotonic()
             with pytest.raises(http.client.IncompleteRead):
                 answer.read()
@@ -160,45 +172,22 @@ def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_bef
     # Start the service again, as systemd does.
     with ExitStack() as stack, running_service(release_7, model, endpoints, tmp_path, running.port) as again:
         again.wait_for(f"Waiting for 1 of 2 workers, {endpoints[1]}.")
-        stack.enter_context(running_worker(release_7, tmp_path / "again.log", port=workers[1].port))
+        stack.enter_context(running_worker(release_7, tmp_path / "again.log", port=own_workers[1].port))
         again.wait_for("Serving")
         assert again.text() == before
 
 
-def test_a_worker_that_is_lost_while_nobody_asks_is_noticed(service: Service, workers: list[Worker]) -> None:
-    workers[0].kill()
-    said = service.wait_for("The connection to", 10)
-    assert said == f"The connection to {workers[0].endpoint} has ended, so llama-server is ended.\n"
-    assert service.process.wait(30) == 1
+def test_a_worker_that_is_lost_while_nobody_asks_is_noticed(own_service: Service, own_workers: list[Worker]) -> None:
+    own_workers[0].kill()
+    said = own_service.wait_for("The connection to", 10)
+    assert said == f"The connection to {own_workers[0].endpoint} has ended, so llama-server is ended.\n"
+    assert own_service.process.wait(30) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
-def test_requests_under_way_end_before_it_stops_and_new_ones_wait(
-    release_7: Release, model: Path, tmp_path: Path, workers: list[Worker], service: Service
-) -> None:
-    with service.stream(600) as answer:
-        draining = service.drain(60)
-        wait_for(lambda: not connects(service.port, 0.3), 20)
-        late = subprocess.Popen([sys.executable, "-c", CONNECT, str(service.port)])
-        said = answer.read().decode()
-    assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
-    assert draining.communicate(timeout=60)[0] == "Requests under way: 1. They have 60 s to end; new ones wait.\n"
-    assert draining.returncode == 0
-    service.process.terminate()
-    assert service.process.wait(30) == 0
-    other = tmp_path / "next"
-    other.mkdir()
-    # A client that connects in between is not refused, except for a moment in which nobody listens.
-    with running_service(release_7, model, [worker.endpoint for worker in workers], other, service.port) as following:
-        following.wait_for("Serving")
-        late.wait(60)
-        assert following.text()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
-def test_where_the_kernel_lets_nobody_close_the_door_requests_still_have_their_time(service: Service) -> None:
-    with service.stream(200) as answer:
-        draining = service.drain(60, "setpriv", "--bounding-set=-net_admin,-net_raw")
+def test_where_the_kernel_lets_nobody_close_the_door_requests_still_have_their_time(own_service: Service) -> None:
+    with own_service.stream(200) as answer:
+        draining = own_service.drain(60, "setpriv", "--bounding-set=-net_admin,-net_raw")
         said = answer.read().decode()
     assert said.rstrip().endswith("data: [DONE]"), "the stream came to its end"
     printed = draining.communicate(timeout=60)[0].splitlines()
@@ -207,18 +196,18 @@ def test_where_the_kernel_lets_nobody_close_the_door_requests_still_have_their_t
     )
     assert printed[1].startswith("Requests under way: 1. ")
     assert draining.returncode == 0
-    assert connects(service.port, 1)
+    assert connects(own_service.port, 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the socket of a process belongs to root")
-def test_a_request_that_does_not_end_is_cut_off_in_the_end(service: Service) -> None:
-    with service.stream(900) as answer:
+def test_a_request_that_does_not_end_is_cut_off_in_the_end(own_service: Service) -> None:
+    with own_service.stream(900) as answer:
         began = time.monotonic()
-        said = service.drain(1).communicate(timeout=60)[0]
+        said = own_service.drain(1).communicate(timeout=60)[0]
         assert time.monotonic() - began < 15
         assert "Not all requests ended within 1 s: those that are left are cut off." in said or not answer.read()
-        service.process.terminate()
-        assert service.process.wait(30) == 0
+        own_service.process.terminate()
+        assert own_service.process.wait(30) == 0
 
 
 def test_settings_that_are_none_are_an_error_in_a_sentence(tmp_path: Path) -> None:
@@ -238,10 +227,10 @@ def test_settings_that_are_none_are_an_error_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_model_that_is_none_is_told_by_its_last_lines(
-    release_7: Release, tmp_path: Path, workers: list[Worker]
+    release_7: Release, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    with running_service(release_7, tmp_path / "broken.gguf", [workers[0].endpoint], tmp_path) as running:
+    with running_service(release_7, tmp_path / "broken.gguf", [own_workers[0].endpoint], tmp_path) as running:
         assert running.process.wait(60) == 1
         assert "ended with exit status 1" in running.wait_for("llama-server ended")
         assert any("broken.gguf" in line for line in running.lines)

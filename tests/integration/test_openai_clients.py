@@ -7,7 +7,6 @@ The model has random weights, so its text is noise. A grammar still forces the r
 from __future__ import annotations
 
 import json
-import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -104,38 +103,6 @@ def test_a_stream_has_the_same_text_in_pieces(client: openai.OpenAI) -> None:
     assert "".join(pieces) == client.chat.completions.create(**asked).choices[0].message.content
 
 
-def test_an_answer_keeps_to_a_json_schema(client: openai.OpenAI) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"city": {"enum": ["Bern", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
-        "required": ["city", "days"],
-        "additionalProperties": False,
-    }
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "trip", "strict": True, "schema": schema}}
-    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, max_tokens=300, response_format=wanted)
-    found = json.loads(done.choices[0].message.content or "")
-    assert found.keys() == {"city", "days"}
-    assert found["city"] in ("Bern", "Rome")
-    assert found["days"] in range(1, 10)
-
-
-def test_a_required_tool_is_called_with_its_arguments(service: Service, client: openai.OpenAI) -> None:
-    parameters = {"type": "object", "properties": {"city": {"enum": ["Bern", "Rome"]}}, "required": ["city"]}
-    tool: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": parameters}}
-    # A model may generate text before a call, and this one would not end that text. So the bias makes it begin a call
-    # and generate no endless whitespace in it. The grammar does the rest.
-    liked = {"@": 100, "#": 100, " ": -100, "\n": -100, "\t": -100}
-    bias = {str(service.request("/tokenize", {"content": text})[1]["tokens"][-1]): by for text, by in liked.items()}
-    asked: Any = {"max_tokens": 300, "tools": [tool], "tool_choice": "required", "logit_bias": bias}
-    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, **asked)
-    assert done.choices[0].finish_reason == "tool_calls"
-    assert done.choices[0].message.tool_calls
-    for call in done.choices[0].message.tool_calls:
-        assert call.type == "function"
-        assert call.function.name == "weather"
-        assert json.loads(call.function.arguments)["city"] in ("Bern", "Rome")
-
-
 def tokens_of_the_next_release(service: Service, before: int) -> int:
     """Wait until the server's log says that a slot is free again; return how many tokens its request came to.
 
@@ -155,14 +122,6 @@ def test_a_stream_that_its_client_leaves_frees_its_slot(service: Service, client
     assert busy_slots(service) == 0
 
 
-def test_a_request_beyond_its_time_is_given_up_on_both_sides(service: Service) -> None:
-    before = len(service.lines)
-    with client_of(service, timeout=0.3) as hasty, pytest.raises(openai.APITimeoutError):
-        hasty.completions.create(**LONG)
-    assert tokens_of_the_next_release(service, before) < LONG["max_tokens"]
-    assert busy_slots(service) == 0
-
-
 def test_a_wrong_key_is_refused_and_not_repeated_to_others(service: Service) -> None:
     other = client_of(service, api_key="key-of-somebody-else")
     with other, pytest.raises(openai.AuthenticationError) as refused:
@@ -171,15 +130,6 @@ def test_a_wrong_key_is_refused_and_not_repeated_to_others(service: Service) -> 
     # The log reports the refusal a moment later.
     until(lambda: "Invalid API Key" in "".join(service.lines))
     assert "key-of-somebody-else" not in "".join(service.lines) + str(refused.value)
-
-
-def test_too_long_a_prompt_is_an_error_that_says_how_long(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        client.completions.create(model=ALIAS, prompt="river " * SLOT_TOKENS * 2, max_tokens=4)
-    body: Any = refused.value.body
-    assert body["type"] == "exceed_context_size_error"
-    assert body["n_ctx"] == SLOT_TOKENS
-    assert body["n_prompt_tokens"] > SLOT_TOKENS
 
 
 def test_twenty_clients_on_two_slots_get_each_its_own_answer(service: Service) -> None:
@@ -213,23 +163,3 @@ def test_the_second_turn_reuses_the_first_also_with_more_clients_than_slots(clie
         cached, tokens = cached_tokens(client, conversation)
         assert tokens > before
         assert cached >= before - 8, f"{cached} of {before} tokens came from the cache"
-
-
-def test_embeddings_that_are_off_are_refused(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.APIStatusError) as refused:
-        client.embeddings.create(model=ALIAS, input=["the river"])
-    assert refused.value.status_code == 501
-
-
-def test_embeddings_tell_texts_apart(release_7: Release, model: Path, tmp_path: Path) -> None:
-    options = (*NO_PAGE, "--embeddings", "--pooling", "mean")
-    with ExitStack() as stack:
-        worker = stack.enter_context(running_worker(release_7, tmp_path / "worker.log"))
-        service = stack.enter_context(running_service(release_7, model, [worker.endpoint], tmp_path, options=options))
-        service.wait_for("Serving")
-        client = stack.enter_context(client_of(service))
-        found = client.embeddings.create(model=ALIAS, input=["the river", "a stone", "the river"]).data
-        vectors = [item.embedding for item in sorted(found, key=lambda item: item.index)]
-        assert [len(vector) for vector in vectors] == [512] * 3
-        assert all(math.isclose(math.hypot(*vector), 1, rel_tol=1e-4) for vector in vectors)
-        assert math.dist(vectors[0], vectors[2]) < 0.01 < math.dist(vectors[0], vectors[1])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.harness import ROOT, ansible
+
 PLAY = """
 - hosts: all
   gather_facts: false
@@ -40,42 +40,12 @@ PLAY = """
 @pytest.mark.parametrize(
     ("distribution", "release", "role", "variable", "said"),
     [
-        (
-            "Rocky",
-            "9",
-            "llama_cpp",
-            "__llama_cpp_packages",
-            ["gcc, gcc-c++, cmake, ninja-build would be", "repository crb"],
-        ),
-        ("Rocky", "10", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
-        ("AlmaLinux", "9", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
-        ("AlmaLinux", "10", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository crb"]),
+        ("Rocky", "9", "llama_cpp", "__llama_cpp_packages", ["gcc, gcc-c++, cmake, ninja-build", "repository crb"]),
         ("OracleLinux", "9", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository ol9_codeready_builder"]),
         ("Fedora", "42", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
-        ("Amazon", "2023", "llama_cpp", "__llama_cpp_packages", ["gcc-c++", "repository none"]),
-        ("RedHat", "9", "llama_cpp", "__llama_cpp_packages", ["repository codeready-builder-for-rhel-9-aarch64-rpms"]),
-        (
-            "RedHat",
-            "10",
-            "llama_cpp",
-            "__llama_cpp_packages",
-            ["repository codeready-builder-for-rhel-10-aarch64-rpms"],
-        ),
+        ("RedHat", "10", "llama_cpp", "__llama_cpp_packages", ["codeready-builder-for-rhel-10-aarch64-rpms"]),
         ("Rocky", "9", "rpc_firewall", "__rpc_firewall_packages", ["firewalld would be installed"]),
-        (
-            "Ubuntu",
-            "22",
-            "llama_cpp",
-            "__llama_cpp_packages",
-            ["gcc, g++, cmake, ninja-build would be", "repository none"],
-        ),
-        (
-            "Ubuntu",
-            "24",
-            "llama_cpp",
-            "__llama_cpp_packages",
-            ["gcc, g++, cmake, ninja-build would be", "repository none"],
-        ),
+        ("Ubuntu", "24", "llama_cpp", "__llama_cpp_packages", ["gcc, g++, cmake, ninja-build", "repository none"]),
     ],
 )
 def test_a_host_is_asked_for_the_packages_of_its_family(
@@ -97,18 +67,9 @@ def test_a_host_is_asked_for_the_packages_of_its_family(
     for program in ("rpm", "dpkg-query"):
         (tmp_path / program).write_text("#!/bin/sh\n")
         (tmp_path / program).chmod(0o755)
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"), "-i", "el9,", "--check",
-            "-e", json.dumps({"ansible_connection": "local", "ansible_python_interpreter": sys.executable}),
-            tmp_path / "play.yml",
-        ],
-        env={
-            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        },
-        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    given = json.dumps({"ansible_connection": "local", "ansible_python_interpreter": sys.executable})
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = ansible("-i", "el9,", "--check", "-e", given, tmp_path / "play.yml", PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in said:
         assert words in done.stdout, done.stdout

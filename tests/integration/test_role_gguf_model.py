@@ -198,26 +198,6 @@ def test_a_file_of_a_hub_is_fetched_with_a_token_that_is_never_shown(site: Site,
     assert not [path for path in (site.folder / "async").rglob("*") if path.is_file() and TOKEN in path.read_text()]
 
 
-@pytest.mark.long
-def test_one_host_can_have_several_models_of_different_sources(site: Site, model: Path) -> None:
-    with hub_of(model) as hub:
-        fetched = {**hub_variables(hub), "gguf_model_path": str(site.path)}
-        site.ok(**fetched)
-    folder = site.folder / "source"
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (folder / name).write_text("{}")
-    made = {"gguf_model_convert_from": str(folder), "gguf_model_path": str(site.models / "made.gguf")}
-    uses = [
-        {"ansible.builtin.include_role": {"name": "llama_cpp.cluster.gguf_model"}, "vars": variables}
-        for variables in (made, fetched)
-    ]
-    (site.folder / "play.yml").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": uses}]))
-    # The hub is gone. The role does not ask it, so it knows that the second model is the right one.
-    run = site.ok("--check", gguf_model_path=None)
-    assert run.holds("would be converted and quantised to Q4_0")
-
-
 @pytest.mark.parametrize(
     "source", [pytest.param("controller", marks=pytest.mark.long), "url", pytest.param("hub", marks=pytest.mark.long)]
 )

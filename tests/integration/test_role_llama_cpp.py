@@ -158,38 +158,6 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
 
 
 @pytest.mark.long
-def test_what_a_host_is_for_comes_from_its_groups(site: Site) -> None:
-    site.variables["llama_cpp_targets"] = []
-    inventory = site.folder / "hosts.ini"
-    inventory.write_text("[llama_workers]\nnode\n[llama_masters]\n")
-    site.ok("-i", str(inventory))
-    assert site.programs == ["rpc-server"], "a worker gets the RPC server alone"
-    usage = subprocess.run(
-        [site.current / "libexec/rpc-cache"], capture_output=True, text=True, timeout=10, check=False
-    )
-    assert (usage.returncode, usage.stderr[:6]) == (2, "usage:"), "and what keeps its cache in order"
-    assert list((site.current / "share/llama.cpp").iterdir()) == []
-    lost = site.run("-i", str(inventory))
-    assert lost.code != 0
-    assert lost.holds("node is neither in the group llama_workers nor in llama_masters")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["rpc-server", "ggml-rpc-server"])
-def test_the_server_has_one_name_whatever_the_source_calls_it(site: Site, name: str) -> None:
-    site.ok(llama_cpp_cmake_options={"FAKE_SERVER": name})
-    assert site.programs == ["rpc-server"]
-    assert site.manifest["targets"] == [name]
-
-
-@pytest.mark.long
-def test_shared_libraries_are_found_by_the_programs(site: Site) -> None:
-    site.ok(llama_cpp_cmake_options={"BUILD_SHARED_LIBS": True})
-    assert [path.name for path in (site.current / "lib").iterdir()] == ["libfake.so"]
-    assert site.works()
-
-
-@pytest.mark.long
 def test_a_build_as_root_is_cut_off_from_the_network(site: Site) -> None:
     site.ok(llama_cpp_cmake_options={"FAKE_OFFLINE": True})
     assert site.works()
@@ -219,16 +187,6 @@ def test_check_mode_on_a_clean_host_says_what_it_would_do_and_changes_nothing(si
     assert run.changed > 0
     assert site.tree() == before
     assert not site.current.is_symlink()
-
-
-@pytest.mark.long
-def test_check_mode_on_an_older_release_leaves_it_in_use(site: Site) -> None:
-    site.ok()
-    target = site.current.readlink()
-    run = site.ok("--check", llama_cpp_cmake_options={"NEW": True})
-    assert run.holds("would be built")
-    assert site.current.readlink() == target
-    assert site.works()
 
 
 @pytest.mark.long
@@ -291,18 +249,6 @@ def repository(tmp_path: Path) -> tuple[Path, str]:
     (folder / "CMakeLists.txt").write_text("message(FATAL_ERROR not-this-commit)\n")
     git("commit", "-qam", "two")
     return folder, commit
-
-
-@pytest.mark.long
-def test_a_full_commit_of_a_repository_is_built(tmp_path: Path, repository: tuple[Path, str]) -> None:
-    folder, commit = repository
-    source = {"llama_cpp_git_url": f"file://{folder}", "llama_cpp_commit": commit}
-    site = Site(tmp_path, source)
-    site.ok()
-    assert site.works()
-    assert site.manifest["source"]["commit"] == commit
-    assert site.current.resolve().name.startswith(f"git-{commit[:9]}-")
-    assert site.ok().changed == 0
 
 
 @pytest.mark.long
@@ -470,13 +416,6 @@ def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(
 
 
 @pytest.mark.long
-def test_numbers_and_flags_may_be_text_as_the_command_line_gives_them(site: Site) -> None:
-    typed = {"llama_cpp_manage_packages": "false", "llama_cpp_build_jobs": "0", "llama_cpp_keep_releases": "1"}
-    site.ok()
-    assert site.ok(**typed).changed == 0
-
-
-@pytest.mark.long
 def test_a_build_that_is_kept_goes_on_with_other_programs(site: Site) -> None:
     def make(*programs: str, keep: bool) -> None:
         options = {"LLAMA_BUILD_SERVER": True}
@@ -550,14 +489,3 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
         assert run.holds(f"the disk that holds {site.cache}/sources is full"), run.text
         assert list((site.cache / "sources").iterdir()) == []
         assert not site.prefix.exists()
-
-
-@pytest.mark.long
-def test_hosts_of_one_controller_share_its_cache(tmp_path: Path) -> None:
-    source = archive(tmp_path / "source.tar.gz")
-    source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"
-    site = Site(tmp_path, source, hosts=("one", "two", "three"))
-    site.ok(llama_cpp_prefix=f"{tmp_path}/{{{{ inventory_hostname }}}}")
-    for host in site.hosts:
-        assert (tmp_path / host / "current/bin/rpc-server").is_file()
-    assert len(list((site.cache / "sources").glob("[!.]*"))) == 1

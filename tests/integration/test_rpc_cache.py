@@ -154,16 +154,6 @@ def test_what_nobody_has_changed_is_read_again_after_a_day_some_of_it_each_time(
     assert cache.tidy()["checked_bytes"] == 1000, "by a clock that was wrong"
 
 
-def test_what_an_earlier_release_knew_is_taken(cache: Cache) -> None:
-    for number in range(5):
-        cache.entry(bytes([number]) * 1000)
-    cache.tidy()
-    lines = (cache.state / "checked").read_text().splitlines()
-    (cache.state / "checked").write_text("".join(" ".join(line.split()[:4]) + "\n" for line in lines))
-    runs = [cache.tidy("--again", 2000)["checked_bytes"] for _run in range(4)]
-    assert runs == [2000, 2000, 1000, 0], "it did not say when each was read"
-
-
 @pytest.mark.parametrize("text", ["", "0123456789abcdef 3", "x" * 70000, "../../etc/passwd 1 1 1\n" * 3])
 def test_what_is_known_may_be_lost(cache: Cache, text: str) -> None:
     cache.entry(b"sound")
@@ -259,13 +249,6 @@ def test_what_is_damaged_and_stays_during_a_load_makes_no_room(tmp_path: Path) -
         assert cache.names == {old.name, busy.name}, "the room that it has left is enough"
 
 
-def test_a_limit_can_be_a_part_of_the_disk(cache: Cache) -> None:
-    cache.entry(b"x" * 99)
-    status = cache.tidy("--max", "50%", "--min-free", "1K")
-    assert status["max_bytes"] == pytest.approx(shutil.disk_usage(cache.folder).total / 2, rel=0.1)
-    assert (status["min_free_bytes"], status["entries"]) == (1024, 1)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -282,13 +265,6 @@ def test_wrong_use_is_explained(cache: Cache, options: list[str], said: str) -> 
     assert done.returncode != 0
     assert said in done.stderr
     assert entry.exists()
-
-
-def test_a_cache_that_no_client_has_used_yet_is_no_error(cache: Cache) -> None:
-    cache.folder.rmdir()
-    command = [PROGRAM, "tidy", cache.folder, cache.state]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_what_is_added_is_whole_and_what_is_there_is_not_written_again(cache: Cache, tmp_path: Path) -> None:

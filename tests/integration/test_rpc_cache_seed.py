@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.harness import ROOT, Release, Worker, run_module
+from support.harness import ROOT, Release, Worker, ansible, run_module
 from support.slow_link import slow_link
 from support.split_gguf import main as split
 
@@ -220,16 +220,8 @@ def push(folder: Path, model: Path, release: Release, cache: Path, *options: str
         }
     }
     (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task, shown]}]))
-    done = subprocess.run(
-        [
-            Path(sys.executable).with_name("ansible-playbook"), "-i", "worker,", "-c", "local",
-            "-e", f"ansible_python_interpreter={sys.executable}", folder / "play.json", *options,
-        ],
-        cwd=ROOT, env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
-        capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert "Traceback" not in done.stdout + done.stderr
-    return done.stdout
+    interpreter = f"ansible_python_interpreter={sys.executable}"
+    return ansible("-i", "worker,", "-c", "local", "-e", interpreter, folder / "play.json", *options).stdout
 
 
 def test_what_is_missing_is_sent_from_the_controller(release_7: Release, wide: Path, tmp_path: Path) -> None:

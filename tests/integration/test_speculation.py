@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,13 +13,12 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary
 
 from random_model import vocabulary
 from support import synthetic_models
-from support.api_service import KEY, VARIABLES, Service, running_service, speculation
-from support.harness import Release, Worker, free_port, run_module, running_worker
+from support.api_service import VARIABLES, Service, running_service, speculation
+from support.harness import Release, Worker, free_port, run_module
 from support.synthetic_models import write_synthetic
 from support.tree import COLLECTION, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -30,13 +27,6 @@ TYPES = VARIABLES["__llama_server_spec_types"]
 TOKENS = 160
 # A text that repeats itself, with choices in it, like an answer about a text. Random weights would repeat nothing.
 GRAMMAR = 'root ::= ((" the silver harbour" | " the quiet river") " of the golden tower and" (" wind" | " rain"))+'
-
-
-@pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
 
 
 def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str, Any]]:
@@ -167,31 +157,6 @@ def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
     assert service.lines == [
         f"The keys in {tmp_path}/keys cannot be read (Is a directory): run the playbook serve, which writes them.\n"
     ]
-
-
-def test_a_key_file_that_loses_its_keys_changes_nothing(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
-) -> None:
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
-        service.wait_for("Serving")
-        service.keys.write_text("# nothing\n")
-        # The service itself asks its API every ten seconds.
-        with pytest.raises(subprocess.TimeoutExpired):
-            service.process.wait(12)
-        assert service.request("/v1/models", key=KEY)[0] == 200
-        assert service.request("/v1/models", key=None)[0] == 401
-
-
-def test_a_model_without_a_chat_template_chats_by_that_of_chatml(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
-) -> None:
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
-        service.wait_for("Serving")
-        status, body = service.request("/props")
-        assert status == 200
-        assert "<|im_start|>" in body["chat_template"]
-        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-        assert service.request("/v1/chat/completions", asked)[0] == 200
 
 
 TWO = ["192.0.2.1:50052", "192.0.2.2:50052"]

@@ -12,9 +12,8 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -26,22 +25,11 @@ from support.split_gguf import SPLITTER
 from support.synthetic_models import write_synthetic
 from support.tree import COLLECTION, documentation, run
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.llama
 
 MIB = 1 << 20
 GIB = 1 << 30
 SMALL = ["-c", "2048", "-ub", "256"]
-
-
-@pytest.fixture(scope="module")
-def three(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
-    """Yield three workers for all tests of this module."""
-    folder = tmp_path_factory.mktemp("workers")
-    with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
 
 
 # What llama.cpp does with the split
@@ -58,17 +46,17 @@ def three(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Itera
 )
 def test_each_worker_gets_the_layers_and_buffers_of_the_plan(
     release_7: Release,
-    three: list[Worker],
+    workers: list[Worker],
     request: pytest.FixtureRequest,
     which: str,
     memory: tuple[int, ...],
     options: list[str],
 ) -> None:
     path: Path = request.getfixturevalue("trained_model" if which == "trained" else "model")
-    used = three[: len(memory)]
-    workers = [{"endpoint": it.endpoint, "memory_available_bytes": size * GIB} for it, size in zip(used, memory)]
+    used = workers[: len(memory)]
+    hosts = [{"endpoint": it.endpoint, "memory_available_bytes": size * GIB} for it, size in zip(used, memory)]
     asked = {"bin_folder": str(release_7.bin), "program": "llama-completion", "options": options}
-    plan = run_module("split_plan_info", {"model": str(path), "workers": workers, **asked})
+    plan = run_module("split_plan_info", {"model": str(path), "workers": hosts, **asked})
     assert (plan["exact"], plan["fits"]) == (True, True), plan["message"]
     shares = plan["tensor_split"]
     assert shares == [worker["layers"] + worker["has_output"] for worker in plan["workers"]]
@@ -297,11 +285,11 @@ PLAYS = """
 """
 
 
-def test_the_role_plans_before_it_loads(release_7: Release, three: list[Worker], model: Path, tmp_path: Path) -> None:
+def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker], model: Path, tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
     hosts = {
         f"worker{number}": {"rpc_server_address": "127.0.0.1", "rpc_server_port": worker.port}
-        for number, worker in enumerate(three[:2], 1)
+        for number, worker in enumerate(workers[:2], 1)
     }
     variables = {
         "ansible_connection": "local",
@@ -315,7 +303,7 @@ def test_the_role_plans_before_it_loads(release_7: Release, three: list[Worker],
         )
     )
     playbook = tmp_path / "playbook.yml"
-    playbook.write_text(PLAYS.replace("ROLE", ROLE).replace("FIRST", f'"{three[0].endpoint}"'))
+    playbook.write_text(PLAYS.replace("ROLE", ROLE).replace("FIRST", f'"{workers[0].endpoint}"'))
     command = ("ansible-playbook", "-i", inventory, playbook)
     done = run(*command, "-e", f"inference_model_path={model}", cwd=tmp_path)
     said = " ".join(done.stdout.split())
@@ -336,14 +324,14 @@ def test_the_role_plans_before_it_loads(release_7: Release, three: list[Worker],
 
     short = re.search(r'"rescued: (.*?)"', said)
     assert short
-    assert f"It does not fit, {three[0].endpoint} lacks " in short.group(1)
+    assert f"It does not fit, {workers[0].endpoint} lacks " in short.group(1)
     assert "inference_plan: false" in short.group(1)
     assert not (tmp_path / "short.json").exists()
 
     alone = json.loads((tmp_path / "alone.json").read_text())
     assert alone["plan"] is None
     assert alone["inference"]["failure"] is None
-    assert f"The model is not planned before it is loaded, since worker {three[0].endpoint} is not a host" in said
+    assert f"The model is not planned before it is loaded, since worker {workers[0].endpoint} is not a host" in said
 
     checked = run(*command, "--check", "-e", f"inference_model_path={tmp_path}/later.gguf", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr

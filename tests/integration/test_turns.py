@@ -6,17 +6,17 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
-from support.harness import HANG_S, end, free_port
+from support.harness import HANG_S
+from support.server_buffers import serving
 from support.watched_worker import until
 
 if TYPE_CHECKING:
@@ -114,27 +114,11 @@ class Server:
 
 
 @contextmanager
-def serving(release: Release, model: Path, workers: list[str], log: Path, *options: str) -> Iterator[Server]:
-    server = Server(free_port(), log)
-    command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(server.port), "-t", "1"]
-    command += ["--rpc", ",".join(workers), "-ngl", "99", "-fit", "off", "-c", "2048", "--no-ui", *options]
-    with log.open("w") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        try:
-
-            def answers() -> bool:
-                assert process.poll() is None, log.read_text()[-2000:]
-                connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
-                with closing(connection), suppress(OSError):
-                    connection.request("GET", "/health")
-                    return connection.getresponse().status == http.client.OK
-                return False
-
-            until(answers)
-            yield server
-            assert process.poll() is None, log.read_text()[-2000:]
-        finally:
-            end(process)  # type: ignore[arg-type]
+def served(release: Release, model: Path, workers: list[str], log: Path, *options: str) -> Iterator[Server]:
+    given = ["--rpc", ",".join(workers), "-ngl", "99", "-c", "2048", *options]
+    with serving(release, model, log, *given) as (process, port):
+        yield Server(port, log)
+        assert process.poll() is None, log.read_text()[-2000:]
 
 
 PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that", "seven and one", "far", "it was"]
@@ -146,7 +130,7 @@ def test_what_is_said_in_turns_is_what_each_says_alone(
 ) -> None:
     """Seven clients use five slots: some wait, prompts come while others generate, and groups change."""
     workers = [start_worker(release_7).endpoint for _number in range(many)]
-    with serving(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
+    with served(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
         alone = [server.ask(prompt, 20 + 5 * number) for number, prompt in enumerate(PROMPTS)]
         assert f"groups of slots that take turns: at most {many}" in server.log.read_text()
         with ThreadPoolExecutor(len(PROMPTS)) as clients:
@@ -158,7 +142,7 @@ def graphs_while_the_second_is_held(release: Release, model: Path, workers: list
     """Return how many more graphs the first worker gets than the second one, whose next graph is held back."""
     with relay(workers[0]) as first, relay(workers[1]) as second, ExitStack() as stack:
         options = ["-np", "2", "--turns", str(turns)]
-        server = stack.enter_context(serving(release, model, [first.endpoint, second.endpoint], log, *options))
+        server = stack.enter_context(served(release, model, [first.endpoint, second.endpoint], log, *options))
         said: list[list[str]] = [[], []]
         clients = [threading.Thread(target=server.ask, args=(PROMPTS[n], 400, said[n])) for n in range(2)]
         for client in clients:
@@ -188,7 +172,7 @@ def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
     release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     workers = [start_worker(release_7).endpoint for _number in range(2)]
-    with serving(release_7, model, workers, tmp_path / "log", "-np", "3", "--turns", "2") as server:
+    with served(release_7, model, workers, tmp_path / "log", "-np", "3", "--turns", "2") as server:
         alone = server.ask(PROMPTS[0], 150)
         with ThreadPoolExecutor(1) as clients:
             stays = clients.submit(server.ask, PROMPTS[0], 150)
@@ -207,7 +191,7 @@ def test_a_short_prompt_comes_in_parts(
     """Upstream's parts have 512 tokens: the second worker would wait until the first one has done all of it."""
     with relay(start_worker(release_7)) as first, relay(start_worker(release_7)) as second:
         workers = [first.endpoint, second.endpoint]
-        with serving(release_7, model, workers, tmp_path / "log", "-np", "1") as server:
+        with served(release_7, model, workers, tmp_path / "log", "-np", "1") as server:
             server.ask("once", 1)
             before = first.graphs
             server.ask("again " * 255, 1)

@@ -76,12 +76,21 @@ def play_over(
     connection = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, "ansible_become": False}
     inventory = {"all": {"children": dict(groups), "vars": connection}}
     (folder / "hosts.json").write_text(json.dumps(inventory))
-    program = Path(sys.executable).with_name("ansible-playbook")
+    done = ansible("-i", "hosts.json", ROOT / "playbooks" / playbook, *options, folder=folder, prefix=prefix)
+    done.stdout = " ".join(done.stdout.split())
+    return done
+
+
+def ansible(
+    *arguments: str | Path, folder: Path = ROOT, prefix: tuple[str, ...] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ansible-playbook in a folder; the caller judges the result."""
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"}
     done = subprocess.run(
-        [*prefix, program, "-i", "hosts.json", ROOT / "playbooks" / playbook, *options],
+        [*prefix, Path(sys.executable).with_name("ansible-playbook"), *arguments],
         cwd=folder,
         # Set PWD as a shell does: relative paths start there.
-        env={**os.environ, "PWD": str(folder), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1"},
+        env={**os.environ, "PWD": str(folder), **settings, **environment},
         capture_output=True,
         text=True,
         timeout=300,
@@ -89,7 +98,6 @@ def play_over(
         stdin=subprocess.DEVNULL,
     )
     assert "Traceback" not in done.stdout + done.stderr
-    done.stdout = " ".join(done.stdout.split())
     return done
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe, probe_until_ready
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe_until_ready
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import read_state
 
 from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
@@ -73,30 +73,24 @@ class Kept:
         return any(fields[1].endswith(f":{self.port:04X}") and fields[3] == "01" for fields in lines)
 
 
-def kept_in(cache: Path) -> dict[str, str]:
-    """Return the variables that the unit sets, with the role's default of the free part of a disk."""
-    return {"LLAMA_CACHE": str(cache), "GGML_RPC_CACHE_MIN_FREE": "10%"}
-
-
 @contextmanager
 def kept(
     release: Release,
     folder: Path,
-    *options: str,
+    *,
     prefix: tuple[str, ...] = (),
     address: str = "127.0.0.1",
-    cache: Path | None = None,
 ) -> Iterator[Kept]:
     """Keep a worker running; yield it, and end it with everything that was started for it."""
     port = free_port()
     pid_file, log = folder / f"worker-{port}.pid", folder / f"worker-{port}.log"
-    server = [str(release.rpc_server), "-H", address, "-p", str(port), "-t", "1", *options]
+    server = [str(release.rpc_server), "-H", address, "-p", str(port), "-t", "1"]
     command = ["sh", "-c", KEEP, "sh", str(pid_file), sys.executable, str(KEEPALIVE), str(port)]
     with log.open("wb") as output:
         keeper = subprocess.Popen(
             [*prefix, *command, *server],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1", **(kept_in(cache) if cache else {})},
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         )  # fmt: skip
     worker = Kept(port, address, pid_file, keeper, log)
     try:
@@ -178,20 +172,3 @@ def ready_after(workers: list[Kept], limit_s: float, since: float | None = None)
     found = probe_until_ready([parse_endpoint(worker.endpoint) for worker in workers], 5, wait=max(0.0, left))
     assert [status.state for status in found] == ["ready"] * len(workers), [status.message for status in found]
     return time.monotonic() - since
-
-
-def state_of(worker: Kept) -> tuple[str, str]:
-    """Return the state and the message of a worker."""
-    (status,) = probe([parse_endpoint(worker.endpoint)], 5)
-    return status.state, status.message
-
-
-def masters(worker: Kept) -> list[int]:
-    """Return the ids of the llama.cpp processes, other than the worker itself, that were told to use it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            if Path(words[0]).name == "llama-completion" and any(worker.endpoint in word for word in words):
-                found.append(int(path.parent.name))
-    return found

@@ -8,7 +8,7 @@ import os
 import socket
 import struct
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,3 +74,14 @@ def held_by_another_client(worker: Worker) -> Iterator[None]:
         client.sendall(struct.pack("<BQ24x", 14, 24))
         assert client.recv(8)
         yield
+
+
+def masters(endpoint: str) -> list[int]:
+    """Return the ids of the llama.cpp processes, other than the worker itself, that were told to use this worker."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if Path(words[0]).name == "llama-completion" and any(endpoint in word for word in words):
+                found.append(int(path.parent.name))
+    return found

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
-import subprocess
 import tempfile
-import time
-from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from random_model import WORDS
-from support.harness import HANG_S, Release, end, free_port, over
+from support.harness import HANG_S, Release, over
 from support.logits import Logits
+from support.server_buffers import serving
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 # A text of several batches comes first, then one more token at a time. Different kernels compute these two cases.
 FIRST, LAST = 75, 81
@@ -43,36 +40,11 @@ def _asked(port: int, vocabulary: int) -> Logits:
     return Logits(np.arange(FIRST, LAST), values)
 
 
-def _ready(port: int) -> bool:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)) as connection:
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == http.client.OK
-        except ConnectionError:
-            return False
-
-
 def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int] = (), *, threads: int = 2) -> Logits:
     """Return the logits that follow a text, computed here or by the workers on these loopback ports."""
-    port = free_port()
-    command = [release.bin / "llama-server", "-m", model, "--host", "127.0.0.1", "--port", str(port), "-c", "256"]
-    command += ["-t", str(threads), "-ub", "32", "-np", "1", "--no-ui", "-fit", "off"]
-    command += over(workers)
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
-        )
-        try:
-            deadline = time.monotonic() + HANG_S
-            while not _ready(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    output.seek(0)
-                    raise RuntimeError(output.read()[-2000:].decode(errors="replace"))
-                time.sleep(0.02)
+    given = ["-c", "256", "-t", str(threads), "-ub", "32", "-np", "1", *over(workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with serving(release, model, log, *given) as (process, port):
+            assert process.poll() is None, log.read_text(errors="replace")[-2000:]
             return _asked(port, vocabulary)
-        finally:
-            end(process)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What llama-server allocates, from its log, and an adapter for it."""
+"""A llama-server, what it allocates, from its log, and an adapter for it."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import urllib.request
@@ -25,24 +26,25 @@ _BUFFER = re.compile(r"(\S+) +(?:DSV4 \S+ )?(model|KV|RS|state|LoRA|compute|outp
 
 
 @contextmanager
-def serving(release: Release, model: Path, log: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start llama-server; yield it once it serves, and end it by its own process id."""
+def serving(release: Release, model: Path, log: Path, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start llama-server; yield it and its port once it serves or has ended, and end it by its own process id."""
     port = free_port()
-    command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "-lv", "4", "--fit", "off"]
+    command = [release.bin / "llama-server", "-m", model, "--port", str(port), "-t", "1", "--fit", "off", "--no-ui"]
     with log.open("w") as stream:
         process = subprocess.Popen(
-            [*command, "--no-warmup", *options], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
-        )
+            [*command, "--no-warmup", *options], stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+            env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        )  # fmt: skip
         try:
             wait_for(lambda: process.poll() is not None or healthy(port), 120)
-            yield process
+            yield process, port
         finally:
             end(process)
 
 
 def server_log(release: Release, model: Path, log: Path, *options: str) -> str:
     """Return llama-server's log until it serves."""
-    with serving(release, model, log, *options):
+    with serving(release, model, log, "-lv", "4", *options):
         pass
     said = log.read_text(errors="replace")
     assert ": model loaded" in said, said[-3000:]

@@ -7,19 +7,18 @@ A model here is only its header, and a hole in place of its weights, because a p
 from __future__ import annotations
 
 import math
-import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import (
-    SHAPES,
     Shape,
-    bytes_a_token,
     encoded,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice import choose
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Load, Worker
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.sizes import ByEngine
+
+from support.gguf_headers import header_only
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,16 +29,6 @@ GIB, MIB = 1 << 30, 1 << 20
 LOAD = Load(("-c", str(4 * 4096), "-np", "4", "-ngl", "999"), other_bytes=1024 * MIB)
 RESERVE_BYTES, RESERVE_PERCENT = 256 * MIB, 5.0
 COUNTS, HOSTS_GIB, MOST = (1, 2, 3, 4, 8), (7, 15, 31, 63, 125), 15
-# GB/s that generation has reached, as docs/explanation/performance.md shows them.
-BANDWIDTHS = (30.42, 178.6)
-
-
-def header_only(path: Path, shape: Shape) -> Path:
-    """Write a file with the header of a model of this shape, and a hole in place of its weights."""
-    head, size = encoded(shape)
-    path.write_bytes(head)
-    os.truncate(path, size)
-    return path
 
 
 @contextmanager
@@ -94,23 +83,3 @@ def by_hosts(program: Path, folder: Path, shape: Shape) -> str:
             if all(cells.values()):
                 break
     return f"| {shape.name} | {' | '.join(cell or f'more than {MOST}' for cell in cells.values())} |"
-
-
-def by_speed() -> list[str]:
-    """Return the rows of the table of speeds: what a token reads, and the most tokens a second that this allows."""
-    rows = []
-    for shape in SHAPES:
-        read = bytes_a_token(shape) / 1e9
-        cells = " | ".join(f"{bandwidth / read:.1f}" for bandwidth in BANDWIDTHS)
-        rows.append(f"| {shape.name} | {read:.2f} GB | {cells} |")
-    return rows
-
-
-def shapes() -> list[str]:
-    """Return the rows of the table of shapes."""
-    rows = []
-    for s in SHAPES:
-        experts = f"{s.used} of {s.experts}{f' and {s.shared}' if s.shared else ''}" if s.experts else "none"
-        numbers = f"{s.layers} | {s.width} | {s.feed_forward} | {experts} | {s.heads}, {s.kv_heads} | {s.vocabulary}"
-        rows.append(f"| {s.name} | `{s.architecture}` | {numbers} |")
-    return rows

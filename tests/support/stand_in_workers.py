@@ -1,22 +1,12 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Stand-ins for many RPC workers, on loopback: they speak only the handshake, of protocol 7.0.0 by default.
-
-As a program, `stand_in_workers.py 450 50`, it prints as JSON the endpoints of 450 stand-ins that answer and of 50 that
-accept and never answer. It ends with its standard input. A separate program does not share an interpreter with the code
-that is measured.
-"""
+"""Stand-ins for many RPC workers, on loopback: they speak only the handshake, of protocol 7.0.0 by default."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import resource
-import socket
 import struct
-import subprocess
-import sys
 import threading
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,40 +55,3 @@ def many_workers(count: int, major: int = 7) -> Iterator[list[str]]:
         loop.call_soon_threadsafe(over.set)
         thread.join(_LIMIT_S)
         loop.close()
-
-
-@contextmanager
-def silent_workers(count: int) -> Iterator[list[str]]:
-    """Accept connections on so many ports and never answer, like workers that a client holds; yield their endpoints."""
-    with ExitStack() as stack:
-        # The queue is long enough for every look.
-        found = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1000)) for _number in range(count)]
-        yield [f"127.0.0.1:{listener.getsockname()[1]}" for listener in found]
-
-
-@contextmanager
-def apart(answering: int, silent: int = 0) -> Iterator[tuple[list[str], list[str]]]:
-    """Run stand-ins in a process of their own; yield the endpoints of those that answer and of those that do not."""
-    with subprocess.Popen(
-        [sys.executable, __file__, str(answering), str(silent)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout is not None
-            found = json.loads(process.stdout.readline())
-            yield found["answering"], found["silent"]
-        finally:
-            process.communicate(timeout=_LIMIT_S)
-
-
-def main() -> None:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    answering, silent = (int(argument) for argument in sys.argv[1:])
-    with many_workers(answering) as endpoints, silent_workers(silent) as unheard:
-        print(json.dumps({"answering": endpoints, "silent": unheard}), flush=True)
-        sys.stdin.read()
-
-
-if __name__ == "__main__":
-    main()

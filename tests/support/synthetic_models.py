@@ -108,17 +108,6 @@ def lfm2(layer: int, n: Numbers) -> Tensors:
     return {"attn_norm": (WIDTH,), **convolution, "shortconv.out_proj": (WIDTH, WIDTH), **feed_forward(n)}
 
 
-def jamba(layer: int, n: Numbers) -> Tensors:
-    if n["kv_heads"][layer]:
-        return llama(layer, n)
-    norms = {"ssm_dt_norm": (32,), "ssm_b_norm": (16,), "ssm_c_norm": (16,)}
-    return {**mamba(layer, n), **norms, **feed_forward(n)}
-
-
-def cohere2(layer: int, n: Numbers) -> Tensors:
-    return {name: shape for name, shape in llama(layer, n).items() if name != "ffn_norm"}
-
-
 def mamba2(_layer: int, _n: Numbers) -> Tensors:
     inner, heads, convolved = 2 * WIDTH, 8, 2 * WIDTH + 2 * 16
     return {
@@ -237,17 +226,8 @@ KINDS: dict[str, Kind] = {
     "dense": ("llama", {"kv_heads": 4}, llama, {}),
     "grouped queries": ("llama", {"kv_heads": 1}, llama, {}),
     "tied embeddings": ("llama", {"tied": True}, llama, {}),
-    "other head sizes": ("qwen3", {"key": 128, "value": 128}, qwen3, {}),
     "experts": ("llama", {"experts": 4}, llama, {"expert_count": 4, "expert_used_count": 2}),
-    "kv heads by layer": ("deci", {"kv_heads": [4, 2, 1, 1, 2, 4]}, llama, {}),
-    "window, every other": ("gemma2", {"tied": True}, gemma2, {"attention.sliding_window": 512}),
     "window, five of six": ("gemma3", {"tied": True}, gemma3, {"attention.sliding_window": 512}),
-    "window, three of four": (
-        "cohere2",
-        {"tied": True},
-        cohere2,
-        {"attention.sliding_window": 512, "attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.25},
-    ),
     "window, other heads, layers that share": (
         "gemma4",
         {"tied": True, "kv_heads": [2, 2, 1, 2, 2, 1], "key": 128, "value": 128, "extra": {"rope_freqs": (64,)}},
@@ -281,7 +261,6 @@ KINDS: dict[str, Kind] = {
         },
     ),
     "recurrent": ("mamba", {"heads": 0, "kv_heads": 0}, mamba, SSM),
-    "recurrent, second kind": ("mamba2", {"heads": 0, "kv_heads": 0}, mamba2, SSM_2),
     "hybrid, each layer both": ("falcon-h1", {}, falcon_h1, SSM_2),
     "hybrid, every fourth": (
         "qwen35",
@@ -296,7 +275,6 @@ KINDS: dict[str, Kind] = {
             "rope.dimension_sections": [16, 8, 8, 0],
         },
     ),
-    "hybrid, state space": ("jamba", {"kv_heads": [0, 0, 2, 0, 0, 2]}, jamba, SSM),
     "hybrid, convolution": (
         "lfm2",
         {"kv_heads": [0, 2, 0, 0, 2, 0], "tied": True},

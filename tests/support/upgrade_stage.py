@@ -3,8 +3,7 @@
 
 Journal, trial, filters and the order of steps are the real ones. tests/upgrade has real hosts.
 
-A cue is a file that an actor looks for. The actor then fails, is lost, or kills the run, and may itself go on for a
-while.
+A cue is a file that an actor looks for, and then fails.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from support.harness import ROOT, ansible
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = "1.0", "2.0"
 HOSTS = ("master", "worker1", "worker2")
 # The groups of a cluster of two groups. The first host of each group is its master.
@@ -36,18 +34,9 @@ def _shell(script: str, **more: Any) -> dict[str, Any]:
     return {"name": "An actor plays", "ansible.builtin.shell": {"cmd": script}, "changed_when": False, **more}
 
 
-# With the cue lose-good, a host is lost once the upgrade is noted as good. With back, it answers again once all others
-# are through.
-_CONNECTION = """
-{{ 'ssh' if ((folder ~ 'lost') is exists
-             or (folder ~ 'cue-lose-good') is exists and hostvars.master.__upgrade_noted_as_good is defined)
-            and not ((folder ~ 'cue-back') is exists and hostvars.master.__upgrade_completed is defined)
-   else 'local' }}
-"""
 _FACT = "ansible.builtin.set_fact"
 _BRING = """
 set -e
-test ! -e {{ stage }}/{{ inventory_hostname }}/cue-bring || { echo "The disk is full" >&2; exit 1; }
 release={{ llama_cpp_prefix }}/releases/{{ llama_cpp_version }}-id
 mkdir -p $release/bin
 cp /bin/true $release/bin/rpc-server
@@ -59,22 +48,12 @@ cd {{ llama_cpp_prefix }}
 sed -n 's/^ *"from": "\\([A-Za-z0-9._+-]*\\)",*$/\\1/p' upgraded.json
 ls -1tA releases
 """
-# The worker then runs the release in use. A cue for the new release only does not stop the way back. With the cue
-# linger, the actor goes on for a while after its run was killed.
+# The worker then runs the release in use. A cue for the new release only does not stop the way back.
 _START = """
 cd {{ stage }}/{{ inventory_hostname }}
 release=$(basename $(readlink prefix/current))
-if [ -e cue-lose-$release ]; then touch lost; fi
-if [ -e cue-kill-$release ]; then kill -9 $(cat {{ stage }}/pid); fi
-if [ -e cue-linger-$release ]; then
-  rm cue-linger-$release
-  kill -9 $(cat {{ stage }}/pid)
-  sleep 15
-  ln -sfn releases/$release prefix/current
-fi
 if [ -e cue-start-$release ]; then echo "the worker did not answer" >&2; exit 1; fi
 echo $release >running
-echo $release >>starts
 """
 ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "llama_cpp": {
@@ -130,36 +109,20 @@ VARIABLES: dict[str, dict[str, Any]] = {
 _MODULE = """#!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later
 from __future__ import annotations
-import os
-from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 module = AnsibleModule(argument_spec=%s, supports_check_mode=True)
-stage = Path(os.environ["STAGE"])
 """
 MODULES = {
     "llama_server_info": _MODULE % {"ask": {"type": "bool"}, "prompt": {"type": "str"}, "n_predict": {"type": "int"}}
     + "module.exit_json(changed=False, servers=[])\n",
     "rpc_worker_info": _MODULE % {"endpoints": {"type": "list"}, "expected_protocol": {"type": "str"}}
     + """
-expected = str(module.params["expected_protocol"])
-state = "incompatible" if (stage / ("cue-answer-" + expected)).exists() else "ready"
-message = " speaks another protocol."
-workers = [{"endpoint": name, "state": state, "message": name + message} for name in module.params["endpoints"]]
-module.exit_json(changed=False, workers=workers, all_ready=state == "ready")
+workers = [{"endpoint": name, "state": "ready", "message": ""} for name in module.params["endpoints"]]
+module.exit_json(changed=False, workers=workers, all_ready=True)
 """,
     "rpc_server_info": _MODULE % {"ports": {"type": "list"}}
     + """
-busy = (stage / "cue-busy").exists()
-with (stage / "asked").open("a") as asked:
-    asked.write("x")
-try:
-    # Whoever takes it is the only one to see that client, which has gone when it looks again.
-    (stage / "cue-busy-once").unlink()
-    busy = True
-except OSError:
-    pass
-clients = ["192.0.2.1:4711"] if busy else []
-module.exit_json(changed=False, servers=[{"port": port, "clients": clients} for port in module.params["ports"]])
+module.exit_json(changed=False, servers=[{"port": port, "clients": []} for port in module.params["ports"]])
 """,
 }
 
@@ -179,7 +142,8 @@ class Stage:
         for version, protocol in PROTOCOL.items():
             manifest = {"version": version, "source": {"commit": version}, "rpc_protocol": protocol}
             (folder / f"manifest-{version}.json").write_text(json.dumps(manifest))
-            self.answer(version)
+            answer = {"text": " Who's there?", "perf": {"eval": {"tokens_per_second": 20.0}}, "failure": None}
+            (folder / f"answer-{version}-id.json").write_text(json.dumps(answer))
         for host in self.hosts:
             self._furnish(host)
 
@@ -214,27 +178,6 @@ class Stage:
         (self.folder / host / "prefix/current").symlink_to(f"releases/{OLD}-id")
         (self.folder / host / "running").write_text(f"{OLD}-id\n")
 
-    def answer(
-        self, version: str, text: str = " Who's there?", speed: float = 20.0, failure: str | None = None
-    ) -> None:
-        """Set how a prompt is continued with a release."""
-        result = {
-            "text": text,
-            "perf": {"eval": {"tokens_per_second": speed}},
-            "failure": {"message": failure} if failure else None,
-        }
-        (self.folder / f"answer-{version}-id.json").write_text(json.dumps(result))
-
-    def leave(self, host: str, release: str) -> None:
-        """Leave a release on a host that is newer than the release in use."""
-        releases = self.folder / host / "prefix/releases"
-        (releases / release).mkdir()
-        for number, name in enumerate((f"{OLD}-id", release)):
-            os.utime(releases / name, (number, number))
-
-    def releases(self, host: str) -> set[str]:
-        return {path.name for path in (self.folder / host / "prefix/releases").iterdir()}
-
     def cue(self, name: str) -> Path:
         path = self.folder / name
         path.touch()
@@ -244,7 +187,7 @@ class Stage:
         path = self.folder / "hosts.yml"
         hosts = {
             host: {
-                "ansible_connection": _CONNECTION.strip(), "folder": f"{self.folder}/{host}/",
+                "ansible_connection": "local",
                 "ansible_host": f"127.0.0.{number}", "ansible_port": 1,
                 "llama_cpp_prefix": f"{self.folder}/{host}/prefix",
                 "llama_group": next(group for group, hosts in self.groups.items() if host in hosts),
@@ -266,43 +209,17 @@ class Stage:
         path.write_text(yaml.safe_dump(inventory))
         return path
 
-    def play(
-        self, *options: str, settings: dict[str, str] | None = None, until: tuple[str, int] = ("", 0), **of_masters: Any
-    ) -> tuple[int, str]:
+    def play(self, *options: str, settings: dict[str, str] | None = None, **of_masters: Any) -> tuple[int, str]:
         """Run the playbook with settings of Ansible and variables of masters; return its status and its output in a
         line.
-
-        The run is killed once as many hosts are done with a task as `until` says. A host counts each time.
         """
         environment = {
-            **os.environ, "STAGE": str(self.folder), "NO_COLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False",
-            "ANSIBLE_COLLECTIONS_PATH": str(self.folder / "collections"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_LOCALHOST_WARNING": "False", "ANSIBLE_COLLECTIONS_PATH": str(self.folder / "collections"),
             "ANSIBLE_HOME": str(self.folder / "ansible"), "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml", **(settings or {}),
         }  # fmt: skip
-        process = subprocess.Popen(
-            [
-                str(Path(sys.executable).with_name("ansible-playbook")), "-i", str(self.inventory(of_masters)),
-                str(self.collection / "playbooks/upgrade.yml"), *options,
-            ],
-            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        (self.folder / "pid").write_text(str(process.pid))
-        limit = threading.Timer(300, process.kill)
-        limit.start()
-        printed, task, done = "", "", 0
-        with process:
-            for line in process.stdout or ():
-                printed += line
-                if line.startswith("TASK ["):
-                    task = line.partition("[")[2].rpartition("]")[0]
-                elif task == until[0] and line.startswith(("ok: ", "changed: ")):
-                    done += 1
-                    if done == until[1]:
-                        process.kill()
-        limit.cancel()
-        assert "Traceback" not in printed, printed
-        (self.folder / "printed.log").write_text(printed)
-        return process.returncode, re.sub(r"\s+", " ", printed)
+        playbook = self.collection / "playbooks/upgrade.yml"
+        done = ansible("-i", self.inventory(of_masters), playbook, *options, **environment)
+        return done.returncode, re.sub(r"\s+", " ", done.stdout)
 
     def has(self) -> dict[str, tuple[str, str, bool]]:
         """Return by host the release in use, the release that its worker runs, and whether an upgrade is noted."""
@@ -314,14 +231,6 @@ class Stage:
             )
             for host in self.hosts
         }
-
-    def starts(self) -> int:
-        """Return how often workers have been started."""
-        return sum(len(path.read_text().splitlines()) for path in self.folder.glob("*/starts"))
-
-    def asked(self) -> int:
-        """Return how often workers have been asked for their clients."""
-        return len((self.folder / "asked").read_text())
 
     def everywhere(self, version: str, group: str | None = None) -> None:
         """Assert that all hosts, or those of a group, have a release, and that nothing is left to do."""

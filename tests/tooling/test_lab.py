@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The parts of the test hosts' program that need no root: addresses, tools, refusals, files of emulated hosts.
-
-tests/cluster/test_lab.py tests what the program makes and removes.
-"""
+"""The parts of the test hosts' program that need no root: addresses, tools, refusals, files of emulated hosts."""
 
 from __future__ import annotations
 

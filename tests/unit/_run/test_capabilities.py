@@ -31,8 +31,6 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
     ("archive", "version", "build_number", "commit", "protocol", "verbosity"),
     [
         ("0.3.20", None, 0, "f49e91787", None, ()),
-        ("0.3.34", None, 0, "e3546c794", "4.0.2", ("-lv", "4")),
-        ("0.3.35", "0.1.0-dev", 0, "4df29be4f", "5.0.0", ("-lv", "4")),
         ("0.3.36", "0.5.0-dev", 1, "0c1e570", "7.0.0", ("-lv", "4")),
     ],
 )

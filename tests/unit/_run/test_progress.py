@@ -36,7 +36,7 @@ LOGS = ROOT / "tests/fixtures/logs"
 # Real runs, and the dots that they print.
 RUNS = {
     "protocol 7": ("completion-0c1e57098-rpc7.0.0-3workers-lv4", 54),
-    "protocol 2": ("completion-4227c9be-rpc2.0.0-3workers-prefix-timestamps", 51),
+    "protocol 2": ("completion-4227c9be-rpc2.0.0", 37),
     "split mode tensor": ("completion-0c1e57098-rpc7.0.0-2workers-lv4-tensor", 54),
 }
 
