@@ -39,7 +39,8 @@ options:
   archive:
     description:
       - The archive of the source on the controller, in which the patches are tried.
-      - It must have the digest O(sha256), if that is given, and be whole. No member or link of it may lead out of its root.
+      - It must have the digest O(sha256), if that is given, and be whole. No member or link of it may lead out of its
+        root.
     type: path
   subdir:
     description: The folder of O(archive) that is patched.

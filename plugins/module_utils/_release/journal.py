@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: the releases of llama.cpp on a host, and an upgrade's notes beside them. Knows nothing of Ansible.
 
-playbooks/tasks/upgrade writes the notes. `<prefix>/upgrade.json` exists from before a host's `current` may change until the upgrade has ended on all hosts. It
-shows that hosts may differ, and names the release that this host had before. The last upgrade that succeeded leaves
-`<prefix>/upgraded.json`, which names the release to roll back to. The two files are separate so that an upgrade can be
+playbooks/tasks/upgrade writes the notes. `<prefix>/upgrade.json` exists from before a host's `current` may change until
+the upgrade has ended on all hosts. It shows that hosts may differ, and names the release that this host had before. The
+last upgrade that succeeded leaves `<prefix>/upgraded.json`, which names the release to roll back to. The two files are separate so that an upgrade can be
 withdrawn on a full disk: withdrawing only removes a file.
 
 If the run that started a task is killed or cut off from the host, the task still continues to its end. The next run
