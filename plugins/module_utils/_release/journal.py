@@ -3,8 +3,8 @@
 
 playbooks/tasks/upgrade writes the notes. `<prefix>/upgrade.json` exists from before a host's `current` may change until
 the upgrade has ended on all hosts. It shows that hosts may differ, and names the release that this host had before. The
-last upgrade that succeeded leaves `<prefix>/upgraded.json`, which names the release to roll back to. The two files are separate so that an upgrade can be
-withdrawn on a full disk: withdrawing only removes a file.
+last upgrade that succeeded leaves `<prefix>/upgraded.json`, which names the release to roll back to. The two files are
+separate so that an upgrade can be withdrawn on a full disk: withdrawing only removes a file.
 
 If the run that started a task is killed or cut off from the host, the task still continues to its end. The next run
 waits for it, so that the two do not undo each other.
