@@ -195,11 +195,16 @@ def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -
     site.ok()
     cached = site.cache / "sources" / f"archive-{site.variables['llama_cpp_archive_sha256']}"
     cached.write_bytes(b"damaged")
-    shutil.rmtree(site.prefix)
+
+    def forget() -> None:
+        for folder in (site.prefix, site.cache / "artifacts"):
+            shutil.rmtree(folder)
+
+    forget()
     site.ok()
     assert digest(cached) == site.variables["llama_cpp_archive_sha256"]
     (site.folder / "source.tar.gz").unlink()
-    shutil.rmtree(site.prefix)
+    forget()
     site.ok()
 
 
@@ -307,10 +312,15 @@ REFUSED = {
 def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
     """Run all bad values in one play, each as a host of its own; return the site and the run."""
     folder = tmp_path_factory.mktemp("bad")
-    site = Site(folder, {"llama_cpp_prefix": None})
+    site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_targets": None})
     source = archive(folder / "source.tar.gz")
     hosts = {
-        case.replace(" ", "_"): {"llama_cpp_prefix": str(site.prefix), **source, **variables}
+        case.replace(" ", "_"): {
+            "llama_cpp_prefix": str(site.prefix),
+            "llama_cpp_targets": ["rpc-server"],
+            **source,
+            **variables,
+        }  # fmt: skip
         for case, (variables, _words) in REFUSED.items()
     }
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
