@@ -361,7 +361,7 @@ BAD = {
     ),
     "no-programs": (
         {"gguf_model_convert_from": "SOURCE", "llama_cpp_prefix": "/nowhere"},
-        "no-programs lacks /nowhere/current/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/current/bin/llama-quantize",
+        "lacks /nowhere/current/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/current/bin/llama-quantize",
     ),
     "one-piece": (
         {"gguf_model_url": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},

@@ -320,7 +320,7 @@ def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
             "llama_cpp_targets": ["rpc-server"],
             **source,
             **variables,
-        }  # fmt: skip
+        }
         for case, (variables, _words) in REFUSED.items()
     }
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
