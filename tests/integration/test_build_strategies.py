@@ -96,7 +96,7 @@ def test_a_class_is_built_for_once(fleet: Fleet) -> None:
     said = subprocess.run([fleet.current("one") / "bin/rpc-server"], capture_output=True, text=True, check=True).stderr
     assert "built from ./source/main.cpp" in said, "no path of the builder is in it"
 
-    again = fleet.run("one", "master", "broken5")
+    again = fleet.run("one", "master", "six")
     assert again.code == 0, again.text
     assert again.changed == 0
 
