@@ -40,19 +40,12 @@ options:
     description:
       - The features to build for, instead of all features of the CPU. Use their names in C(/proc/cpuinfo), or the
         shorter names in the class's C(name), such as V(asimddp) or V(dotprod).
-      - V(baseline) alone means no feature.
+      - V(baseline) alone means no feature. V(portable) alone means a build of all variants of the CPU code, of which a
+        program picks one when it starts.
       - The filter adds the features that a feature needs. If the CPU lacks a feature, C(problem) says so.
     type: list
     elements: str
     default: []
-  portable:
-    description: Whether the build contains all variants of the CPU code, of which a program picks one when it starts.
-    type: bool
-    default: false
-  native:
-    description: Whether to build for the CPU's features. If not, the user's own CMake options choose the CPU.
-    type: bool
-    default: true
 """
 
 EXAMPLES = r"""
@@ -86,9 +79,7 @@ _value:
 """
 
 
-def cpu_class(
-    look: object, features: object = (), portable: bool = False, native: bool = True
-) -> CpuClass | dict[str, str]:
+def cpu_class(look: object, features: object = ()) -> CpuClass | dict[str, str]:
     """Return the class, or the problem."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
@@ -97,12 +88,7 @@ def cpu_class(
         if not isinstance(text, str):
             raise AnsibleFilterError(f"cpu_class: {key} of the host must be a text, not {text!r}")
     try:
-        return class_of(
-            **texts,
-            features=_words(features),
-            portable=portable,
-            native=native,
-        )
+        return class_of(**texts, features=_words(features))
     except CpuClassError as error:
         return {"problem": str(error)}
 

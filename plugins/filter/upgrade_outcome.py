@@ -19,8 +19,8 @@ options:
     description:
       - A dictionary for each host.
       - The keys are the results of M(llama_cpp.cluster.release_journal_info) at the start (C(before)) and at the end
-        (C(after)), the note on the host (C(note)), whether its change had begun (C(changed)), whether it stopped
-        answering (C(lost)), why it failed (C(failure)), and why it could not be repaired (C(rollback_failure)).
+        (C(after)), the note on the host (C(note)), whether it stopped answering (C(lost)), why it failed (C(failure)),
+        and why it could not be repaired (C(rollback_failure)).
     type: dict
     required: true
   planned:
@@ -44,7 +44,7 @@ EXAMPLES = r"""
     msg: "{{ (found | llama_cpp.cluster.upgrade_outcome({'from': '0.3.35', 'to': '0.3.36'})).sentences }}"
   vars:
     found:
-      worker1: {before: null, after: null, note: null, changed: false, lost: true, failure: "", rollback_failure: ""}
+      worker1: {before: null, after: null, note: null, lost: true, failure: "", rollback_failure: ""}
 """
 
 RETURN = r"""

@@ -39,7 +39,8 @@ options:
   archive:
     description:
       - The archive of the source on the controller, in which the patches are tried.
-      - It must be whole, and no member or link of it may lead out of its root.
+      - It must have the digest O(sha256), if that is given, and be whole. No member or link of it may lead out of its
+        root.
     type: path
   subdir:
     description: The folder of O(archive) that is patched.
@@ -97,6 +98,7 @@ from pathlib import Path
 from typing import Any, Container
 
 from ansible.plugins.lookup import LookupBase
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
     PatchError,
@@ -161,7 +163,19 @@ class LookupModule(LookupBase):  # type: ignore[misc]
     def _try_in_archive(self, patches: list[Patch]) -> None:
         archive = self.get_option("archive")
         if archive:
+            self._check_digest(Path(archive))
             apply(patches, _files_in(Path(archive), self.get_option("subdir"), touched(patches)).get)
+
+    def _check_digest(self, archive: Path) -> None:
+        expected = self.get_option("sha256")
+        try:
+            found = digest_of_file(archive)
+        except OSError:
+            raise PatchError(
+                f"There is no file {archive} on the controller that can be read: correct its path."
+            ) from None
+        if expected not in {"", found}:
+            raise PatchError(wrong_digest(self.get_option("pinned"), found, expected))
 
     def _check_origin(self, patch: Patch) -> None:
         check_origin(patch, self.get_option("sha256"), self.get_option("commit"), self.get_option("pinned"))

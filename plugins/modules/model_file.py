@@ -96,11 +96,6 @@ options:
       - The name of the user who may write into the folder, by default the one who runs the module.
       - For O(state=staged).
     type: str
-  others:
-    description: Names of further files in the folder that are put beside the model, with a record of their own.
-    type: list
-    elements: str
-    default: []
   made_with:
     description: What made the model, for readers of the record. The module does not compare it.
     type: str
@@ -399,8 +394,6 @@ class Model:
             self.join(pieces)
         if len(staged) == len(self.parts):
             read_model(self.staging / self.path.name)
-        for name in self.params["others"]:
-            self.place(self.path.with_name(Path(name).name))
         for part in reversed(staged):
             self.place(part)
         shutil.rmtree(str(self.staging), ignore_errors=True)
@@ -503,7 +496,6 @@ def main() -> None:
             "sha256": {"type": "dict", "default": {}},
             "space_bytes": {"type": "int", "default": 0},
             "owner": {"type": "str"},
-            "others": {"type": "list", "elements": "str", "default": []},
             "made_with": {"type": "str"},
             "remove_files": {"type": "bool", "default": False},
             "timeout": {"type": "int", "default": 21600},

@@ -27,8 +27,6 @@ options:
     type: int
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
-seealso:
-  - module: llama_cpp.cluster.release_journal
 """
 
 EXAMPLES = r"""

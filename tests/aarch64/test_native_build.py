@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compile the worker on aarch64 itself, as strategy per_host does: in a Debian arm64 system beside the cluster.
+"""Compile the worker on aarch64 itself: in a Debian arm64 system beside the cluster.
 
 Under emulation, compilation takes ten times as long. So this test compiles only the worker, without optimisation and
 without optional kernels. It emulates programs rather than a whole system, which would take twice as long again. The

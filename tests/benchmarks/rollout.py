@@ -46,7 +46,7 @@ FOLDER = CACHE / "benchmarks" / "rollout"
 def rollout(hosts: Hosts, names: list[str], log: str, limit_s: int) -> Any:
     variables = {
         "rollout_hosts": ":".join(names),
-        "llama_cpp_cache_folder": str(FOLDER / "cache"),
+        "__llama_cpp_cache": str(FOLDER / "cache"),
         # The options with which users compile: the lab's own options optimise less.
         "llama_cpp_cmake_options": {},
     }

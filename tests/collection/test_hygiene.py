@@ -167,7 +167,7 @@ def test_a_host_that_answers_for_another_sets_no_facts_of_that_one() -> None:
     # A builder is trusted, and localhost has no facts that others use.
     trusted = [
         "playbooks/size.yml: Size the cluster",
-        "roles/llama_cpp/tasks/build_attempt.yml: {'delegate_to': '{{ llama_cpp_builder }}'}",
+        "roles/llama_cpp/tasks/make_artifacts.yml: {'delegate_to': '{{ llama_cpp_builder }}'}",
     ]
     assert sorted(found) == trusted
 

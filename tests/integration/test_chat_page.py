@@ -31,7 +31,7 @@ PLAY = [
     {
         "hosts": "localhost",
         "gather_facts": False,
-        "vars": {"llama_cpp_roles": ["master"]},
+        "vars": {"llama_cpp_targets": ["llama-server"]},
         "tasks": [
             {"ansible.builtin.include_role": {"name": "llama_cpp.cluster.llama_cpp", "tasks_from": "page"}},
             {"ansible.builtin.copy": {"content": "{{ llama_cpp_page.path }}", "dest": "{{ where }}", "mode": "0644"}},

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 LONG_S = 500
 ENDS_WITHIN_S = 8
-CLAIM_WAIT_S = 90  # how long a run waits for another one, __llama_cpp_claim_wait_s of role llama_cpp
+CLAIM_WAIT_S = 90  # how long a run waits for another one (roles/llama_cpp/tasks/claim.yml)
 MARK = "PROCESSES_OF_THIS_TEST"
 NODE = "#!/bin/sh\necho v22.13.0\n"
 NPM = f'#!/bin/sh\n[ "$1" = --version ] || exec sleep {LONG_S + 1}\necho 10.8.2\n'
@@ -52,7 +52,6 @@ class Run:
             tar.add(FAKE, "src")
             tar.add(folder / "ui", "src/tools/ui")
         given = {
-            "llama_cpp_source": "archive",
             "llama_cpp_archive": str(folder / "source.tar.gz"),
             "llama_cpp_archive_sha256": digest(folder / "source.tar.gz"),
             "llama_cpp_archive_subdir": "src",

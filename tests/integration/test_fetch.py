@@ -73,21 +73,21 @@ def fetch(folder: Path, kind: str, url: str) -> str:
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
         "llama_cpp_prefix": str(folder / "prefix"),
-        "llama_cpp_cache_folder": str(folder / "cache"),
         "llama_cpp_manage_packages": False,
-        "llama_cpp_roles": ["worker"],
-        "llama_cpp_source": kind,
-        "llama_cpp_archive": url,
+        "llama_cpp_targets": ["rpc-server"],
+        f"llama_cpp_{kind}": url,
         "llama_cpp_archive_sha256": "0" * 64,
-        "llama_cpp_git_url": url,
-        "llama_cpp_git_commit": "0" * 40,
+        "llama_cpp_commit": "0" * 40,
     }
     (folder / "given.json").write_text(json.dumps(given))
     (folder / "play.yml").write_text(json.dumps(PLAY))
     program = Path(sys.executable).with_name("ansible-playbook")
     done = subprocess.run(
         [program, "-i", "node,", "-e", f"@{folder}/given.json", "-vvv", f"{folder}/play.yml"],
-        env={**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"},
+        env={
+            **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
+            "LLAMA_CPP_CLUSTER_CACHE": str(folder / "cache"),
+        },
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode != 0
@@ -96,7 +96,7 @@ def fetch(folder: Path, kind: str, url: str) -> str:
     return " ".join(done.stdout.split())
 
 
-@pytest.mark.parametrize("kind", ["git", "archive"])
+@pytest.mark.parametrize("kind", ["git_url", "archive"])
 def test_the_login_reaches_the_server_and_nobody_else(tmp_path: Path, mirror: type[Mirror], kind: str) -> None:
     said = fetch(tmp_path, kind, f"http://{NAME}:{TYPED}@127.0.0.1:{mirror.port}/llama.cpp?{SIGNATURE}")
     assert f"http://127.0.0.1:{mirror.port}/llama.cpp could not be fetched: " in said
@@ -104,11 +104,11 @@ def test_the_login_reaches_the_server_and_nobody_else(tmp_path: Path, mirror: ty
     for secret in (PASSWORD, TYPED, SIGNATURE):
         assert secret not in said
     assert not [it for it in mirror.arguments if PASSWORD.encode() in it or TYPED.encode() in it]
-    if kind == "git":
+    if kind == "git_url":
         assert [it for it in mirror.arguments if b"git" in it and b"llama.cpp" in it], "git ran while the mirror looked"
 
 
-@pytest.mark.parametrize("kind", ["git", "archive"])
+@pytest.mark.parametrize("kind", ["git_url", "archive"])
 def test_a_redirect_takes_the_login_nowhere_else(tmp_path: Path, mirror: type[Mirror], kind: str) -> None:
     fetch(tmp_path, kind, f"http://{NAME}:{TYPED}@localhost:{mirror.port}/moved")
     assert mirror.logins == []

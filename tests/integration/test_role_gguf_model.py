@@ -58,9 +58,9 @@ class Site:
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
             "gguf_model_path": str(self.path),
-            "gguf_model_retries": 0,
-            "gguf_model_manage_packages": False,
-            "gguf_model_convert_venv": str(self.folder / "venv"),
+            "__gguf_model_retries": 0,
+            "llama_cpp_manage_packages": False,
+            "__gguf_model_venv": str(self.folder / "venv"),
             **self.variables,
             **variables,
         }
@@ -360,8 +360,8 @@ BAD = {
         "is not a folder with config.json and safetensors",
     ),
     "no-programs": (
-        {"gguf_model_convert_from": "SOURCE", "gguf_model_bin_folder": "/nowhere/bin"},
-        "no-programs lacks /nowhere/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/bin/llama-quantize",
+        {"gguf_model_convert_from": "SOURCE", "llama_cpp_prefix": "/nowhere"},
+        "lacks /nowhere/current/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/current/bin/llama-quantize",
     ),
     "one-piece": (
         {"gguf_model_url": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
@@ -462,7 +462,7 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
             "hub": hub_variables(hub),
             "convert": {
                 "gguf_model_convert_from": str(site.folder / "source"),
-                "gguf_model_bin_folder": str(site.folder / "release/bin"),
+                "__gguf_model_bin_folder": str(site.folder / "release/bin"),
             },
         }[source]
         if source == "convert":
@@ -541,7 +541,7 @@ def test_the_converter_gets_no_program_of_the_model_and_no_privilege(site: Site,
     site.variables.update(
         gguf_model_convert_from=f"{source}/",
         gguf_model_convert_python=sys.executable,
-        gguf_model_bin_folder=str(site.folder / "release/bin"),
+        __gguf_model_bin_folder=str(site.folder / "release/bin"),
         gguf_model_quantization="F16",
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -578,9 +578,8 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     venv = CACHE / "converter"
     variables = {
         "gguf_model_convert_from": str(site.folder / "source"),
-        "gguf_model_bin_folder": str(release_7.bin),
-        "gguf_model_convert_venv": str(venv),
-        "gguf_model_convert_base_python": sys.executable,
+        "__gguf_model_bin_folder": str(release_7.bin),
+        "__gguf_model_venv": str(venv),
     }
     site.variables.update(variables)
     # The first run fails, but it makes the environment that can write the source.
@@ -603,9 +602,9 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     size = site.path.stat().st_size
     assert site.ok().changed == 0
 
-    site.ok(gguf_model_quantization="q8_0", gguf_model_keep_intermediate=True)
+    site.ok(gguf_model_quantization="q8_0")
     assert site.path.stat().st_size > size
-    assert [name for name in site.names() if not name.startswith(".")] == ["model.F16.gguf", "model.gguf"]
+    assert [name for name in site.names() if not name.startswith(".")] == ["model.gguf"]
     files = {path.name: path.read_bytes() for path in (site.folder / "source").iterdir()}
     (site.folder / "hub").mkdir()
     other = Site(site.folder / "hub", site.variables)

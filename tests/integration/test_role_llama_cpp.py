@@ -56,7 +56,7 @@ class Site:
             "ansible_python_interpreter": sys.executable,
             "llama_cpp_prefix": str(self.prefix),
             "llama_cpp_manage_packages": False,
-            "llama_cpp_roles": ["worker"],
+            "llama_cpp_targets": ["rpc-server"],
             **self.variables,
             **variables,
         }
@@ -133,7 +133,7 @@ def site(tmp_path: Path) -> Site:
 
 @pytest.mark.long
 def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(site: Site) -> None:
-    site.ok(llama_cpp_roles=["worker", "master"])
+    site.ok(llama_cpp_targets=["rpc-server", *MASTER])
     assert site.programs == [*MASTER, "rpc-server"]
     assert site.works()
     assert site.manifest["rpc_protocol"] == "7.0.0"
@@ -152,7 +152,7 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
     ], "what converts models is there with llama-quantize"
     assert not (site.prefix / "build").exists(), "what was only needed to build is gone"
     before = site.tree()
-    second = site.ok(llama_cpp_roles=["worker", "master"])
+    second = site.ok(llama_cpp_targets=["rpc-server", *MASTER])
     assert second.changed == 0
     assert site.tree() == before
 
@@ -195,11 +195,16 @@ def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -
     site.ok()
     cached = site.cache / "sources" / f"archive-{site.variables['llama_cpp_archive_sha256']}"
     cached.write_bytes(b"damaged")
-    shutil.rmtree(site.prefix)
+
+    def forget() -> None:
+        for folder in (site.prefix, site.cache / "artifacts"):
+            shutil.rmtree(folder)
+
+    forget()
     site.ok()
     assert digest(cached) == site.variables["llama_cpp_archive_sha256"]
     (site.folder / "source.tar.gz").unlink()
-    shutil.rmtree(site.prefix)
+    forget()
     site.ok()
 
 
@@ -265,7 +270,7 @@ def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(
     subprocess.run([*git, "commit", "-qam", "old"], check=True, timeout=20)
     done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, timeout=20, capture_output=True, text=True)
     commit = done.stdout.strip()
-    source = {"llama_cpp_source": "git", "llama_cpp_git_url": f"file://{folder}", "llama_cpp_git_commit": commit}
+    source = {"llama_cpp_git_url": f"file://{folder}", "llama_cpp_commit": commit}
     site = Site(tmp_path, source)
     if protocol == "2.0.0":
         run = site.run()
@@ -284,16 +289,16 @@ REFUSED = {
         "has CVE-2026-34159, with which anyone who reaches its RPC server can run code on the host: take build b8492",
     ),
     "short commit": (
-        {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "abcdef0"},
+        {"llama_cpp_archive": "", "llama_cpp_git_url": "x", "llama_cpp_commit": "abcdef0"},
         "give the full commit",
     ),
     "branch": (
-        {"llama_cpp_source": "git", "llama_cpp_git_url": "x", "llama_cpp_git_commit": "master"},
+        {"llama_cpp_archive": "", "llama_cpp_git_url": "x", "llama_cpp_commit": "master"},
         "give the full commit",
     ),
     "no digest": ({"llama_cpp_archive_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),
-    "unknown version": ({"llama_cpp_source": "pypi", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
-    "unknown source": ({"llama_cpp_source": "magic"}, "llama_cpp_source"),
+    "unknown version": ({"llama_cpp_archive": "", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
+    "two sources": ({"llama_cpp_git_url": "x"}, "name one source"),
     "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
     "no release to keep": ({"llama_cpp_keep_releases": 0}, "give 1 or more"),
     "option with -D": ({"llama_cpp_cmake_options": {"-DX": 1}}, "write GGML_OPENMP"),
@@ -307,10 +312,15 @@ REFUSED = {
 def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
     """Run all bad values in one play, each as a host of its own; return the site and the run."""
     folder = tmp_path_factory.mktemp("bad")
-    site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_build_strategy": "per_host"})
+    site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_targets": None})
     source = archive(folder / "source.tar.gz")
     hosts = {
-        case.replace(" ", "_"): {"llama_cpp_prefix": str(site.prefix), **source, **variables}
+        case.replace(" ", "_"): {
+            "llama_cpp_prefix": str(site.prefix),
+            "llama_cpp_targets": ["rpc-server"],
+            **source,
+            **variables,
+        }
         for case, (variables, _words) in REFUSED.items()
     }
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))

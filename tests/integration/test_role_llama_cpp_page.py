@@ -68,7 +68,6 @@ class Controller:
         with tarfile.open(archive, "w:gz") as tar:
             tar.add(top / "src", "src")
         return {
-            "llama_cpp_source": "archive",
             "llama_cpp_archive": str(archive),
             "llama_cpp_archive_sha256": digest(archive),
             "llama_cpp_archive_subdir": "src",
@@ -80,7 +79,7 @@ class Controller:
         given = {
             "ansible_connection": "local",
             "ansible_python_interpreter": sys.executable,
-            "llama_cpp_roles": ["master"],
+            "llama_cpp_targets": ["llama-server"],
             **source,
         }
         program = Path(sys.executable).with_name("ansible-playbook")

@@ -194,7 +194,6 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "rpc_firewall_enabled": False,
             "rpc_tunnel_enabled": True,
             "rpc_tunnel_preshared_key": f"{MARK:A<43}=",
-            "llama_cpp_source": "archive",
             "llama_cpp_archive": f"http://me:{MARK}@127.0.0.1/llama.tar?signature={MARK}",
             "llama_cpp_archive_sha256": "0" * 64,
             "llama_cpp_allow_vulnerable": True,

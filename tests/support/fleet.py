@@ -112,7 +112,9 @@ class Fleet:
 
     def failed(self, run: Run, host: str, *words: str) -> None:
         """Assert that a host failed with a message that has these words."""
-        found = re.findall(rf"^(?:fatal|failed): \[{host}\].*(?:\n .*)*", run.text, re.MULTILINE) or ["no failure"]
+        found = re.findall(rf"^(?:fatal|failed): \[{host}(?: -> .*?)?\].*(?:\n .*)*", run.text, re.MULTILINE) or [
+            "no failure"
+        ]
         text = " ".join(found[-1].split()).replace("''", "'")  # as YAML quotes it
         for word in words:
             assert word in text, f"{host}: {word!r} is not in: {text}"

@@ -65,7 +65,6 @@ def digest(path: Path) -> str:
 
 def archive(path: Path, *more: tarfile.TarInfo, **variables: Any) -> dict[str, Any]:
     return {
-        "llama_cpp_source": "archive",
         "llama_cpp_archive": str(path),
         "llama_cpp_archive_sha256": pack(path, *more),
         "llama_cpp_archive_subdir": "src",

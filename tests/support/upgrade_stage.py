@@ -61,7 +61,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "llama_cpp": {
         "validate": [{"name": "Pin", _FACT: {"__llama_cpp_pin": {"version": "{{ llama_cpp_version }}", "source": ""}}}],
         "bring": [
-            {"name": "Name", _FACT: {"__llama_cpp_id": "{{ llama_cpp_version }}-id"}},
+            {"name": "Name", _FACT: {"__llama_cpp_job": {"id": "{{ llama_cpp_version }}-id"}}},
             _shell(_BRING),
         ],
         "gather": [
@@ -99,7 +99,10 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
 }
-VARIABLES = {"rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale_ports": []}}
+VARIABLES: dict[str, dict[str, Any]] = {
+    "llama_cpp": {"__llama_cpp_id": "{{ __llama_cpp_job.id }}"},
+    "rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale_ports": []},
+}
 
 _MODULE = """#!/usr/bin/python
 # SPDX-License-Identifier: GPL-3.0-or-later

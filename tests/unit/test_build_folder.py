@@ -54,9 +54,8 @@ def test_one_run_has_the_folder_until_it_is_done(builds: Builds) -> None:
 
 def test_a_kept_folder_stays_until_another_key_is_built(builds: Builds) -> None:
     builds.call("alice", "claim", key="old")
-    builds.call("alice", "keep", key="old")
-    assert builds.call("bob", "claim") == builds.call("alice", "keep") == builds.call("bob", "renew") == (0, "")
-    assert builds.call("bob", "keep") == (0, "")
+    builds.call("alice", "leave", key="old")
+    assert builds.call("bob", "claim") == builds.call("bob", "sweep") == builds.call("bob", "leave") == (0, "")
     assert [path.name for path in builds.folder.iterdir() if path.is_dir()] == ["key"]
     assert builds.call("alice", "claim") == (0, "")
 

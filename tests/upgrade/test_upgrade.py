@@ -443,7 +443,10 @@ def test_a_host_that_is_lost_while_it_gets_the_release_leaves_all_others_alone(
 
 
 # The host that falls silent: as this task begins for the nth time.
-LOST = {"worker2": (WORKERS_START, 1), "master": ("Record that the host changes", 2)}
+LOST = {
+    "worker2": (WORKERS_START, 1),
+    "master": ("llama_cpp.cluster.llama_cpp : Switch the current link to the release", 2),
+}
 
 
 @pytest.mark.usefixtures("old")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 # Asks for no features beyond those that every CPU of a machine has.
 BASELINE = "baseline"
+PORTABLE = "portable"
 
 
 class CpuClassError(ValueError):
@@ -111,14 +112,12 @@ def cpu_class(
     model: str = "",
     libc: str = "",
     features: Sequence[str] = (),
-    portable: bool = False,
-    native: bool = True,
 ) -> CpuClass:
     """Return the class of a host.
 
     `cpu` is the line of flags or features of /proc/cpuinfo. `model` is the CPU's common name, which messages use on
-    Arm. `features` are those to build for, by default all that the CPU has. A `portable` build has all variants and no
-    features of its own. Without `native`, the user's options decide what to build for. Raises CpuClassError.
+    Arm. `features` are those to build for, by default all that the CPU has. A portable build (PORTABLE alone) has all
+    variants and no features of its own. Raises CpuClassError.
     """
     machine = _MACHINES.get(machine.strip().lower(), machine.strip())
     if not re.fullmatch(r"[A-Za-z0-9_]{1,30}", machine):
@@ -128,12 +127,10 @@ def cpu_class(
     chosen: list[str] = []
     flags: list[str] = []
     options: dict[str, bool | str] = {"GGML_NATIVE": False}
-    if portable:
-        kind = "portable"
+    if list(features) == [PORTABLE]:
+        kind = PORTABLE
         options.update(BUILD_SHARED_LIBS=True, GGML_BACKEND_DL=True, GGML_CPU_ALL_VARIANTS=True)
         flags = list(_NEWEST_VARIANT.get(machine, ()))
-    elif not native:
-        kind = "generic"
     elif machine in _FEATURES:
         chosen = _choose(machine, cpu, features, model)
         kind = "-".join(_words(machine, chosen)) or BASELINE
@@ -146,7 +143,7 @@ def cpu_class(
             options.update({f"GGML_{known.option}": word in chosen for word, known in _FEATURES[machine].items()})
     else:
         _refuse_features(machine, features)
-    if not portable and native:
+    if kind != PORTABLE:
         options.update({f"GGML_{option}": False for option in _OFF.get(machine, ())})
     return {
         "name": "-".join(filter(None, [machine, kind, re.sub(r"[^A-Za-z0-9_.]", "", libc)])),
@@ -194,7 +191,8 @@ def _choose(machine: str, cpu: str, wanted: Sequence[str], model: str) -> list[s
     if unknown:
         raise CpuClassError(
             f"{', '.join(unknown)}: no such CPU feature; known for {machine} are "
-            f"{', '.join(feature.short for feature in known.values())}, or {BASELINE} by itself for none of them"
+            f"{', '.join(feature.short for feature in known.values())}, or {BASELINE} by itself for "
+            f"none of them; {PORTABLE} by itself is for a build of all variants"
         )
     missing = [word for word in wanted if by_word.get(word) not in has]
     if missing:

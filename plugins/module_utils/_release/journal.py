@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: the releases of llama.cpp on a host, and an upgrade's notes beside them. Knows nothing of Ansible.
 
-`<prefix>/upgrade.json` exists from before a host's `current` may change until the upgrade has ended on all hosts. It
-shows that hosts may differ, and names the release that this host had before. The last upgrade that succeeded leaves
-`<prefix>/upgraded.json`, which names the release to roll back to. The two files are separate so that an upgrade can be
-withdrawn on a full disk: withdrawing only removes a file.
+playbooks/tasks/upgrade writes the notes. `<prefix>/upgrade.json` exists from before a host's `current` may change until
+the upgrade has ended on all hosts. It shows that hosts may differ, and names the release that this host had before. The
+last upgrade that succeeded leaves `<prefix>/upgraded.json`, which names the release to roll back to. The two files are
+separate so that an upgrade can be withdrawn on a full disk: withdrawing only removes a file.
 
 If the run that started a task is killed or cut off from the host, the task still continues to its end. The next run
 waits for it, so that the two do not undo each other.
@@ -20,8 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .._files.record import sync_folder
-
 # Every process with which the playbook's tasks change a host has this variable, set to the prefix.
 VARIABLE = "LLAMA_CPP_CLUSTER_UPGRADE"
 UNFINISHED, FINISHED = "upgrade.json", "upgraded.json"
@@ -31,7 +29,7 @@ _KEYS = ("run", "from", "to", "time", "way")
 
 
 class JournalError(Exception):
-    """A host cannot be upgraded, or its note cannot be read or written; the message is one sentence."""
+    """An earlier run still changes the host, or its note cannot be read; the message is one sentence."""
 
 
 def sentence(error: JournalError | OSError, prefix: Path) -> str:
@@ -53,46 +51,6 @@ def read(prefix: Path) -> dict[str, Any]:
         "unfinished": _note(prefix / UNFINISHED),
         "finished": _note(prefix / FINISHED),
     }
-
-
-def begin(prefix: Path, run: str, to: str, time: str, *, way: str = "upgrade", write: bool = True) -> bool:
-    """Note that the host may change from the release in use to another one; return whether this note is new."""
-    there = read(prefix)
-    noted = there["unfinished"]
-    if noted is not None and (noted["run"], noted["to"]) != (run, to):
-        raise JournalError(f"another upgrade, begun {noted['time']}, has not ended: run the playbook upgrade again.")
-    if to not in there["releases"]:
-        raise JournalError(f"there is no release {to} in {prefix}/releases: run the playbook upgrade again.")
-    if there["current"] is None:
-        raise JournalError(f"no release is in use in {prefix}: run the playbook site.")
-    if noted is None and write:
-        _write(prefix / UNFINISHED, {"run": run, "from": there["current"], "to": to, "time": time, "way": way})
-    return noted is None
-
-
-def finish(prefix: Path, run: str, *, write: bool = True) -> bool:
-    """Note that the upgrade has succeeded on all hosts; return whether this is new."""
-    noted = _mine(prefix, run, "to")
-    if noted is None:
-        return False
-    if write:
-        # One rename, so that the success is recorded completely or not at all.
-        (prefix / UNFINISHED).replace(prefix / FINISHED)
-        sync_folder(prefix)
-    return True
-
-
-def withdraw(prefix: Path, run: str, *, write: bool = True) -> bool:
-    """Remove the notes of an upgrade after the host has its old release again; return whether there were any."""
-    noted, last = _mine(prefix, run, "from"), _note(prefix / FINISHED)
-    paths = [prefix / UNFINISHED] if noted is not None else []
-    # If this host alone recorded the success, the upgrade did not succeed: that note goes, too.
-    paths += [prefix / FINISHED] if last is not None and last["run"] == run else []
-    if write:
-        for path in paths:
-            path.unlink()
-        sync_folder(prefix)
-    return bool(paths)
 
 
 def wait(prefix: Path, patience_s: int) -> None:
@@ -120,16 +78,6 @@ def at_work(prefix: Path, proc: Path = Path("/proc")) -> str:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
                 found = f"{(folder / 'comm').read_text(errors='replace').strip()}, process {folder.name}"
     return found
-
-
-def _mine(prefix: Path, run: str, key: str) -> dict[str, str] | None:
-    """Return the note of a run, None if there is none. Raises JournalError unless its release `key` is in use."""
-    noted, current = _note(prefix / UNFINISHED), _current(prefix)
-    if noted is None or noted["run"] != run:
-        return None
-    if noted[key] != current:
-        raise JournalError(f"the release in use is {current}, and not {noted[key]}: run the playbook upgrade again.")
-    return noted
 
 
 def _current(prefix: Path) -> str | None:
@@ -166,21 +114,3 @@ def _note(path: Path) -> dict[str, str] | None:
             "which brings all hosts to one release."
         )
     return noted
-
-
-def _write(path: Path, note: dict[str, str]) -> None:
-    """Write a note so that it is complete or missing, even after a power cut."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as stream:
-            # One line for each key: tasks/probe.yml of the role llama_cpp reads it without Python.
-            stream.write(json.dumps(note, indent=2) + "\n")
-            stream.flush()
-            os.fchmod(stream.fileno(), 0o644)
-            os.fsync(stream.fileno())
-        part.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise JournalError(f"{path} cannot be written ({error.strerror}): correct that, and run this again.") from None
-    sync_folder(path.parent)

@@ -102,8 +102,8 @@ def outcome(
 
     `end` is `old`, `new`, or `unknown` (the first host that was to record the success was lost at that moment). A host
     has `before` and `after` (its journal at the start and at the end, None if it could not be read), `note` (its old
-    and new release, None if no note was written), `changed` (whether its change had begun), `lost` (whether it stopped
-    answering), and `failure` and `rollback_failure`, the reasons why it could not go on and why it could not go back.
+    and new release, None if no note was written), `lost` (whether it stopped answering), and `failure` and
+    `rollback_failure`, the reasons why it could not go on and why it could not go back.
     """
     way = "roll back" if rollback else "upgrade"
     if planned.get("to"):
@@ -158,7 +158,7 @@ def _became(host: str, found: Mapping[str, Any], end: str) -> str:
         again = "run the playbook upgrade again, which takes it to the release of the others"
         return f"{host} still has {name(now)}: {again}."
     if end == "old":
-        return f"{host} {'is back at' if found['changed'] else 'has kept'} {name(now)}."
+        return f"{host} {'is back at' if note else 'has kept'} {name(now)}."
     return f"{host} has {name(now)}" + (f", and had {name(note['from'])}." if note and note["from"] != now else ".")
 
 

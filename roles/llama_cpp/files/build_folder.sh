@@ -7,7 +7,6 @@
 #           $2 seconds, print that run and exit with 75
 #   renew   renew this run's claim, or fail if the folder is not this run's any more
 #   leave   give up the claim, but keep the folder for the next run
-#   keep    leave the folder, and delete those that dead runs have left
 #   remove  delete the folder, and the folders that dead runs have left
 #   sweep   delete the folders that dead runs have left
 # A run is dead if watched_command runs no command of it and it has not renewed its claim for $LAPSES seconds. sweep waits a day.
@@ -46,17 +45,12 @@ renew() {
 
 leave() {
     ! is_mine "$folder" || rm "$folder/.owner"
+    tidy
 }
 
 remove() {
     is_mine "$folder" || return 0
     rm -rf "$folder" && sweep
-}
-
-keep() {
-    is_mine "$folder" || return 0
-    sweep
-    leave
 }
 
 sweep() {
@@ -66,7 +60,11 @@ sweep() {
         other=${other%/}
         if [ -d "$other" ] && ! is_mine "$other" && is_free "$other"; then rm -rf "$other"; fi
     done
-    # If only the lock is left, remove it with its folder, and the prefix too if that is empty.
+    tidy
+}
+
+# If only the lock is left, remove it with its folder, and the prefix too if that is empty.
+tidy() {
     [ "$(ls -A "$BUILDS")" != .lock ] || { rm "$BUILDS/.lock" && rmdir "$BUILDS" && rmdir "${BUILDS%/*}"; } 2>/dev/null || true
 }
 
@@ -81,7 +79,6 @@ locked() (
         claim) claim ;;
         renew) renew ;;
         leave) leave ;;
-        keep) keep ;;
         remove) remove ;;
         sweep) sweep ;;
     esac

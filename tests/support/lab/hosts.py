@@ -296,7 +296,6 @@ def as_artifacts(releases: dict[str, str], folder: Path) -> Path:
     for host, release in releases.items():
         record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
         hosts[host] = {
-            "llama_cpp_build_strategy": "artifact",
             "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
             "llama_cpp_artifact_sha256": record["sha256"],
             "llama_cpp_commit": record["manifest"]["source"]["commit"],

@@ -78,12 +78,8 @@ ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
     "nothing-said-of-the-CPU": ({"cpu": None, "libc": None}, ("aarch64-baseline", "armv8-a")),
     "label-of-the-line": ({"cpu": f"Features\t: {N1}"}, ("aarch64-dotprod-fp16", "armv8.2-a+dotprod+fp16")),
     "portable": (
-        {"cpu": V2, "libc": "glibc 2.39", "portable": True},
+        {"cpu": V2, "libc": "glibc 2.39", "features": ["portable"]},
         ("aarch64-portable-glibc2.39", ""),
-    ),
-    "options-of-the-user": (
-        {"cpu": V2, "libc": "glibc 2.39", "native": False},
-        ("aarch64-generic-glibc2.39", ""),
     ),
     "fewer-features": (
         {"cpu": V2, "libc": "glibc 2.39", "features": ["dotprod", "fp16"]},
@@ -104,8 +100,7 @@ ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
 
 @pytest.mark.parametrize(("host", "expected"), ARM.values(), ids=ARM.keys())
 def test_class_of_an_arm_host(host: dict[str, Any], expected: tuple[str, str]) -> None:
-    arguments = {key: host[key] for key in ("features", "portable", "native") if key in host}
-    found = cpu_class({"machine": "aarch64", **host}, **arguments)
+    found = cpu_class({"machine": "aarch64", **host}, host.get("features", []))
     assert (found["name"], found["march"]) == expected
     assert found["machine"] == "aarch64"
     assert found["cmake_options"].get("GGML_CPU_ARM_ARCH", "") == found["march"]
@@ -180,7 +175,7 @@ def test_other_machines_have_no_features(machine: str, options: dict[str, bool])
 
 
 def test_a_portable_build_asks_for_a_compiler_of_the_newest_variant() -> None:
-    arm = cpu_class({"machine": "aarch64"}, portable=True)
+    arm = cpu_class({"machine": "aarch64"}, ["portable"])
     assert arm["flags"] == ["-march=armv9.2-a+dotprod+fp16+sve+i8mm+sve2+sme"]
     assert arm["cmake_options"]["GGML_CPU_ALL_VARIANTS"] is True
     assert "GGML_CPU_ARM_ARCH" not in arm["cmake_options"], "upstream refuses both together"
@@ -298,12 +293,11 @@ def test_a_name_stands_for_one_set_of_features(machine: str) -> None:
             "libc": st.none() | st.text(),
         }
     ),
-    st.booleans(),
-    st.booleans(),
+    st.sampled_from([[], ["portable"], ["baseline"]]),
 )
 @settings(deadline=None)
-def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], portable: bool, native: bool) -> None:
-    found = cpu_class(look, [], portable, native)
+def test_whatever_a_host_says_it_has_a_class_or_an_error(look: dict[str, Any], features: list[str]) -> None:
+    found = cpu_class(look, features)
     if "problem" in found:
         return
     assert re.fullmatch(r"[A-Za-z0-9_.-]+", found["name"])

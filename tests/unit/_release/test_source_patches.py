@@ -57,7 +57,7 @@ def test_an_unknown_name_is_told_what_there_is() -> None:
     assert all(name in problem for name in OWN)
 
 
-MADE_FOR = f"Made-for: sha256:{'a' * 64}\n"
+MADE_FOR = f"Made-for: commit:{'a' * 40}\n"
 PATCH = MADE_FOR + "--- a/x.c\n+++ b/x.c\n@@ -1 +1 @@\n-text\n+other\n"
 ARCHIVES_TRIED = {
     "fits": ([member("src/x.c")], "w:gz", ""),
@@ -83,7 +83,7 @@ def test_patches_are_tried_in_a_whole_archive(tmp_path: Path, members: Any, how:
     if members is None:
         archive.write_bytes(archive.read_bytes()[:60])
     lookup = lookup_loader.get("llama_cpp.cluster.source_patches")
-    options = {"sha256": "a" * 64, "own": str(tmp_path), "archive": str(archive), "subdir": "src"}
+    options = {"commit": "a" * 40, "own": str(tmp_path), "archive": str(archive), "subdir": "src"}
     (result,) = lookup.run(["mine"], variables={}, **options)
     assert said in result["problem"]
     assert bool(said) == bool(result["problem"]), result
