@@ -69,6 +69,8 @@ def test_a_page_has_the_defaults_of_the_code(playbook: str) -> None:
 @pytest.mark.parametrize("playbook", PLAYBOOKS)
 def test_a_page_has_the_tags_of_its_playbook(playbook: str) -> None:
     text = (ROOT / "playbooks" / f"{playbook}.yml").read_text(encoding="utf-8")
+    for imported in re.findall(r"import_tasks: (tasks/\S+)", text):
+        text += (ROOT / "playbooks" / imported).read_text(encoding="utf-8")
     tags = {tag for found in re.findall(r"\btags: \[(.*)\]", text) for tag in found.split(", ")} - INTERNAL
     page = (FOLDER / f"{playbook}.md").read_text(encoding="utf-8")
     listed = next((line for line in page.splitlines() if line.startswith("The tags are ")), "")

@@ -15,8 +15,6 @@ from graphlib import CycleError, TopologicalSorter
 from support.tree import COLLECTION, ROOT
 
 USES = ("ansible.builtin.include_role", "ansible.builtin.import_role")
-# Roles that still read private variables of others.
-NOT_YET = {"llama_server", "llama_gateway", "kubernetes"}
 
 
 def _dictionaries(value: object) -> Iterator[dict[str, Any]]:
@@ -53,8 +51,7 @@ def problems(roles: Path) -> list[str]:
 
 
 def test_roles_use_each_other_in_one_direction_and_read_nothing_private() -> None:
-    found = problems(ROOT / "roles")
-    assert [sentence for sentence in found if sentence.split()[0] not in NOT_YET] == []
+    assert problems(ROOT / "roles") == []
 
 
 @pytest.mark.parametrize(
