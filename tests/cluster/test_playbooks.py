@@ -146,7 +146,7 @@ def test_bad_input_is_named_and_changes_nothing(
 def test_a_worker_that_fails_does_not_stop_the_others(hosts: Inventory, before: dict[str, str]) -> None:
     run = play("site", *hosts(worker1={"rpc_server_port": 22}), "--tags", "rpc_server,inference", check=False)
     assert run.returncode != 0
-    assert "port 22" in said(run.stdout).partition("fatal: [worker1]")[2].partition("PLAY [")[0]
+    assert "Port 22 of worker1 is taken" in said(run.stdout).partition("fatal: [worker1]")[2].partition("PLAY [")[0]
     assert "Inference was not started, because worker1 failed above" in said(run.stdout)
     numbers = recap(run.stdout)
     assert {host: numbers[host]["failed"] for host in ("master", *WORKERS)} == {"master": 0, "worker1": 1, "worker2": 0}

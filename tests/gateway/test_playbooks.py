@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.door import all_in, client, playbook
-from support.lab.hosts import ADDRESS, PORT, WORKERS, eventually, with_model_copied, words
+from support.lab.hosts import ADDRESS, PORT, UNIT, WORKERS, eventually, ssh, with_model_copied, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,12 +41,18 @@ def test_both_groups_are_measured(tmp_path: Path) -> None:
         assert held == [f"{ADDRESS[worker]}:{PORT}"]
 
 
-def test_both_groups_are_tuned_with_the_threads_of_their_workers(tmp_path: Path) -> None:
+def test_both_groups_are_tuned_with_the_threads_of_their_workers_which_end_as_they_were(tmp_path: Path) -> None:
     sweep = {
-        "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_candidates": {"rpc_server_threads": [1, 2]},
+        "tune_n_prompt": 32, "tune_n_gen": 2, "tune_repetitions": 2, "tune_candidates": {"rpc_server_threads": [1, 3]},
+        # The workers cannot be started with three threads.
+        "rpc_server_device": "{{ 'GPU7' if rpc_server_threads | string == '3' else 'CPU' }}",
+        "rpc_server_ready_timeout": 4,
     }  # fmt: skip
+    units = [ssh(worker, "cat", f"/etc/systemd/system/{UNIT}").stdout for worker in WORKERS]
     playbook("tune", tune_folder=str(tmp_path), llama_server_pause=True, **sweep)
     for master, worker in WORKER_OF.items():
         text = (tmp_path / master / "variables.yml").read_text()
         assert f"# Workers: {ADDRESS[worker]}:{PORT}\n" in text
-        assert len(re.findall(r"^# rpc_server_threads [12] .* tokens/s", text, re.MULTILINE)) == 2, text
+        assert len(re.findall(r"^# rpc_server_threads 1 .* tokens/s", text, re.MULTILINE)) == 1, text
+        assert f"rpc_server_threads 3 {worker} could not be started with other threads" in " ".join(text.split()), text
+    assert [ssh(worker, "cat", f"/etc/systemd/system/{UNIT}").stdout for worker in WORKERS] == units
