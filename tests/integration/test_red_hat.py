@@ -22,7 +22,8 @@ PLAY = """
   tasks:
     - made_up_facts:
     - ansible.builtin.include_vars:
-        file: {root}/roles/{role}/vars/main.yml
+        file: "{root}/roles/{role}/{{{{ item }}}}/main.yml"
+      loop: [defaults, vars]
     - ansible.builtin.include_role:
         name: llama_cpp.cluster.common
         tasks_from: packages

@@ -78,14 +78,14 @@ def watched(
 
 
 def settings(**variables: object) -> list[str]:
-    """Return what the unit of role `rpc_server` sets in the environment of its process, except for paths."""
+    """Return what the unit of role `rpc_server` sets in the environment of its process, but for paths and the digest."""
     chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
     templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
     environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters.update(bool=to_bool, hash=lambda text, kind: hashlib.new(kind, text.encode()).hexdigest())
     unit = environment.get_template("llama-rpc-server.service.j2").render(common_systemd=257, **chosen)
     found = [line.partition("=")[2] for line in unit.splitlines() if line.startswith("Environment=")]
-    return [setting for setting in found if "=/" not in setting]
+    return [setting for setting in found if "=/" not in setting and not setting.startswith("LLAMA_CPP_CLUSTER_UNIT=")]
 
 
 def until(said: Callable[[], object]) -> None:
