@@ -103,5 +103,8 @@ def test_tables_of_types_are_of_the_default_version() -> None:
 
 
 def test_each_patch_is_described() -> None:
-    for page, pattern in ((ROLE / "README.md", r"^\| `([a-z-]+)` \|"), (ROOT / "docs/upstream/README.md", r"^## `([a-z-]+)`")):
+    for page, pattern in (
+        (ROLE / "README.md", r"^\| `([a-z-]+)` \|"),
+        (ROOT / "docs/upstream/README.md", r"^## `([a-z-]+)`"),
+    ):
         assert set(PIN["patches"]) <= set(re.findall(pattern, page.read_text(), re.MULTILINE)), page
