@@ -53,8 +53,6 @@ if [ -n "${CI:-}" ] || [ ! -e "$passed" ]; then
     linter=${pids[-1]}
 fi
 start mypy mypy -p ansible_collections.llama_cpp.cluster.plugins
-start prose proselint check --config scripts/proselint.json \
-    README.md CODE_OF_CONDUCT.md CONTRIBUTING.md SECURITY.md docs roles/*/README.md
 start actionlint actionlint .github/workflows/*.yml
 start yamllint yamllint --strict .
 start ruff ruff check --quiet --output-format concise .
