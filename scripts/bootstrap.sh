@@ -77,11 +77,13 @@ PY
 # A .venv that was copied or moved with the checkout belongs to another folder.
 "$venv/bin/pip" --version 2>/dev/null | grep -qF " $venv/" || { say "Making .venv"; make_venv; }
 
+set --
 for part in run dev; do
+    set -- "$@" -r "$top/requirements/$part.txt"
     stamp=$venv/.requirements-$part-$(stamp_of "$part")
     if [ ! -e "$stamp" ]; then
         say "Installing requirements/$part.txt into .venv (pinned, with digests; half a minute to a minute)"
-        "$venv/bin/python" -m pip install --quiet --no-compile --require-hashes --only-binary :all: -r "$top/requirements/$part.txt" ||
+        "$venv/bin/python" -m pip install --quiet --no-compile --require-hashes --only-binary :all: "$@" ||
             die "the requirements could not be installed: see the lines above; this needs a Python package index, and 1 GB of disk."
         # Compile on all processors, and without the collections, of which few are used. pip would compile everything on one
         # processor and take three times as long. (Some packages have templates that are not Python.)

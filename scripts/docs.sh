@@ -10,13 +10,7 @@ export LLAMA_CPP_CLUSTER_CACHE="$cache"
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" ANSIBLE_HOME="$cache/ansible" NO_COLOR=1 PYTHONDONTWRITEBYTECODE=1
 
-tools=$cache/docs-$(sha256sum requirements/docs.txt | cut -c 1-12)
-if [ ! -e "$tools/complete" ]; then
-    echo "==> Installing requirements/docs.txt into $tools (pinned, with digests)"
-    python -m venv --clear "$tools"
-    PIP_CACHE_DIR=$cache/pip "$tools/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r requirements/docs.txt
-    : >"$tools/complete"
-fi
+. scripts/tools.sh
 
 work=$PWD/build/docs
 mkdir -p "$work"
@@ -33,7 +27,6 @@ ANSIBLE_COLLECTIONS_PATH=$work/collections "$tools/bin/antsibull-docs" collectio
 "$tools/bin/python" scripts/site/pages.py pages "$work/pages"
 "$tools/bin/sphinx-build" --quiet --fail-on-warning --keep-going --jobs auto --builder html \
     --conf-dir scripts/site --doctree-dir "$work/doctrees" "$work/pages" "$work/html"
-"$tools/bin/python" scripts/site/look.py "$work/html"
 echo "The site is $work/html/index.html"
 
 if [ "${1:-}" = test ]; then

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# `make lab` and `make lab-down`: make and remove the test hosts. `make lab` also makes the model of random weights that
-# inventories/lab uses. Arguments go to tests/lab/lab.py: up [host …] | down | status | tools. tools installs what this
+# `make lab`: makes the test hosts, and the model of random weights that inventories/lab uses. `scripts/lab.sh down` removes
+# the hosts. Arguments go to tests/lab/lab.py: up [host …] | down | status | tools. tools installs what this
 # machine needs to make hosts.
 set -eu
 

@@ -26,7 +26,7 @@ case $scenario in
     tunnel) number=119 ;;
     kubernetes) number=120 ;;
     pages) number=121 ;;
-    *) echo "error: there is no scenario $scenario in extensions/molecule." >&2; exit 1 ;;
+    *) echo "error: there is no tier $scenario; make help lists them." >&2; exit 1 ;;
 esac
 [ "$(id -u)" = 0 ] || not_run "it makes hosts and a bridge, which needs root: sudo make test-$scenario"
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}

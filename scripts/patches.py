@@ -1,7 +1,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert the patches of llama.cpp to a git tree and back, and try them on another source; see scripts/patches.sh.
+"""Convert the patches of llama.cpp to a git tree and back, and try them on another source.
 
 Each commit is a patch: its message, and its diff below the message. The message begins with the patch's name.
+docs/maintaining.md describes how to work on them. .venv must be active.
+
+patches.py tree FOLDER [VERSION]    make a tree of a version's source (the default one), with a commit for each patch
+patches.py export FOLDER [TO]       write the commits of such a tree as the patches of its version (or to folder TO)
+patches.py rebase TO [FOLDER]       merge the default version's patches into version TO, or the source in folder TO,
+                                    and print the conflicts; with FOLDER, leave the tree there
+patches.py fetch                    fetch the sources of all versions that have patches into the cache
 """
 
 from __future__ import annotations
@@ -12,17 +19,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
-    Change,
-    Hunk,
-    Patch,
-    apply,
-    read_patch,
-)
 
 ROOT = Path(__file__).resolve().parents[1]
 ROLE = ROOT / "roles/llama_cpp"
@@ -39,8 +38,6 @@ ENVIRONMENT = {
     **{f"GIT_{who}_{what}": value for who in ("AUTHOR", "COMMITTER") for what, value in NOBODY.items()},
     "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "LC_ALL": "C",
 }  # fmt: skip
-
-USAGE = "say `fetch`, `tree FOLDER [VERSION]`, `export FOLDER [TO]` or `rebase TO [FOLDER]`."
 
 
 class PatchesError(Exception):
@@ -75,7 +72,18 @@ def unpack(version: str, folder: Path) -> None:
     """Unpack the source of a version."""
     folder.mkdir(parents=True, exist_ok=True)
     inside = f"llama_cpp_python-{version}/vendor/llama.cpp"
-    command = ["tar", "-xf", source_of(version), "-C", folder, "--strip-components=3", "--no-same-owner", inside]
+    # The archive's .git names a repository that does not exist here.
+    command = [
+        "tar",
+        "-xf",
+        source_of(version),
+        "-C",
+        folder,
+        "--strip-components=3",
+        "--no-same-owner",
+        f"--exclude={inside}/.git",
+        inside,
+    ]
     subprocess.run(command, check=True)
 
 
@@ -87,8 +95,6 @@ def commit(folder: Path, message: str) -> None:
 
 def begin(folder: Path, version: str) -> None:
     """Make a repository of the source in a folder; the message of its first commit is the version."""
-    # The archive's .git names a repository that does not exist here.
-    (folder / ".git").unlink(missing_ok=True)
     git(folder, "init", "--quiet", "--initial-branch=patches")
     commit(folder, f"{version}\n")
 
@@ -150,86 +156,43 @@ def export(folder: Path, place: Path | None) -> None:
     print(f"{place}: {', '.join(patches)}")
 
 
-@dataclass
-class Outcome:
-    """The result of trying a hunk on another source."""
-
-    path: str
-    number: int
-    hunk: Hunk
-    fits: bool
-
-
-def merged(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """Return the result of a three-way merge, or None if it has conflicts."""
-    with tempfile.TemporaryDirectory() as folder:
-        names = [Path(folder) / name for name in ("ours", "base", "theirs")]
-        for name, content in zip(names, (ours, base, theirs)):
-            name.write_bytes(content)
-        done = subprocess.run(["git", "merge-file", "-p", *names], env=ENVIRONMENT, capture_output=True, check=False)
-    return done.stdout if done.returncode == 0 else None
-
-
-def try_change(change: Change, base: bytes | None, tree: Path) -> list[Outcome]:
-    """Apply a change of one file to another source as far as possible, and return the outcome of each hunk."""
-    target = tree / change.path
-    if change.creates:
-        fits = not target.exists()
-        if fits:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(b"".join(change.hunks[0].new))
-        return [Outcome(change.path, 1, change.hunks[0], fits)]
-    outcomes = []
-    for number, hunk in enumerate(change.hunks, 1):
-        alone = Change(change.path, creates=False, deletes=False, hunks=(hunk,))
-        result = None
-        if target.exists() and base is not None:
-            theirs = apply([Patch("", "", (), (alone,))], {change.path: base}.get)[change.path]
-            result = merged(target.read_bytes(), base, theirs or b"")
-        if result is not None:
-            target.write_bytes(result)
-        outcomes.append(Outcome(change.path, number, hunk, result is not None))
-    return outcomes
+def merge(tree: Path, name: str) -> list[str]:
+    """Merge a commit into the tree, with git's markers at conflicts, and return the files that have some."""
+    pick = ["git", "cherry-pick", "--allow-empty", "--keep-redundant-commits", name]
+    if subprocess.run(pick, cwd=tree, env=ENVIRONMENT, capture_output=True, check=False).returncode == 0:
+        return []
+    conflicts = git(tree, "diff", "--name-only", "--diff-filter=U").decode().splitlines()
+    git(tree, "add", "--all", "--force", ".")
+    git(tree, "commit", "--quiet", "--allow-empty", f"--reuse-message={name}")
+    return conflicts
 
 
 def rebase(to: str, folder: Path | None) -> bool:
-    """Try the default version's patches on another source, print what fits, and return whether all hunks fit."""
+    """Merge the default version's patches into another source, and return whether that had no conflicts."""
     with tempfile.TemporaryDirectory() as scratch:
         tree = folder or Path(scratch) / "tree"
-        check_empty(tree)
+        make_tree(tree, DEFAULT)
+        commits = git(tree, "rev-list", "--reverse", "--min-parents=1", "HEAD").decode().split()
+        git(tree, "checkout", "--quiet", "--orphan", "rebased")
+        git(tree, "rm", "-rf", "--quiet", ".")
         if to in ARCHIVES:
             unpack(to, tree)
         elif (Path(to) / "ggml").is_dir():
             shutil.copytree(to, tree, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git"))
         else:
             raise PatchesError(f"{to} is neither a version of the role's table nor a folder with llama.cpp's source.")
-        begin(tree, to)
-        unpack(DEFAULT, Path(scratch) / "base")
-        outcomes = [one for path in paths_of(DEFAULT) for one in rebase_one(path, Path(scratch) / "base", tree, to)]
-    fit = sum(outcome.fits for outcome in outcomes)
-    print(f"\n{fit} of {len(outcomes)} hunks fit {to}.")
-    return fit == len(outcomes)
-
-
-def rebase_one(path: Path, base: Path, tree: Path, to: str) -> list[Outcome]:
-    """Try one patch on another source, and apply it to the source that it was made for."""
-    patch = read_patch(path)
-    contents = {change.path: (base / change.path).read_bytes() for change in patch.changes if not change.creates}
-    outcomes = [one for change in patch.changes for one in try_change(change, contents.get(change.path), tree)]
-    for name, content in apply([patch], contents.get).items():
-        (base / name).parent.mkdir(parents=True, exist_ok=True)
-        (base / name).write_bytes(content or b"")
-    origin = f"Made-for: sha256:{ARCHIVES[to]['sha256']}" if to in ARCHIVES else f"Made-for: commit:{'0' * 40}"
-    if git(tree, "status", "--porcelain"):
-        commit(tree, re.sub(r"^Made-for: .*$", origin, message_of(path), flags=re.MULTILINE))
-    print(f"{patch.name}: {sum(one.fits for one in outcomes)} of {len(outcomes)} hunks fit")
-    for one in outcomes:
-        if not one.fits:
-            print(f"    {one.path}: hunk {one.number}, at line {one.hunk.start}, does not fit")
-            for sign, lines in (("-", one.hunk.old), ("+", one.hunk.new)):
-                other = one.hunk.new if sign == "-" else one.hunk.old
-                print("".join(f"        {sign}{line.decode()}" for line in lines if line not in other), end="")
-    return outcomes
+        commit(tree, f"{to}\n")
+        origin = f"Made-for: sha256:{ARCHIVES[to]['sha256']}" if to in ARCHIVES else f"Made-for: commit:{'0' * 40}"
+        count = 0
+        for path, name in zip(paths_of(DEFAULT), commits):
+            conflicts = merge(tree, name)
+            message = re.sub(r"^Made-for: .*$", origin, message_of(path), flags=re.MULTILINE)
+            amend = ("commit", "--quiet", "--amend", "--allow-empty", "--cleanup=verbatim", "--file=-")
+            git(tree, *amend, given=message.encode())
+            print(f"{path.stem}: {'conflicts in ' + ', '.join(conflicts) if conflicts else 'fits'}")
+            count += bool(conflicts)
+    print(f"\n{len(commits) - count} of {len(commits)} patches fit {to}.")
+    return count == 0
 
 
 def run(command: str, first: str = "", second: str = "") -> int:
@@ -245,7 +208,7 @@ def run(command: str, first: str = "", second: str = "") -> int:
     elif command == "rebase" and first:
         return 0 if rebase(first, Path(second) if second else None) else 1
     else:
-        raise PatchesError(USAGE)
+        raise PatchesError(__doc__ or "")
     return 0
 
 

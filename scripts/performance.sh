@@ -10,18 +10,11 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 
 # If this machine is not aarch64, the tests of aarch64 need a cross compiler and an emulator.
-missing=
-if [ "$(uname -m)" != aarch64 ]; then
-    command -v qemu-aarch64-static >/dev/null || missing=qemu-user-static
-    command -v aarch64-linux-gnu-g++ >/dev/null || missing="$missing g++-aarch64-linux-gnu"
-fi
-if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get -qq update || :
-    # shellcheck disable=SC2086 # two words are two packages
-    DEBIAN_FRONTEND=noninteractive apt-get -qqy install --no-install-recommends $missing >/dev/null
-fi
+[ "$(uname -m)" = aarch64 ] || packages=qemu-user-static
+cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
+. scripts/compilers.sh
 
 # Puts the source into the cache, and installs the build tools.
 ansible-playbook tests/support/releases.yml
-scripts/patches.sh fetch
+python scripts/patches.py fetch
 exec pytest -q --durations 5 "$@" tests/performance

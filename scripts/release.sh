@@ -12,14 +12,7 @@ PATH=$PWD/.venv/bin:$PATH
 export PATH
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# These programs have their own environment, because galaxy-importer needs other versions than the tests. The list has all that they need, without lxml,
-# which cyclonedx-py takes for XML only.
-tools=$cache/release-$(sha256sum requirements/release.txt | cut -c 1-12)
-if [ ! -e "$tools/complete" ]; then
-    python -m venv --clear "$tools"
-    PIP_CACHE_DIR=$cache/pip "$tools/bin/python" -m pip install --quiet --no-deps --require-hashes -r requirements/release.txt
-    : >"$tools/complete"
-fi
+. scripts/tools.sh
 if [ "${1:-}" = test-ansible ]; then
     set -f
     # shellcheck disable=SC2086 # names of sessions

@@ -2,8 +2,8 @@
 """Write the sources of the site to a folder: `pages.py collection FOLDER` and then `pages.py pages FOLDER`.
 
 `collection` makes a copy of the collection that antsibull-docs can read. `pages` copies docs/ and the READMEs of roles.
-If a page links to another file of the repository, `pages` makes a page that shows the file. It makes the navigation
-from the folders: a page's title is its heading, and pages come in the order in which docs/index.md names them.
+A link to another file of the repository leads to GitHub. `pages` makes the navigation from the folders: a page's title
+is its heading, and pages come in the order in which docs/index.md names them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SECTIONS = {
 FOLDERS = {"reference/roles": "Roles", "reference/playbooks": "Playbooks", "upstream": "Patches, for llama.cpp"}
 # Pages in the top folder, which are for contributors.
 TOP = ("CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md")
-LANGUAGES = {".yml": "yaml", ".yaml": "yaml", ".json": "json", ".py": "python", ".sh": "bash", ".j2": "jinja"}
+REPOSITORY = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))["repository"]
 FENCED = re.compile(r"(^```.*?^```[^\n]*$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=^)(\[[^\]]+\]: )(\S+)", re.MULTILINE)
 HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
@@ -80,7 +80,6 @@ class Pages:
         self.tree = set(tracked())
         self.folders = {posixpath.dirname(path) for path in self.tree}
         self.folders |= {str(parent) for path in self.tree for parent in Path(path).parents} - {"."}
-        self.problems: list[str] = []
         self.places: dict[str, str] = {}
         for path in sorted(self.tree):
             place = self._place(path)
@@ -127,49 +126,26 @@ class Pages:
         page.write_text(text, encoding="utf-8")
 
     def _linked(self, path: str, place: str) -> str:
-        """Return the text of a page with its links changed to those of the site."""
-        text = (ROOT / path).read_text(encoding="utf-8")
-        parts = FENCED.split(text)
-        line = 1
-        for number, part in enumerate(parts):
-            if number % 2 == 0:
-                parts[number] = LINK.sub(lambda found, at=line, in_=part: self._link(path, place, found, at, in_), part)
-            line += part.count("\n")
+        """Return the text of a page with the links of the site. Sphinx reports those that lead nowhere."""
+        parts = FENCED.split((ROOT / path).read_text(encoding="utf-8"))
+        parts[::2] = [LINK.sub(lambda found: self._link(path, place, found), part) for part in parts[::2]]
         return "".join(parts)
 
-    def _link(self, path: str, place: str, found: re.Match[str], line: int, part: str) -> str:
+    def _link(self, path: str, place: str, found: re.Match[str]) -> str:
         before, link = (found[2], found[3]) if found[2] else ("", found[1])
-        where, _hash, anchor = link.partition("#")
+        where, separator, anchor = link.partition("#")
         if not where or re.match(r"[a-z]+:", where):
             return before + link
         aim = posixpath.normpath(posixpath.join(posixpath.dirname(path), where))
         if aim.startswith("docs/") and aim in self.folders:
             self.places[aim] = f"{aim[len('docs/') :]}/index.md"
-        if aim not in self.places:
-            if aim not in self.tree and aim not in self.folders:
-                at = line + part.count("\n", 0, found.start())
-                self.problems.append(f"{path}:{at}: the link leads to {aim}, which is not there")
-                return before + link
-            self._show(aim)
-        to = posixpath.relpath(self.places[aim], posixpath.dirname(place) or ".")
-        return f"{before}{to}#{anchor}" if anchor else before + to
-
-    def _show(self, path: str) -> None:
-        """Write a page that shows a file or folder of the repository."""
-        place = self.places[path] = f"files/{path}.md" if path in self.tree else f"files/{path}/index.md"
-        if path in self.tree:
-            text = (ROOT / path).read_text(encoding="utf-8")
-            body = f"````{LANGUAGES.get(Path(path).suffix, 'text')}\n{text.rstrip()}\n````\n"
+        if aim in self.places:
+            to = posixpath.relpath(self.places[aim], posixpath.dirname(place) or ".")
+        elif aim in self.tree or aim in self.folders:
+            to = f"{REPOSITORY}/{'blob' if aim in self.tree else 'tree'}/main/{aim}"
         else:
-            inside = sorted(found for found in self.tree if found.startswith(f"{path}/"))
-            for found in inside:
-                if found not in self.places:
-                    self._show(found)
-            here = posixpath.dirname(place)
-            body = "".join(
-                f"- [{found[len(path) + 1 :]}]({posixpath.relpath(self.places[found], here)})\n" for found in inside
-            )
-        self._put(place, f"---\norphan: true\n---\n# {path}\n\nThis is a part of the repository.\n\n{body}")
+            to = where
+        return before + to + separator + anchor
 
     def _navigation(self, texts: dict[str, str]) -> None:
         front = texts.setdefault("index.md", "# llama_cpp.cluster\n")
@@ -216,16 +192,13 @@ def main() -> int:
     if what == "collection":
         copy_collection(target)
         return 0
-    pages = Pages(target)
-    pages.write()
+    Pages(target).write()
     # The theme shows a list of headings beside each page, and warns of a second one.
     for page in target.glob("reference/collection/*.rst"):
         page.write_text(
             re.sub(r"^\.\. contents::\n(?: +:.*\n)*", "", page.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
         )
-    for problem in pages.problems:
-        print(problem, file=sys.stderr)
-    return 1 if pages.problems else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.tree import PLUGINS, ROLES, ROOT, documentation, load_yaml
+from support.tree import ROOT, load_yaml
 
 LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
 # Files without comments, prose that names the licence in its own words, output of tools, and recorded output.
@@ -101,29 +101,6 @@ def test_requirements_are_pinned_with_digests(path: Path) -> None:
     requirements = path.read_text().replace("\\\n", " ").splitlines()
     pinned = re.compile(r"^[\w.\[\],-]+==[\w.+!]+ .*--hash=sha256:[0-9a-f]{64}")
     assert [line for line in requirements if line and not line.startswith("#") and not pinned.match(line)] == []
-
-
-def test_release_notes_name_every_plugin_and_role_and_those_that_are_gone() -> None:
-    releases = load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"].values()
-    notes = [load_yaml(path) for path in (ROOT / "changelogs" / "fragments").glob("*.yml")]
-    notes += [release["changes"] for release in releases]
-    removed = [line for note in notes for line in note.get("removed_features", [])]
-    gone = re.findall(r"^(\w+) - the (?:filter|lookup|module|role) is gone", "\n".join(removed), re.MULTILINE)
-    named = []
-    for release in releases:
-        groups = [
-            release.get("modules", []),
-            *release.get("plugins", {}).values(),
-            release.get("objects", {}).get("role", []),
-        ]
-        named += [entry["name"] for group in groups for entry in group]
-    there = {plugin.name: documentation(plugin.kind)[plugin.fqcn]["doc"]["version_added"] for plugin in PLUGINS}
-    for role in ROLES:
-        specs = load_yaml(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]
-        [there[role]] = [spec["version_added"] for spec in specs.values() if "version_added" in spec]
-    # antsibull-changelog adds new plugins and roles when it makes the notes of the next version.
-    released = load_yaml(ROOT / "changelogs" / "changelog.yaml")["releases"]
-    assert sorted(named) == sorted([name for name, version in there.items() if version in released] + gone)
 
 
 def test_changelog_covers_the_version() -> None:

@@ -13,11 +13,10 @@ from ansible.release import __version__ as core_version
 from ansible_test._util.target.common.constants import CONTROLLER_PYTHON_VERSIONS, REMOTE_ONLY_PYTHON_VERSIONS
 
 from support.examples import FENCE, PAGES
-from support.tree import PLUGINS, ROOT, load_yaml
+from support.tree import ROOT, load_yaml
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 RUNTIME = load_yaml(ROOT / "meta/runtime.yml")
-MODULES = {plugin.name for plugin in PLUGINS if plugin.kind == "module"}
 # The policy's row of an ansible-core: Pythons of controllers and hosts.
 CORE_ROW = re.compile(r"^\| (2\.\d+) \| (3\.\d+) to (3\.\d+) \| (3\.\d+) to (3\.\d+) \| \w+ 20\d\d \|$", re.MULTILINE)
 POLICY = {
@@ -79,17 +78,6 @@ def test_the_policy_names_each_ansible_core_with_its_pythons() -> None:
 def test_ruff_checks_for_the_oldest_python_of_hosts() -> None:
     oldest = min((row[2] for row in POLICY.values()), key=number)
     assert f'target-version = "py{oldest.replace(".", "")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def test_the_newest_minor_version_gets_security_fixes() -> None:
-    major, minor, _patch = load_yaml(ROOT / "galaxy.yml")["version"].split(".")
-    rows = re.findall(r"^\| (\d+\.\d+) \| (yes|no)", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert [version for version, fixed in rows if fixed == "yes"] == [f"{major}.{minor}"]
-
-
-def test_pages_name_the_archive_of_this_version() -> None:
-    named = [name for page in PAGES for name in re.findall(r"llama_cpp-cluster-(\d[\w.]*)\.tar\.gz", page.read_text())]
-    assert set(named) == {load_yaml(ROOT / "galaxy.yml")["version"]}
 
 
 def test_links_into_the_repository_lead_to_files() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each playbook has a page in docs/reference/playbooks, with its variables, their defaults and its tags."""
+"""Each playbook has a page in docs/reference/playbooks, with its variables and their defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ OPTIONS = {
     for entry in load_yaml(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"].values()
     for name, option in entry.get("options", {}).items()
 }
-INTERNAL = {"always"}
 
 
 @cache
@@ -64,14 +63,3 @@ def test_a_page_has_the_defaults_of_the_code(playbook: str) -> None:
         if name in OPTIONS and "default" in OPTIONS[name]:
             in_code = {OPTIONS[name]["default"]}
         assert not in_code or page in in_code, name
-
-
-@pytest.mark.parametrize("playbook", PLAYBOOKS)
-def test_a_page_has_the_tags_of_its_playbook(playbook: str) -> None:
-    text = (ROOT / "playbooks" / f"{playbook}.yml").read_text(encoding="utf-8")
-    for imported in re.findall(r"import_tasks: (tasks/\S+)", text):
-        text += (ROOT / "playbooks" / imported).read_text(encoding="utf-8")
-    tags = {tag for found in re.findall(r"\btags: \[(.*)\]", text) for tag in found.split(", ")} - INTERNAL
-    page = (FOLDER / f"{playbook}.md").read_text(encoding="utf-8")
-    listed = next((line for line in page.splitlines() if line.startswith("The tags are ")), "")
-    assert set(re.findall(r"`(\w+)`", listed)) == tags

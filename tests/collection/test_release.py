@@ -68,18 +68,18 @@ def test_nothing_is_built_before_sanity_passes(passes: bool, tmp_path: Path) -> 
         program.chmod(0o755)
     (top / "scripts").mkdir()
     (top / "requirements").mkdir()
-    script = top / "scripts/release.sh"
-    script.write_text((ROOT / "scripts/release.sh").read_text())
-    (top / "requirements/release.txt").write_text("")
+    for name in ("release.sh", "tools.sh"):
+        (top / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
+    (top / "requirements/tools.txt").write_text("")
     (top / ".gitignore").write_text("/.venv/\n")
-    tools = cache / f"release-{hashlib.sha256(b'').hexdigest()[:12]}"
+    tools = cache / f"tools-{hashlib.sha256(b'').hexdigest()[:12]}"
     tools.mkdir(parents=True)
     (tools / "complete").touch()
     who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
     for words in (["init", "--quiet"], ["add", "--all"], [*who, "commit", "--quiet", "--message", "all"]):
         subprocess.run(["git", "-C", str(top), *words], check=True, timeout=60)
     done = subprocess.run(
-        ["sh", script],
+        ["sh", top / "scripts/release.sh"],
         env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(cache), "OUT": str(out)},
         capture_output=True,
         text=True,

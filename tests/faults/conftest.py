@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.fault_table import pytest_terminal_summary, saw
+from faults.fault_table import pytest_terminal_summary, saw
 from support.harness import HANG_S, ROOT
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
+from faults.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after, until
 from support.harness import HANG_S, RELEASE, Release
-from support.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after, until
 from support.runs import masters
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from ansible.plugins.connection import local
 
-from support.fleet import LIMIT_S, Fleet, ended
+from integration.fleet import LIMIT_S, Fleet, ended
 from support.harness import ROOT
 from support.other_machine import NEOVERSE_N1, masquerade
 from support.small_disk import small_disk

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from integration.stand_in_kubernetes import KINDS, Cluster, running_cluster
 from support.kubernetes import play
-from support.stand_in_kubernetes import KINDS, Cluster, running_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,6 +15,7 @@ import gguf
 import numpy as np
 import pytest
 
+from integration.served_logits import served
 from random_model import write_model
 from support.harness import HANG_S, Release, over
 from support.logits import Logits, compare, same
@@ -33,7 +34,6 @@ from support.multiplications import (
 )
 from support.quantised_models import TYPES, write_quantised
 from support.rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError
-from support.served_logits import served
 from support.watched_worker import Watched, killed_in_a_run, settings, watched
 
 if TYPE_CHECKING:

@@ -589,7 +589,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     site.refused("could not be made into", "(Convert the model to GGUF)")
     assert [name for name in site.names() if name.endswith(".gguf")] == []
     shutil.rmtree(site.folder / "source")
-    write = [venv / "venv/bin/python", ROOT / "tests/support/tiny_safetensors.py", site.folder / "source"]
+    write = [venv / "venv/bin/python", ROOT / "tests/integration/tiny_safetensors.py", site.folder / "source"]
     subprocess.run(write, check=True, timeout=60)
 
     checked = site.ok("--check")

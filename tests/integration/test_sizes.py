@@ -13,7 +13,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.choice imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.estimate import ByHeader
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs import Cluster, Worker
 
-from support import sizes
+from integration import sizes
 from support.tree import ROOT
 
 if TYPE_CHECKING:

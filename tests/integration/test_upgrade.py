@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.upgrade_stage import NEW, OLD, TWO_GROUPS, Stage
+from integration.upgrade_stage import NEW, OLD, TWO_GROUPS, Stage
 
 UPGRADE = ("-e", f"llama_cpp_version={NEW}")
 
