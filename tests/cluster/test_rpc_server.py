@@ -297,10 +297,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no-port": ({"rpc_server_instances": [{"threads": 1}]}, "a list of dictionaries, each with its port"),
     "no-such-node": ({"rpc_server_instances": [{"port": 50052, "numa_node": 9}]}, "there is no NUMA node 9"),
     "no-release": (
-        {"rpc_server_prefix": "/opt/none"},
+        {"llama_cpp_prefix": "/opt/none"},
         "no program /opt/none/current/bin/rpc-server: run the role",
     ),
-    "hidden-release": ({"rpc_server_prefix": "/var/lib/x"}, "runs no program from home folders"),
+    "hidden-release": ({"llama_cpp_prefix": "/var/lib/x"}, "runs no program from home folders"),
     "memory": ({"rpc_server_memory_max": "lots"}, "rpc_server_memory_max lots: give bytes"),
     "relative-folder": ({"rpc_server_metrics_folder": "lib"}, "rpc_server_metrics_folder lib: give the absolute path"),
     "no-folder": (

@@ -48,14 +48,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no-folder": ({"kubernetes_state": "rendered"}, "kubernetes_folder is not set", "give the folder"),
     "adapter-elsewhere": (
         {
-            "llama_server_model_path": "/models/m.gguf",
+            "gguf_model_path": "/models/m.gguf",
             "llama_server_extra_args": ["--lora", "/models/a.gguf,/adapters/b.gguf"],
         },
         "/adapters/b.gguf is not below /models",
         "put it beside the model",
     ),
     "draft-elsewhere": (
-        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/modelsmall/d.gguf"},
+        {"gguf_model_path": "/models/m.gguf", "llama_server_draft_model": "/modelsmall/d.gguf"},
         "/modelsmall/d.gguf is not below /models",
         "put it beside the model",
     ),
@@ -95,7 +95,7 @@ def test_a_bad_value_gets_one_sentence_that_names_it_and_the_remedy(
         {"kubernetes_max_surge": 1},
         {"kubernetes_gateway_image": IMAGE},
         {"kubernetes_name": "l" * 40},
-        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/models/small/d.gguf"},
+        {"gguf_model_path": "/models/m.gguf", "llama_server_draft_model": "/models/small/d.gguf"},
     ],
 )
 def test_what_is_sound_is_taken(given: dict[str, Any]) -> None:

@@ -50,7 +50,6 @@ _INFERENCE = {
 }
 _SERVER = {
     **_INFERENCE,
-    "tensor_split": "with llama_server_tensor_split=[]",
     "prompts": "with llama_server_cache_ram={other_mib}",
     "context": "with llama_server_ctx_size={slot}",
     "parallel": "with llama_server_parallel={parallel}",
