@@ -30,7 +30,6 @@ GIVEN: dict[str, Any] = {
 }
 GATEWAY: dict[str, Any] = {
     "kubernetes_replicas": 2,
-    "kubernetes_max_surge": 1,
     "kubernetes_gateway_image": IMAGE.replace("llama", "haproxy"),
     "kubernetes_monitoring_peers": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "kubernetes_trusted_peers": [{"podSelector": {"matchLabels": {"app": "chat"}}}],
