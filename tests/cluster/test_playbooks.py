@@ -112,7 +112,7 @@ BAD = {
         ["worker2 would get llama.cpp 0.3.35-4df29be4f and the master master 0.3.36-0c1e57098"],
     ),
     "a-model-that-is-a-folder": (
-        {"master": {"gguf_model_path": "/srv/models", "gguf_model_controller_path": ""}},
+        {"master": {"gguf_model_path": "/srv/models", "gguf_model_source": ""}},
         ["--tags", "gguf_model"],
         ["/srv/models", "folder"],
     ),

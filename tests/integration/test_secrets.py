@@ -198,7 +198,7 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "llama_cpp_archive_sha256": "0" * 64,
             "llama_cpp_allow_vulnerable": True,
             "gguf_model_path": "/srv/models/none.gguf",
-            "gguf_model_url": f"{hub.storage}/model.gguf?signature={MARK}",
+            "gguf_model_source": f"{hub.storage}/model.gguf?signature={MARK}",
             "gguf_model_sha256": "0" * 64,
             # As if this machine ran systemd, and had a key for the tunnel and no HAProxy.
             "__llama_gateway_haproxy": "/nowhere/haproxy",
