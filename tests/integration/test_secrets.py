@@ -195,7 +195,7 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "rpc_tunnel_enabled": True,
             "rpc_tunnel_preshared_key": f"{MARK:A<43}=",
             "llama_cpp_archive": f"http://me:{MARK}@127.0.0.1/llama.tar?signature={MARK}",
-            "llama_cpp_archive_sha256": "0" * 64,
+            "llama_cpp_sha256": "0" * 64,
             "llama_cpp_allow_vulnerable": True,
             "gguf_model_path": "/srv/models/none.gguf",
             "gguf_model_source": f"{hub.storage}/model.gguf?signature={MARK}",

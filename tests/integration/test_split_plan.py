@@ -270,7 +270,6 @@ PLAYS = """
         - ansible.builtin.include_role: {name: ROLE}
           vars:
             inference_worker_memory_bytes: {FIRST: 10000000}
-            inference_reserve_bytes: 0
             inference_report_path: "{{ folder }}/short.json"
       rescue:
         - ansible.builtin.debug: {msg: "rescued: {{ ansible_failed_result.msg }}"}

@@ -36,7 +36,6 @@ class Play:
             "gguf_model_path": str(self.model),
             "llama_cpp_prefix": str(self.folder / "prefix"),
             "inference_worker_memory_bytes": {worker.endpoint: GIB for worker in self.workers},
-            "inference_reserve_bytes": 0,
             "inference_report_path": str(report),
             "inference_n_predict": 8,
             "inference_ctx_size": 512,
