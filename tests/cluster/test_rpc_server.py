@@ -307,6 +307,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"rpc_server_metrics_folder": "/var/lib/none"},
         "rpc_server_metrics_folder /var/lib/none is not a folder on worker1",
     ),
+    "environment": (
+        {"rpc_server_environment": {"LLAMA_CACHE": "/"}},
+        "LLAMA_CACHE: give in rpc_server_environment names",
+    ),
     "cache": ({"rpc_server_cache_max": "half"}, "rpc_server_cache_max half: give bytes"),
 }
 

@@ -63,8 +63,8 @@ def test_hosts_that_are_too_few_are_an_answer_that_says_what_is_missing(model: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 hosts with 360MiB available: It does not fit, host1 lacks" in done.stdout
     assert (
-        "MiB: it fits with llama_server_ctx_size=3328, with llama_server_parallel=3, with size_cache_type=q8_0 or with size_hosts=3."
-        in done.stdout
+        "MiB: it fits with llama_server_ctx_size=3328, with llama_server_parallel=3, with size_cache_type=q8_0 "
+        "or with size_hosts=3." in done.stdout
     )
     assert "At least 3 hosts with 360MiB" in done.stdout
 
@@ -164,7 +164,10 @@ def test_each_shape_has_its_name() -> None:
     ("source", "sentence"),
     [
         ({"model": "{storage}/none.gguf"}, "/none.gguf does not exist (404): correct the URL."),
-        ({"gguf_model_hf_repo": "{repo}", "gguf_model_hf_file": "none.gguf"}, "has no file none.gguf: correct the name"),
+        (
+            {"gguf_model_hf_repo": "{repo}", "gguf_model_hf_file": "none.gguf"},
+            "has no file none.gguf: correct the name",
+        ),
     ],
     ids=["url", "hub"],
 )
@@ -186,8 +189,14 @@ def test_what_cannot_be_fetched_is_a_sentence(model: Path, source: dict[str, str
             ],
         ),
         (
-            {"model": "model.gguf", "host_memory": 32, "hosts": 16, "llama_server_parallel": "x",
-             "llama_server_ctx_size": 0, "cache_type": "f8"},
+            {
+                "model": "model.gguf",
+                "host_memory": 32,
+                "hosts": 16,
+                "llama_server_parallel": "x",
+                "llama_server_ctx_size": 0,
+                "cache_type": "f8",
+            },
             [
                 "size_model is model.gguf; give the absolute path of a GGUF file, its URL, or a shape (3B,",
                 "size_host_memory is 32; give what a host has available, with its unit, such as 32GiB.",
