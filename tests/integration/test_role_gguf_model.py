@@ -365,7 +365,7 @@ BAD = {
     ),
     "one-piece": (
         {"gguf_model_source": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
-        "gguf_model_source names a piece of a file that was cut: list all pieces with their digests in gguf_model_files",
+        "gguf_model_source names a piece of a file that was cut: list all pieces with their digests in",
     ),
     "pieces-in-disorder": (
         {
