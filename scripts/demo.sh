@@ -44,7 +44,7 @@ fi
 # .venv has cmake and ninja; only the compiler must come from the machine.
 privileges=
 if command -v c++ >/dev/null 2>&1 && command -v cc >/dev/null 2>&1; then
-    privileges="-e demo_manage_packages=false"
+    privileges="-e llama_cpp_manage_packages=false"
 elif [ "$(id -u)" = 0 ]; then
     :
 elif ! command -v sudo >/dev/null 2>&1; then

@@ -152,7 +152,7 @@ def _model(host: Host) -> str:
     alias = host.get("llama_server_alias")
     if alias is not None:
         return str(alias)
-    path = host.get("llama_server_model_path") or host.get("gguf_model_path")
+    path = host.get("gguf_model_path")
     if path is None:
         raise host.error("llama_server_alias", "is not set, nor is gguf_model_path: name the model that it serves")
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", str(path).rsplit("/", 1)[-1])

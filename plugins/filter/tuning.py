@@ -62,6 +62,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.options i
 _LEAST_SPREAD = 0.02
 _THREADS = "rpc_server_threads"
 _SETTINGS = ("parallel", "tensor_split", "threads", _THREADS)
+# Of role inference, and for the API too.
+_SHARED = ("tensor_split", "threads")
 # Of the options that the playbook tries by default: their short forms, and llama.cpp's defaults (common/arg.cpp).
 _LONG = {"-ub": "--ubatch-size", "-sm": "--split-mode", "-b": "--batch-size", "-fa": "--flash-attn"}
 _DEFAULTS = {"--ubatch-size": "512", "--split-mode": "layer", "--batch-size": "2048"}
@@ -157,14 +159,14 @@ def tuning(
     again = records[-1] if len(records) == len(runs) else {}
     if not (kept and again.get("samples") and best_rate / mean(own) - 1 > _spread(own)):
         kept = {}
-    prefix = "inference_" if int(clients) == 1 else "llama_server_"
+    own_role = "inference_" if int(clients) == 1 else "llama_server_"
     upcoming = runs[min(len(records), len(runs) - 1)]
     return {
         "problem": "",
         "runs": runs,
         "settings": _with(best if upcoming["option"] else now, upcoming),
         "variables": {
-            name if name == _THREADS else prefix + name: value
+            name if name == _THREADS else ("inference_" if name in _SHARED else own_role) + name: value
             for name, value in (best if kept else now).items()
             if value != now.get(name)
         },

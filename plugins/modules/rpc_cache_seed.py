@@ -190,7 +190,7 @@ def _folder(module: AnsibleModule) -> Path:
         if folder is None:
             module.fail_json(
                 msg=f"There is no worker with a cache on port {port} of this host: "
-                "install it with the role rpc_server, with rpc_server_cache: true."
+                "install it with the role rpc_server, with rpc_server_cache_max above 0."
             )
     try:
         os.scandir(folder).close()

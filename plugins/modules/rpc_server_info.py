@@ -153,7 +153,7 @@ servers:
       type: dict
       contains:
         enabled:
-          description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_repack).
+          description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_environment).
           type: bool
         kernels:
           description: Whether there are such kernels for its CPU; V(false) if it does not repack.

@@ -58,7 +58,7 @@ SHARED = (
 
 def site(hosts: Hosts, size: int, **more: Any) -> Run:
     variables = {
-        "gguf_model_controller_path": str(random_model(*SIZE)),
+        "gguf_model_source": str(random_model(*SIZE)),
         "inference_report_path": str(hosts.scratch / "report.json"),
     }
     checkout = more.get("checkout", ROOT)

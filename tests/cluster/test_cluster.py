@@ -170,7 +170,7 @@ def test_both_workers_compute_and_the_text_is_that_of_one() -> None:
 
 def test_infer_prints_the_tables_and_writes_the_report(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    given = {"prompt": "Once upon", "inference_report_path": str(report), "inference_n_predict": 4}
+    given = {"inference_prompt": "Once upon", "inference_report_path": str(report), "inference_n_predict": 4}
     said = play("infer", "-e", json.dumps(given)).stdout
     for endpoint in ENDPOINTS:
         assert endpoint in said

@@ -112,7 +112,7 @@ BAD = {
         ["worker2 would get llama.cpp 0.3.35-4df29be4f and the master master 0.3.36-0c1e57098"],
     ),
     "a-model-that-is-a-folder": (
-        {"master": {"gguf_model_path": "/srv/models", "gguf_model_controller_path": ""}},
+        {"master": {"gguf_model_path": "/srv/models", "gguf_model_source": ""}},
         ["--tags", "gguf_model"],
         ["/srv/models", "folder"],
     ),
@@ -288,7 +288,7 @@ def copied() -> Iterator[str]:
 @pytest.mark.long
 def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str], copied: str) -> None:
     forget_tensors()
-    run = play("seed", "-e", f"seed_model_path={copied}")
+    run = play("seed", "-e", f"rpc_server_seed_model={copied}")
     assert all(f"{ADDRESS[worker]}:{PORT} has got" in said(run.stdout) for worker in WORKERS), run.stdout
     assert "The tensors are those of inference_tensor_split: [" in said(run.stdout)
     seeded = entries()
@@ -298,7 +298,7 @@ def test_seeded_workers_are_sent_no_large_tensor(before: dict[str, str], copied:
     assert entries() == seeded, "the master had nothing large to send"
 
     # Seed all layers, in addition to the entries that are there already.
-    run = play("seed", "-e", "seed_layers=all", "-e", f"seed_model_path={copied}")
+    run = play("seed", "-e", "seed_layers=all", "-e", f"rpc_server_seed_model={copied}")
     assert changed(run.stdout) == dict.fromkeys(WORKERS, 1)
     assert [len(has) for has in entries().values()] == [12, 12]
     for worker in WORKERS:

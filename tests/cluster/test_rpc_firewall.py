@@ -308,7 +308,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "port": ({"rpc_firewall_ports": [70000]}, "a port is a number from 1 to 65535"),
     "port-of-ssh": ({"rpc_firewall_ports": [22]}, "Port 22 is the one that SSH uses here"),
     "zone-of-others": ({"rpc_firewall_zone": "public"}, "give a name that is not taken"),
-    "no-masters": ({"rpc_firewall_master_group": "nobody"}, "would trust nobody"),
 }
 
 

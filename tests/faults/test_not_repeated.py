@@ -32,7 +32,7 @@ def test_a_worker_that_the_others_cannot_replace_is_waited_for(play: Play) -> No
     # Enough for a third of the model, and too little for half of it.
     little = {worker.endpoint: 14 << 20 for worker in play.workers}
     done, report = play(
-        kills(lost), inference_retries=1, inference_retry_wait=1, inference_retry_without_failed=True,
+        kills(lost), inference_retries=1, rpc_server_ready_timeout=1, inference_retry_without_failed=True,
         inference_worker_memory_bytes=little,
     )  # fmt: skip
     assert done.returncode == 2

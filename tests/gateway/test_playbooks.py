@@ -28,12 +28,12 @@ def serving() -> Iterator[None]:
 
 def test_workers_of_both_groups_are_seeded() -> None:
     with with_model_copied() as path:
-        said = words(playbook("seed", seed_model_path=path, seed_layers="all", llama_server_pause=True))
+        said = words(playbook("seed", rpc_server_seed_model=path, seed_layers="all", llama_server_pause=True))
     assert all(f"{ADDRESS[worker]}:{PORT} has" in said for worker in WORKERS), said
 
 
 def test_both_groups_are_measured(tmp_path: Path) -> None:
-    short = {"benchmark_n_prompt": 16, "benchmark_n_gen": 2, "benchmark_repetitions": 2, "benchmark_n_predict": 2}
+    short = {"benchmark_n_prompt": 16, "benchmark_n_gen": 2, "benchmark_repetitions": 2}
     playbook("benchmark", benchmark_folder=str(tmp_path), llama_server_pause=True, inference_report_path="", **short)
     for master, worker in WORKER_OF.items():
         report = json.loads((tmp_path / master / "report.json").read_text())

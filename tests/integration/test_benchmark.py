@@ -34,10 +34,9 @@ def test_the_playbook_measures_reports_and_remembers(
         "rpc_server_instances": [{"port": port} for port in ports],
         "llama_cpp_prefix": str(release_7.prefix),
         "gguf_model_path": str(model),
-        "benchmark_title": "Two workers <here>",
     }
     numbers = ("-e", "benchmark_n_prompt=32", "-e", "benchmark_n_gen=4", "-e", "benchmark_repetitions=2")
-    done = play_here("benchmark.yml", tmp_path, host, *numbers, "-e", "benchmark_n_predict=4")
+    done = play_here("benchmark.yml", tmp_path, host, *numbers)
     assert done.returncode == 0, done.stdout
     assert "the first run of this build, model and shape." in done.stdout
     assert "here : ok=" in done.stdout
@@ -58,7 +57,7 @@ def test_the_playbook_measures_reports_and_remembers(
             assert abs(share[part]["difference_percent"]) <= limit, (share["name"], part)
     assert "the plan was right within its limit of 1 %" in report["split_note"]
     assert report["model"]["layers"] == 8
-    assert "# Two workers &lt;here&gt;\n" in (folder / "report.md").read_text()
+    assert " over 2 workers\n" in (folder / "report.md").read_text()
     assert sorted(path.name for path in folder.iterdir()) == [
         "history.jsonl",
         "report.json",
@@ -70,7 +69,7 @@ def test_the_playbook_measures_reports_and_remembers(
     for test in quicker["tests"]:
         test["tokens_per_second"]["mean"] *= 1000
     (folder / "history.jsonl").write_text(json.dumps(quicker) + "\n")
-    given = ("-e", "benchmark_n_predict=4", "-e", "benchmark_tolerance_percent=90")
+    given = ("-e", "benchmark_tolerance_percent=90")
     slower = play_here("benchmark.yml", tmp_path, host, *numbers, *given)
     assert slower.returncode == 2, slower.stdout
     assert "Slower by more than 90 % than the median of 1 earlier run of the same build, model and" in slower.stdout
@@ -111,7 +110,6 @@ def test_what_is_measured_is_what_inference_runs_with(
         "benchmark_n_prompt": 16,
         "benchmark_n_gen": 2,
         "benchmark_repetitions": 1,
-        "benchmark_n_predict": 2,
     }
     done = play_here("benchmark.yml", tmp_path, host)
     assert done.returncode == 0, done.stdout

@@ -187,12 +187,12 @@ def test_an_artifact_is_installed_where_it_runs(fleet: Fleet) -> None:
     }
 
     def gives(path: Path, sha256: str = "") -> dict[str, str]:
-        return {"llama_cpp_artifact": str(path), "llama_cpp_artifact_sha256": sha256 or digest(path)}
+        return {"llama_cpp_artifact": str(path), "llama_cpp_sha256": sha256 or digest(path)}
 
     fleet.hosts = {
         "worker": {
             "llama_cpp_artifact": "http://user:password@127.0.0.1/llama.tar.xz?signature=5ecret",
-            "llama_cpp_artifact_sha256": digest(good),
+            "llama_cpp_sha256": digest(good),
         },
         "worker2": {**gives(good), "llama_cpp_targets": ["rpc-server"]},
         "master": gives(upstream),
@@ -359,7 +359,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     assert run.holds("aarch64-dotprod-fp16-glibc2.41")
     assert run.holds("localhost builds for glibc", "has glibc 2.17, which is older"), run.text
     artifact, native = sorted(kept.iterdir(), key=machine_of, reverse=True)
-    assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_artifact_sha256: {digest(artifact)}"), run.text
+    assert run.holds(f"llama_cpp_artifact: {artifact}", f"llama_cpp_sha256: {digest(artifact)}"), run.text
     with tarfile.open(artifact) as tar:
         manifest = json.load(tar.extractfile("./manifest.json"))  # type: ignore[arg-type]
     assert (machine_of(artifact), machine_of(native)) == (183, 62)
@@ -369,7 +369,7 @@ def test_the_controller_cross_builds_for_another_machine(fleet: Fleet) -> None:
     assert not (fleet.folder / "arm").exists(), "nothing is installed"
     # The strategy `artifact` takes the artifacts that the playbook has made.
     del fleet.variables["llama_cpp_builder"]
-    given = {"llama_cpp_artifact": str(native), "llama_cpp_artifact_sha256": digest(native)}
+    given = {"llama_cpp_artifact": str(native), "llama_cpp_sha256": digest(native)}
     run = fleet.run("native", **given)
     assert run.code == 0, run.text
     assert "rpc-server" in fleet.programs("native")

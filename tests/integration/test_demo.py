@@ -140,8 +140,8 @@ def test_without_the_package_the_demo_says_so_and_takes_a_model_of_random_weight
     ("typed", "variables", "sentence"),
     [
         ({}, {"inference_extra_args": ["--no-such-flag"]}, "--no-such-flag"),
-        # No machine has memory left beside this reserve.
-        pytest.param({}, {"inference_reserve_bytes": 1 << 60}, "It does not fit", marks=pytest.mark.long),
+        # No machine has memory for this context.
+        pytest.param({}, {"inference_ctx_size": 1 << 26}, "It does not fit", marks=pytest.mark.long),
     ],
     ids=["option-rejected", "model-too-large"],
 )

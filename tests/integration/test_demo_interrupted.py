@@ -53,7 +53,7 @@ class Run:
             tar.add(folder / "ui", "src/tools/ui")
         given = {
             "llama_cpp_archive": str(folder / "source.tar.gz"),
-            "llama_cpp_archive_sha256": digest(folder / "source.tar.gz"),
+            "llama_cpp_sha256": digest(folder / "source.tar.gz"),
             "llama_cpp_archive_subdir": "src",
             "llama_cpp_patches": [],
             "llama_cpp_cmake_options": {"FAKE_SLEEP": LONG_S, "LLAMA_BUILD_SERVER": True},

@@ -76,7 +76,7 @@ def fetch(folder: Path, kind: str, url: str) -> str:
         "llama_cpp_manage_packages": False,
         "llama_cpp_targets": ["rpc-server"],
         f"llama_cpp_{kind}": url,
-        "llama_cpp_archive_sha256": "0" * 64,
+        "llama_cpp_sha256": "0" * 64,
         "llama_cpp_commit": "0" * 40,
     }
     (folder / "given.json").write_text(json.dumps(given))

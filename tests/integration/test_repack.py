@@ -198,8 +198,8 @@ def test_workers_say_what_local_inference_says(release_7: Release, models: Model
             assert 0 < alone["weights"] <= alone["of_weights"]
             assert 0 < alone["mib"] <= alone["of_mib"]
             assert (alone["weights"] == alone["of_weights"]) is (name == "tied")
-    assert set(settings(rpc_server_repack=False)) - set(settings()) == {"GGML_RPC_REPACK=0"}
-    with watched(release_7, tmp_path / "3", *settings(rpc_server_repack=False)) as plain:
+    assert set(settings(rpc_server_environment={"GGML_RPC_REPACK": 0})) - set(settings()) == {"GGML_RPC_REPACK=0"}
+    with watched(release_7, tmp_path / "3", *settings(rpc_server_environment={"GGML_RPC_REPACK": 0})) as plain:
         found = compare(here, said(plain), 0.05)
         assert (plain.repack["enabled"], plain.repack["weights"], plain.repack["mib"]) == (False, 0, 0)
         assert found.typical < found.limit

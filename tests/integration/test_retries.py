@@ -45,7 +45,7 @@ def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:
 def test_no_worker_is_left_out_unless_that_is_asked(play: Play) -> None:
     lost = play.workers[1]
     reaped(lost)
-    done, report = play(kills(lost), inference_retries=1, inference_retry_wait=1)
+    done, report = play(kills(lost), inference_retries=1, rpc_server_ready_timeout=1)
     assert done.returncode == 2
     assert [failed["failure"]["endpoint"] for failed in report["tries"]] == [lost.endpoint]
     assert report["left_out"] == []

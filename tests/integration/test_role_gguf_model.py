@@ -138,7 +138,7 @@ def hub_variables(hub: Hub, **more: Any) -> dict[str, Any]:
 def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(site: Site, model: Path) -> None:
     mine = site.folder / "mine.gguf"
     shutil.copy2(model, mine)
-    site.variables["gguf_model_controller_path"] = str(mine)
+    site.variables["gguf_model_source"] = str(mine)
     checked = site.ok("--check")
     assert checked.changed > 0
     assert not site.models.exists()
@@ -159,7 +159,7 @@ def test_a_file_of_the_controller_is_sent_once_and_again_when_it_has_changed(sit
 def test_a_url_is_fetched_once_and_a_broken_download_goes_on(site: Site, model: Path) -> None:
     # The header is read first, in check mode too.
     with hub_of(model, cut_after=[*UNCUT_HEADER, *UNCUT_HEADER, 1 << 20]) as hub:
-        site.variables.update(gguf_model_url=hub.direct("model.gguf"), gguf_model_sha256=sha256(model.read_bytes()))
+        site.variables.update(gguf_model_source=hub.direct("model.gguf"), gguf_model_sha256=sha256(model.read_bytes()))
         checked = site.ok("--check")
         assert checked.changed > 0
         assert not site.models.exists()
@@ -206,7 +206,7 @@ def test_all_parts_of_a_split_model_come_together(site: Site, parts: list[Path],
     with running_hub({path.name: path.read_bytes() for path in parts}) as hub:
         site.variables.update(
             {
-                "controller": {"gguf_model_controller_path": str(parts[0])},
+                "controller": {"gguf_model_source": str(parts[0])},
                 "url": {
                     "gguf_model_files": [
                         {"url": hub.direct(path.name), "sha256": sha256(path.read_bytes())} for path in parts
@@ -224,7 +224,7 @@ def test_all_parts_of_a_split_model_come_together(site: Site, parts: list[Path],
             assert site.ok().changed == 0
         (site.models / PARTS[1]).unlink()
         if source == "controller":
-            site.refused(f"{PARTS[1]} is missing beside it", gguf_model_controller_path="")
+            site.refused(f"{PARTS[1]} is missing beside it", gguf_model_source="")
         site.ok()
         assert [(site.models / name).read_bytes() for name in PARTS] == [path.read_bytes() for path in parts]
 
@@ -254,7 +254,7 @@ def pieces_variables(hub: Hub, folder: Path, source: str) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / name).write_bytes(hub.files[name])
-    return {"gguf_model_controller_path": str(folder / names[0])}
+    return {"gguf_model_source": str(folder / names[0])}
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_model_that_llama_cpp_refuses_is_not_downloaded(site: Site) -> None:
                 run = site.refused(*words, **hub_variables(hub, **variables))
                 assert run.changed == 0
             site.refused(
-                *words, gguf_model_url=hub.direct("model.gguf"), gguf_model_sha256=sha256(content), entry="source"
+                *words, gguf_model_source=hub.direct("model.gguf"), gguf_model_sha256=sha256(content), entry="source"
             )
             assert weights(hub) == []
             assert hub.sent_bytes < len(content)
@@ -339,16 +339,16 @@ def test_a_model_that_is_there_is_only_looked_at(site: Site, model: Path) -> Non
 
 BAD = {
     "folder": ({}, "it is a folder: name the GGUF file in it"),
-    "missing": ({}, "there is no such file. Put it there, or say where it comes from in gguf_model_controller_path"),
+    "missing": ({}, "there is no such file. Put it there, or say where it comes from in gguf_model_source"),
     "empty": ({}, "it is empty"),
     "page": ({}, "it is a web page"),
     "relative": ({"gguf_model_path": "model.gguf"}, "give the absolute path of the GGUF file on the master"),
     "two-sources": (
-        {"gguf_model_url": "http://127.0.0.1/x", "gguf_model_hf_repo": "a/b"},
-        "gguf_model_url and gguf_model_hf_repo are both given: give one source",
+        {"gguf_model_source": "http://127.0.0.1/x", "gguf_model_hf_repo": "a/b"},
+        "gguf_model_source and gguf_model_hf_repo are both given: give one source",
     ),
     "no-digest": (
-        {"gguf_model_url": f"http://me:word@127.0.0.1/x?{SIGNATURE}"},
+        {"gguf_model_source": f"http://me:word@127.0.0.1/x?{SIGNATURE}"},
         "give the SHA-256 digest of http://127.0.0.1/x, 64 hexadecimal digits",
     ),
     "quantisation": (
@@ -364,8 +364,8 @@ BAD = {
         "lacks /nowhere/current/share/llama.cpp/convert_hf_to_gguf.py and /nowhere/current/bin/llama-quantize",
     ),
     "one-piece": (
-        {"gguf_model_url": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
-        "gguf_model_url names a piece of a file that was cut: list all pieces with their digests in gguf_model_files",
+        {"gguf_model_source": "http://127.0.0.1/m.gguf.part1of2?x", "gguf_model_sha256": "0" * 64},
+        "gguf_model_source names a piece of a file that was cut: list all pieces with their digests in",
     ),
     "pieces-in-disorder": (
         {
@@ -376,14 +376,14 @@ BAD = {
         "m.gguf.part2of2, m.gguf.part1of2 are not all pieces of one file in order: list all of them",
     ),
     "unreachable": (
-        {"gguf_model_url": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
+        {"gguf_model_source": "http://127.0.0.1:1/model.gguf", "gguf_model_sha256": "0" * 64},
         "http://127.0.0.1:1/model.gguf could not be fetched: 127.0.0.1 refuses connections",
     ),
     "unknown-host": (
         {"gguf_model_hf_repo": "a/b", "gguf_model_hf_file": "c.gguf", "gguf_model_hf_endpoint": "http://no.invalid"},
         "the name no.invalid cannot be resolved",
     ),
-    "controller-missing": ({"gguf_model_controller_path": "/nonexistent.gguf"}, "On the controller: /nonexistent.gguf"),
+    "controller-missing": ({"gguf_model_source": "/nonexistent.gguf"}, "On the controller: /nonexistent.gguf"),
 }
 
 
@@ -422,18 +422,18 @@ def test_a_wrong_digest_names_both_and_leaves_nothing(site: Site, model: Path) -
     with hub_of(model) as hub:
         site.refused(
             f"has the SHA-256 digest {found}, but {'0' * 64} was expected",
-            gguf_model_url=hub.direct("model.gguf"),
+            gguf_model_source=hub.direct("model.gguf"),
             gguf_model_sha256="0" * 64,
         )
     assert site.names() == []
-    site.refused(found, "0" * 64, gguf_model_controller_path=str(model), gguf_model_sha256="0" * 64)
+    site.refused(found, "0" * 64, gguf_model_source=str(model), gguf_model_sha256="0" * 64)
     assert site.names() == []
 
 
 def test_a_file_of_somebody_else_is_not_overwritten(site: Site, model: Path) -> None:
     site.models.mkdir(parents=True)
     site.path.write_bytes(b"GGUF, but mine")
-    site.refused("already exists and was not put there", gguf_model_controller_path=str(model))
+    site.refused("already exists and was not put there", gguf_model_source=str(model))
     assert site.path.read_bytes() == b"GGUF, but mine"
 
 
@@ -457,8 +457,8 @@ def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
     site = site_with_a_small_disk
     with hub_of(model) as hub:
         variables = {
-            "controller": {"gguf_model_controller_path": str(model)},
-            "url": {"gguf_model_url": hub.direct("model.gguf"), "gguf_model_sha256": sha256(model.read_bytes())},
+            "controller": {"gguf_model_source": str(model)},
+            "url": {"gguf_model_source": hub.direct("model.gguf"), "gguf_model_sha256": sha256(model.read_bytes())},
             "hub": hub_variables(hub),
             "convert": {
                 "gguf_model_convert_from": str(site.folder / "source"),
@@ -492,7 +492,7 @@ def test_the_disk_needs_room_for_pieces_and_the_whole(site_with_a_small_disk: Si
 
 @pytest.mark.long
 def test_removal_takes_what_the_role_has_put_there_and_no_more(site: Site, model: Path) -> None:
-    site.variables["gguf_model_controller_path"] = str(model)
+    site.variables["gguf_model_source"] = str(model)
     site.ok()
     shutil.copy(model, site.models / "mine.gguf")
     site.ok("--check", entry="remove", gguf_model_remove_files=True)

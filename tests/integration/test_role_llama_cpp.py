@@ -138,7 +138,7 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
     assert site.works()
     assert site.manifest["rpc_protocol"] == "7.0.0"
     assert site.manifest["patches"] == []
-    assert site.manifest["source"]["sha256"] == site.variables["llama_cpp_archive_sha256"]
+    assert site.manifest["source"]["sha256"] == site.variables["llama_cpp_sha256"]
     assert site.manifest["programs"] == site.programs
     assert site.manifest["id"] == site.current.resolve().name
     version = subprocess.run(
@@ -193,7 +193,7 @@ def test_check_mode_on_a_clean_host_says_what_it_would_do_and_changes_nothing(si
 def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -> None:
     site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
     site.ok()
-    cached = site.cache / "sources" / f"archive-{site.variables['llama_cpp_archive_sha256']}"
+    cached = site.cache / "sources" / f"archive-{site.variables['llama_cpp_sha256']}"
     cached.write_bytes(b"damaged")
 
     def forget() -> None:
@@ -202,7 +202,7 @@ def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -
 
     forget()
     site.ok()
-    assert digest(cached) == site.variables["llama_cpp_archive_sha256"]
+    assert digest(cached) == site.variables["llama_cpp_sha256"]
     (site.folder / "source.tar.gz").unlink()
     forget()
     site.ok()
@@ -210,10 +210,10 @@ def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -
 
 @pytest.mark.parametrize("url", [False, True], ids=["path", "url"])
 def test_a_wrong_digest_stops_before_anything_is_unpacked(site: Site, url: bool) -> None:
-    right = site.variables["llama_cpp_archive_sha256"]
+    right = site.variables["llama_cpp_sha256"]
     if url:
         site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
-    run = site.run(llama_cpp_archive_sha256="0" * 64)
+    run = site.run(llama_cpp_sha256="0" * 64)
     assert run.code != 0
     assert run.holds(right, "0" * 64)
     assert not site.prefix.exists()
@@ -296,7 +296,7 @@ REFUSED = {
         {"llama_cpp_archive": "", "llama_cpp_git_url": "x", "llama_cpp_commit": "master"},
         "give the full commit",
     ),
-    "no digest": ({"llama_cpp_archive_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),
+    "no digest": ({"llama_cpp_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),
     "unknown version": ({"llama_cpp_archive": "", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
     "two sources": ({"llama_cpp_git_url": "x"}, "name one source"),
     "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
@@ -491,7 +491,7 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
     source = archive(tmp_path / "source.tar.gz")
     (tmp_path / "source.tar.gz").write_bytes(os.urandom(20_000_000))
     source["llama_cpp_archive"] = f"file://{tmp_path}/source.tar.gz"
-    source["llama_cpp_archive_sha256"] = digest(tmp_path / "source.tar.gz")
+    source["llama_cpp_sha256"] = digest(tmp_path / "source.tar.gz")
     site = Site(tmp_path, source)
     with small_disk(site.cache, "size=8m"):
         run = site.run()

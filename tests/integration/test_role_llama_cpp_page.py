@@ -69,7 +69,7 @@ class Controller:
             tar.add(top / "src", "src")
         return {
             "llama_cpp_archive": str(archive),
-            "llama_cpp_archive_sha256": digest(archive),
+            "llama_cpp_sha256": digest(archive),
             "llama_cpp_archive_subdir": "src",
             "llama_cpp_patches": [],
             "llama_cpp_allow_vulnerable": True,

@@ -77,8 +77,8 @@ def test_it_leaves_its_core_to_who_computes_there(release_7: Release, tmp_path: 
 
 
 def test_it_sleeps_at_once_if_the_unit_says_so(release_7: Release, tmp_path: Path) -> None:
-    assert set(settings(rpc_server_spin=False)) - set(settings()) == {"GGML_RPC_SPIN=0"}
-    with watched(release_7, tmp_path, *settings(rpc_server_spin=False)) as worker:
+    assert set(settings(rpc_server_environment={"GGML_RPC_SPIN": 0})) - set(settings()) == {"GGML_RPC_SPIN=0"}
+    with watched(release_7, tmp_path, *settings(rpc_server_environment={"GGML_RPC_SPIN": 0})) as worker:
         found = awake(worker)
     assert statistics.median(found) < BRIEF_S, found
 

@@ -166,9 +166,9 @@ def test_a_gateway(tmp_path: Path) -> None:
 
 def test_size(tmp_path: Path) -> None:
     with running_hub({"model.gguf": b"no model"}, token=f"{MARK}.of-the-hub") as hub:
-        known = {"size_host_memory": "1GiB", "size_model_hf_endpoint": hub.endpoint, "size_model_hf_token": hub.token}
+        known = {"size_host_memory": "1GiB", "gguf_model_hf_endpoint": hub.endpoint, "gguf_model_hf_token": hub.token}
         signed = {"size_model": f"{hub.storage}/model.gguf?signature={MARK}"}
-        for where in (signed, {"size_model_hf_repo": hub.repo, "size_model_hf_file": "model.gguf"}):
+        for where in (signed, {"gguf_model_hf_repo": hub.repo, "gguf_model_hf_file": "model.gguf"}):
             done = play(tmp_path, "size.yml", {**known, **where})
             assert "is not a complete GGUF model" in done.stdout
 
@@ -195,10 +195,10 @@ def test_hosts(tmp_path: Path, playbook: str) -> None:
             "rpc_tunnel_enabled": True,
             "rpc_tunnel_preshared_key": f"{MARK:A<43}=",
             "llama_cpp_archive": f"http://me:{MARK}@127.0.0.1/llama.tar?signature={MARK}",
-            "llama_cpp_archive_sha256": "0" * 64,
+            "llama_cpp_sha256": "0" * 64,
             "llama_cpp_allow_vulnerable": True,
             "gguf_model_path": "/srv/models/none.gguf",
-            "gguf_model_url": f"{hub.storage}/model.gguf?signature={MARK}",
+            "gguf_model_source": f"{hub.storage}/model.gguf?signature={MARK}",
             "gguf_model_sha256": "0" * 64,
             # As if this machine ran systemd, and had a key for the tunnel and no HAProxy.
             "__llama_gateway_haproxy": "/nowhere/haproxy",

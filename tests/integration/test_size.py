@@ -32,7 +32,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def size(*options: str, prefix: object = RELEASE.prefix, **variables: object) -> subprocess.CompletedProcess[str]:
     """Run the playbook, without an inventory, with the release that is to be asked."""
-    given = [word for name, value in variables.items() for word in ("-e", f"size_{name}={value}")]
+    names = {name: name if name.startswith(("gguf_", "llama_")) else f"size_{name}" for name in variables}
+    given = [word for name, value in variables.items() for word in ("-e", f"{names[name]}={value}")]
     given += ["-e", f"llama_cpp_prefix={prefix}"]
     return ansible(ROOT / "playbooks/size.yml", *options, *given)
 
@@ -62,8 +63,8 @@ def test_hosts_that_are_too_few_are_an_answer_that_says_what_is_missing(model: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 hosts with 360MiB available: It does not fit, host1 lacks" in done.stdout
     assert (
-        "MiB: it fits with size_ctx_size=3328, with size_parallel=3, with size_cache_type=q8_0 or with size_hosts=3."
-        in done.stdout
+        "MiB: it fits with llama_server_ctx_size=3328, with llama_server_parallel=3, with size_cache_type=q8_0 "
+        "or with size_hosts=3." in done.stdout
     )
     assert "At least 3 hosts with 360MiB" in done.stdout
 
@@ -112,10 +113,10 @@ def test_the_header_of_a_model_elsewhere_gives_the_same_answer(model: Path, sour
     with running_hub({"model.gguf": model.read_bytes()}, ranges=ranges, token=TOKEN) as hub:
         where = {
             "url": {"model": hub.direct("model.gguf")},
-            "hub": {"model_hf_repo": hub.repo, "model_hf_file": "model.gguf", "model_hf_token": TOKEN},
+            "hub": {"gguf_model_hf_repo": hub.repo, "gguf_model_hf_file": "model.gguf", "gguf_model_hf_token": TOKEN},
         }[source]
         # A run with --check does the same.
-        done = size("--check", **where, model_hf_endpoint=hub.endpoint, host_memory="360MiB", master_memory="2GiB")
+        done = size("--check", **where, gguf_model_hf_endpoint=hub.endpoint, host_memory="360MiB", master_memory="2GiB")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout
     answer = re.findall(r"^ +((?:synthetic|Context|\d hosts|host\d|master|At least).*)$", done.stdout, re.M)
@@ -127,8 +128,8 @@ def test_the_header_of_a_model_elsewhere_gives_the_same_answer(model: Path, sour
 
 def test_a_private_model_may_be_named_by_its_url_on_the_hub(model: Path) -> None:
     with running_hub({"model.gguf": model.read_bytes()}, token=TOKEN) as hub:
-        given = {"model": hub.url("model.gguf"), "model_hf_token": TOKEN, "host_memory": "1GiB"}
-        assert size(**given, model_hf_endpoint=f"{hub.endpoint}/").returncode == 0
+        given = {"model": hub.url("model.gguf"), "gguf_model_hf_token": TOKEN, "host_memory": "1GiB"}
+        assert size(**given, gguf_model_hf_endpoint=f"{hub.endpoint}/").returncode == 0
         hub.seen.clear()
         # The token of another hub is not sent.
         refused = size(**given)
@@ -163,14 +164,17 @@ def test_each_shape_has_its_name() -> None:
     ("source", "sentence"),
     [
         ({"model": "{storage}/none.gguf"}, "/none.gguf does not exist (404): correct the URL."),
-        ({"model_hf_repo": "{repo}", "model_hf_file": "none.gguf"}, "has no file none.gguf: correct the name"),
+        (
+            {"gguf_model_hf_repo": "{repo}", "gguf_model_hf_file": "none.gguf"},
+            "has no file none.gguf: correct the name",
+        ),
     ],
     ids=["url", "hub"],
 )
 def test_what_cannot_be_fetched_is_a_sentence(model: Path, source: dict[str, str], sentence: str) -> None:
     with running_hub({"model.gguf": model.read_bytes()}) as hub:
         given = {name: value.format(storage=hub.storage, repo=hub.repo) for name, value in source.items()}
-        done = size(**given, model_hf_endpoint=hub.endpoint, host_memory="1GiB")
+        done = size(**given, gguf_model_hf_endpoint=hub.endpoint, host_memory="1GiB")
     assert done.returncode == 2
     assert sentence in said(done)
 
@@ -185,22 +189,26 @@ def test_what_cannot_be_fetched_is_a_sentence(model: Path, source: dict[str, str
             ],
         ),
         (
-            {"model": "model.gguf", "host_memory": 32, "hosts": 16, "parallel": "x", "ctx_size": 0, "cache_type": "f8"},
+            {
+                "model": "model.gguf",
+                "host_memory": 32,
+                "hosts": 16,
+                "llama_server_parallel": "x",
+                "llama_server_ctx_size": 0,
+                "cache_type": "f8",
+            },
             [
                 "size_model is model.gguf; give the absolute path of a GGUF file, its URL, or a shape (3B,",
                 "size_host_memory is 32; give what a host has available, with its unit, such as 32GiB.",
                 "size_hosts is 16; give a number from 1 to 15, or 0 for as few as possible.",
-                "size_parallel is x; give a number of slots, or 0 for a single run.",
-                "size_ctx_size is 0; give a number of tokens from 1 to 9999999.",
+                "llama_server_parallel is x; give a number of slots, or 0 for a single run.",
+                "llama_server_ctx_size is 0; give a number of tokens from 1 to 9999999.",
                 "size_cache_type is f8; give one of f32, f16,",
             ],
         ),
         (
-            {"model_hf_repo": "a/b", "model_timeout": "0"},
-            [
-                "size_model_hf_repo is a/b; name the GGUF file in it with size_model_hf_file, and leave size_model",
-                "size_model_timeout is 0; give a number of seconds.",
-            ],
+            {"gguf_model_hf_repo": "a/b"},
+            ["gguf_model_hf_repo is a/b; name the GGUF file in it with gguf_model_hf_file."],
         ),
         (
             {"model": "/nowhere/model.gguf", "host_memory": "32GiB"},

@@ -173,12 +173,12 @@ CASE = """
 - block:
     - ansible.builtin.include_role: {name: ROLE, tasks_from: "{{ case.value.step | default('inspect') }}"}
       vars:
-        llama_server_model_path: "{{ case.value.model }}"
+        gguf_model_path: "{{ case.value.model }}"
         llama_server_draft_model: "{{ case.value.draft | default('') }}"
         llama_server_spec_type: "{{ case.value.type | default('auto') }}"
         llama_server_mmproj: "{{ case.value.mmproj | default('') }}"
         llama_server_extra_args: "{{ case.value.words | default([]) }}"
-        llama_server_endpoints: "{{ case.value.workers | default(['192.0.2.1:50052']) }}"
+        inference_endpoints: "{{ case.value.workers | default(['192.0.2.1:50052']) }}"
   rescue:
     - ansible.builtin.debug: {msg: "<{{ case.key }}> {{ ansible_failed_result.msg }} </{{ case.key }}>"}
 """

@@ -270,7 +270,6 @@ PLAYS = """
         - ansible.builtin.include_role: {name: ROLE}
           vars:
             inference_worker_memory_bytes: {FIRST: 10000000}
-            inference_reserve_bytes: 0
             inference_report_path: "{{ folder }}/short.json"
       rescue:
         - ansible.builtin.debug: {msg: "rescued: {{ ansible_failed_result.msg }}"}
@@ -306,7 +305,7 @@ def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker
     playbook = tmp_path / "playbook.yml"
     playbook.write_text(PLAYS.replace("ROLE", ROLE).replace("FIRST", f'"{workers[0].endpoint}"'))
     command = ("ansible-playbook", "-i", inventory, playbook)
-    done = run(*command, "-e", f"inference_model_path={model}", cwd=tmp_path)
+    done = run(*command, "-e", f"gguf_model_path={model}", cwd=tmp_path)
     said = " ".join(done.stdout.split())
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"m : ok=\d+ changed=0 .* failed=0", said)
@@ -334,6 +333,6 @@ def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker
     assert alone["inference"]["failure"] is None
     assert f"is not planned before it is loaded, since worker localhost:{workers[0].port} is not a host" in said
 
-    checked = run(*command, "--check", "-e", f"inference_model_path={tmp_path}/later.gguf", cwd=tmp_path)
+    checked = run(*command, "--check", "-e", f"gguf_model_path={tmp_path}/later.gguf", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "later.gguf is not a complete GGUF model: there is no such file." in " ".join(checked.stdout.split())

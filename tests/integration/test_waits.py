@@ -106,7 +106,7 @@ def test_a_download_shows_percent_rate_and_time_left(tmp_path: Path, model: Path
                 "ansible.builtin.include_role": {"name": "llama_cpp.cluster.gguf_model"},
                 "vars": {
                     "gguf_model_path": str(tmp_path / callback / "srv/model.gguf"),
-                    "gguf_model_url": hub.direct("model.gguf"),
+                    "gguf_model_source": hub.direct("model.gguf"),
                     "gguf_model_sha256": sha256(content),
                 },
             },

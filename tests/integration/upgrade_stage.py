@@ -59,9 +59,9 @@ _ADDRESS = {"name": "Address", _FACT: {"common_worker_address": "{{ inventory_ho
 ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     "common": {"address": [_ADDRESS]},
     "llama_cpp": {
-        "validate": [{"name": "Pin", _FACT: {"__llama_cpp_pin": {"version": "{{ llama_cpp_version }}", "source": ""}}}],
+        "validate": [{"name": "Pin", _FACT: {"llama_cpp_pin": {"version": "{{ llama_cpp_version }}", "source": ""}}}],
         "bring": [
-            {"name": "Name", _FACT: {"__llama_cpp_job": {"id": "{{ llama_cpp_version }}-id"}}},
+            {"name": "Name", _FACT: {"llama_cpp_job": {"id": "{{ llama_cpp_version }}-id"}}},
             _shell(_BRING),
         ],
         "gather": [
@@ -69,7 +69,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
             {
                 "name": "Look",
                 _FACT: {
-                    "__llama_cpp_host": {
+                    "llama_cpp_host": {
                         "previous": "{{ __look.stdout_lines | first }}",
                         "folders": "{{ __look.stdout_lines[1:] }}",
                     }
@@ -78,7 +78,8 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
     },
     "rpc_server": {
-        **{name: [] for name in ("validate", "gather", "cores", "inspect")},
+        **{name: [] for name in ("validate", "gather", "cores")},
+        "inspect": [{"name": "Compare", _FACT: {"rpc_server_differences": {"restarts": [], "stale_ports": []}}}],
         "main": [_ADDRESS, _shell(_START)],
     },
     "rpc_firewall": {"validate": [], "sources": []},
@@ -100,8 +101,7 @@ ROLES: dict[str, dict[str, list[dict[str, Any]]]] = {
     },
 }
 VARIABLES: dict[str, dict[str, Any]] = {
-    "llama_cpp": {"__llama_cpp_id": "{{ __llama_cpp_job.id }}"},
-    "rpc_server": {"__rpc_server_restarts": [], "__rpc_server_stale_ports": []},
+    "llama_cpp": {"__llama_cpp_id": "{{ llama_cpp_job.id }}"},
 }
 
 _MODULE = """#!/usr/bin/python

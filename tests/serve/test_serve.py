@@ -156,7 +156,7 @@ def test_who_needs_the_workers_is_told_who_holds_them_and_may_pause_the_api(bear
     assert "tokens/s" in words(done) or "tokens per second" in words(done), done.stdout
     serves(bearer, 90)
     # The API is back after a run that failed, too.
-    done = playbook("infer", check=False, llama_server_pause=True, inference_model_path="/srv/models/none.gguf")
+    done = playbook("infer", check=False, llama_server_pause=True, gguf_model_path="/srv/models/none.gguf")
     assert done.returncode != 0
     serves(bearer, 90)
     assert ssh("master", "test", "-e", "/run/llama_server_paused", check=False).returncode != 0
@@ -273,15 +273,15 @@ BAD = {
         {"llama_server_api_keys": ["key-of-the-page-0123456789\n"]},
         "a key that is too short or has other",
     ),
-    "home": ({"llama_server_model_path": "/run/user/1000/m.gguf"}, "cannot read home or temporary folders"),
-    "no-model": ({"llama_server_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
+    "home": ({"gguf_model_path": "/run/user/1000/m.gguf"}, "cannot read home or temporary folders"),
+    "no-model": ({"gguf_model_path": "/srv/models/none.gguf"}, "has no file /srv/models/none.gguf"),
     "no-draft": (
         {"llama_server_draft_model": "/srv/models/none.gguf"},
         "/srv/models/none.gguf is not a complete GGUF model: there is no such file",
     ),
     "no-mtp": ({"llama_server_spec_type": "draft-mtp"}, "has no layers that predict further tokens"),
     "name": (
-        {"llama_server_endpoints": ["worker1.example:50052"]},
+        {"inference_endpoints": ["worker1.example:50052"]},
         "has the name worker1.example, and the service of master may reach only addresses",
     ),
     "port": ({"llama_server_port": 22}, r"Port 22 of master is taken by ssh"),

@@ -25,12 +25,11 @@ GIVEN: dict[str, Any] = {
     "kubernetes_worker_cpu": 8,
     "kubernetes_worker_memory": "24Gi",
     "kubernetes_model_volume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
-    "llama_server_model_path": "/models/m.gguf",
+    "gguf_model_path": "/models/m.gguf",
     "llama_server_api_keys": ["key-of-this-test-alone"],
 }
 GATEWAY: dict[str, Any] = {
     "kubernetes_replicas": 2,
-    "kubernetes_max_surge": 1,
     "kubernetes_gateway_image": IMAGE.replace("llama", "haproxy"),
     "kubernetes_monitoring_peers": [{"podSelector": {"matchLabels": {"app": "prometheus"}}}],
     "kubernetes_trusted_peers": [{"podSelector": {"matchLabels": {"app": "chat"}}}],

@@ -25,17 +25,17 @@ class Play:
         self.release, self.model, self.folder, self.workers = release, model, folder, workers
 
     def __call__(self, script: str, **variables: Any) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-        programs = self.folder / "bin"
-        programs.mkdir()
+        programs = self.folder / "prefix/current/bin"
+        programs.mkdir(parents=True)
+        wrapped(self.release, programs, script)
         report = self.folder / "report.json"
         host = {
             "rpc_server_address": "127.0.0.1",
             "rpc_server_bind_address": "127.0.0.1",
             "rpc_server_instances": [{"port": worker.port} for worker in self.workers],
             "gguf_model_path": str(self.model),
-            "inference_bin_folder": str(wrapped(self.release, programs, script)),
+            "llama_cpp_prefix": str(self.folder / "prefix"),
             "inference_worker_memory_bytes": {worker.endpoint: GIB for worker in self.workers},
-            "inference_reserve_bytes": 0,
             "inference_report_path": str(report),
             "inference_n_predict": 8,
             "inference_ctx_size": 512,

@@ -66,7 +66,7 @@ def digest(path: Path) -> str:
 def archive(path: Path, *more: tarfile.TarInfo, **variables: Any) -> dict[str, Any]:
     return {
         "llama_cpp_archive": str(path),
-        "llama_cpp_archive_sha256": pack(path, *more),
+        "llama_cpp_sha256": pack(path, *more),
         "llama_cpp_archive_subdir": "src",
         "llama_cpp_commit": "abcdef0123",
         **variables,

@@ -79,7 +79,7 @@ def watched(
 
 def settings(**variables: object) -> list[str]:
     """Return what the unit of role `rpc_server` sets in the environment of its process, not paths or the digest."""
-    chosen = {"rpc_server_cache": False, "rpc_server_repack": True, "rpc_server_spin": True, **variables}
+    chosen = {"__rpc_server_has_cache": False, "rpc_server_environment": {}, **variables}
     templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
     environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters.update(bool=to_bool, hash=lambda text, kind: hashlib.new(kind, text.encode()).hexdigest())

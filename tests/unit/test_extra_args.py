@@ -68,7 +68,7 @@ GOOD: dict[str, list[Any]] = {
 def said(extra_args: object, **more: Any) -> list[str]:
     """Return what the role says of these options, with nothing else to complain of."""
     given = {
-        "llama_server_model_path": "/srv/models/m.gguf", "llama_server_endpoints": ["10.0.0.11:50052"],
+        "gguf_model_path": "/srv/models/m.gguf", "inference_endpoints": ["10.0.0.11:50052"],
         "llama_server_extra_args": extra_args, **more,
     }  # fmt: skip
     found: list[str] = worked_out(RULES["__llama_server_violations"], {**VARIABLES, **RULES, **given})
@@ -111,7 +111,7 @@ def test_a_text_is_no_list() -> None:
 def test_what_the_role_gives_llama_server_is_its_own() -> None:
     everything = {
         "llama_server_ui": True, "inference_threads": 1, "llama_server_draft_model": "/c",
-        "__llama_server_split": [1], "llama_server_model_path": "/d", "llama_server_endpoints": ["10.0.0.11:50052"],
+        "__llama_server_split": [1], "gguf_model_path": "/d", "inference_endpoints": ["10.0.0.11:50052"],
         "llama_server_extra_args": [], "llama_server_mmproj": "/e",
     }  # fmt: skip
     types = VARIABLES["__llama_server_spec_types"]

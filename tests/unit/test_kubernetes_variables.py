@@ -36,11 +36,6 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "alone": ({"kubernetes_size": 1}, "kubernetes_size is 1", "give 2 to 16 pods"),
     "seventeen": ({"kubernetes_size": 17}, "kubernetes_size is 17", "give each worker more memory"),
     "no-group": ({"kubernetes_replicas": 0}, "kubernetes_replicas is 0", "at least 1"),
-    "no-change": (
-        {"kubernetes_max_surge": -1},
-        "kubernetes_max_surge is -1",
-        "give 0 or more",
-    ),
     "no-cpu": ({"kubernetes_worker_cpu": 0}, "kubernetes_worker_cpu is 0", "whole processors"),
     "memory-unit": ({"kubernetes_worker_memory": "24G"}, "kubernetes_worker_memory is 24G", "such as 24Gi"),
     "leader-memory": ({"kubernetes_leader_memory": "4.5Gi"}, "kubernetes_leader_memory is 4.5Gi", "such as 4Gi"),
@@ -48,14 +43,14 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
     "no-folder": ({"kubernetes_state": "rendered"}, "kubernetes_folder is not set", "give the folder"),
     "adapter-elsewhere": (
         {
-            "llama_server_model_path": "/models/m.gguf",
+            "gguf_model_path": "/models/m.gguf",
             "llama_server_extra_args": ["--lora", "/models/a.gguf,/adapters/b.gguf"],
         },
         "/adapters/b.gguf is not below /models",
         "put it beside the model",
     ),
     "draft-elsewhere": (
-        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/modelsmall/d.gguf"},
+        {"gguf_model_path": "/models/m.gguf", "llama_server_draft_model": "/modelsmall/d.gguf"},
         "/modelsmall/d.gguf is not below /models",
         "put it beside the model",
     ),
@@ -92,10 +87,9 @@ def test_a_bad_value_gets_one_sentence_that_names_it_and_the_remedy(
         {},
         {"kubernetes_size": 2},
         {"kubernetes_size": 16},
-        {"kubernetes_max_surge": 1},
         {"kubernetes_gateway_image": IMAGE},
         {"kubernetes_name": "l" * 40},
-        {"llama_server_model_path": "/models/m.gguf", "llama_server_draft_model": "/models/small/d.gguf"},
+        {"gguf_model_path": "/models/m.gguf", "llama_server_draft_model": "/models/small/d.gguf"},
     ],
 )
 def test_what_is_sound_is_taken(given: dict[str, Any]) -> None:

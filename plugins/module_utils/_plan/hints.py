@@ -50,7 +50,6 @@ _INFERENCE = {
 }
 _SERVER = {
     **_INFERENCE,
-    "tensor_split": "with llama_server_tensor_split=[]",
     "prompts": "with llama_server_cache_ram={other_mib}",
     "context": "with llama_server_ctx_size={slot}",
     "parallel": "with llama_server_parallel={parallel}",
@@ -66,8 +65,6 @@ TYPED = {
     "kubernetes": {**_SERVER, "workers": "with kubernetes_size={pods}", "fewer_workers": "with kubernetes_size={pods}"},
     "size": {
         **_SERVER,
-        "context": "with size_ctx_size={slot}",
-        "parallel": "with size_parallel={parallel}",
         "cache_type": "with size_cache_type={cache}",
         "workers": "with size_hosts={workers}",
         "fewer_workers": "with size_hosts={workers}",

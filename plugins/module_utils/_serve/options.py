@@ -18,16 +18,16 @@ VARIABLE = "llama_server_extra_args"
 
 # The options that role llama_server sets, with all their spellings, and its variable for them if it has one.
 OWN = {
-    "-m --model": "llama_server_model_path",
+    "-m --model": "gguf_model_path",
     "-a --alias": "llama_server_alias",
     "--host": "llama_server_bind_address",
     "--port": "llama_server_port",
     "-np --parallel": "llama_server_parallel",
     "-c --ctx-size": "llama_server_ctx_size",
     "-t --threads": "inference_threads",
-    "--rpc": "llama_server_endpoints",
-    "-dev --device": "llama_server_endpoints",
-    "-ts --tensor-split": "llama_server_tensor_split",
+    "--rpc": "inference_endpoints",
+    "-dev --device": "inference_endpoints",
+    "-ts --tensor-split": "inference_tensor_split",
     "-ngl --gpu-layers --n-gpu-layers": "",
     "-fit --fit": "",
     "-cram --cache-ram": "llama_server_cache_ram",

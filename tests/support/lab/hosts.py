@@ -297,7 +297,7 @@ def as_artifacts(releases: dict[str, str], folder: Path) -> Path:
         record = json.loads((CACHE / f"artifacts/{release}.json").read_text())
         hosts[host] = {
             "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
-            "llama_cpp_artifact_sha256": record["sha256"],
+            "llama_cpp_sha256": record["sha256"],
             "llama_cpp_commit": record["manifest"]["source"]["commit"],
         }
     path = folder / "artifacts.json"

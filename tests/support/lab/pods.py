@@ -39,7 +39,7 @@ VARIABLES: dict[str, Any] = {
     "kubernetes_model_volume": {"hostPath": {"path": f"{SHARED}/models", "type": "Directory"}},
     "kubernetes_cache_volume": {"hostPath": {"path": "/var/cache/llama_rpc", "type": "Directory"}},
     "kubernetes_trusted_peers": [{"podSelector": {"matchLabels": {"app": "chat"}}}],
-    "llama_server_model_path": "/models/random-q4_0.gguf",
+    "gguf_model_path": "/models/random-q4_0.gguf",
     "llama_server_alias": "random",
     "llama_server_parallel": 2,
     "llama_server_ctx_size": 512,

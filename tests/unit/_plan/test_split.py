@@ -376,7 +376,7 @@ def test_what_is_kept_for_prompts_is_a_hint_as_its_user_types_it(typed: str) -> 
     [
         (
             *CLUSTERS["too many slots"],
-            "with size_parallel=8, with size_cache_type=q4_0, with size_hosts=3 or with a mo",
+            "with llama_server_parallel=8, with size_cache_type=q4_0, with size_hosts=3 or with a mo",
         ),
         (*CLUSTERS["the master and a worker"], r": it fits with llama_server_cache_ram=\d+ and with size_hosts=\d; or"),
         (

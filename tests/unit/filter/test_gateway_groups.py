@@ -23,7 +23,7 @@ def test_a_master_is_described_by_what_its_role_takes() -> None:
             "llama_server_ready_port": 9100,
             "gguf_model_path": "/srv/models/big-00001-of-00003.gguf",
         },
-        "m3": {"llama_server_model_path": "/srv/models/small.gguf", "gguf_model_path": "/srv/other.gguf"},
+        "m3": {"gguf_model_path": "/srv/models/small.gguf"},
     }
     assert gateway_groups(["m1", "m2", "m3"], hosts, "m3") == [
         {"name": "a", "model": "noise", "address": "10.0.0.1", "port": 8080, "ready_port": 8081, "slots": 8},

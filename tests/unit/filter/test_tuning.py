@@ -75,7 +75,7 @@ def test_with_several_clients_it_tunes_the_service() -> None:
     assert found["variables"] == {
         "llama_server_extra_args": [*PRESENT["extra_args"], "--turns", "1"],
         "llama_server_parallel": 8,
-        "llama_server_tensor_split": [1, 2],
+        "inference_tensor_split": [1, 2],
     }
 
 
