@@ -70,7 +70,9 @@ def test_hosts_that_are_too_few_are_an_answer_that_says_what_is_missing(model: P
 
 
 def test_one_run_on_hosts_of_which_one_is_the_master(model: Path) -> None:
-    done = size(model=model, host_memory="2G", hosts=2, master_is_worker="true", llama_server_parallel=0, cache_type="q8_0")
+    done = size(
+        model=model, host_memory="2G", hosts=2, master_is_worker="true", llama_server_parallel=0, cache_type="q8_0"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Context: 4096 tokens take 25.50 MiB" in done.stdout
     assert "At least 1 host with 2G available is needed, of which the first is also the master." in done.stdout
