@@ -58,8 +58,8 @@ _value:
   description:
     - C(problems), a sentence for each thing that prevents the upgrade.
     - C(recover), by host how to finish an interrupted upgrade (the C(release), the C(run), and the C(state) for
-      M(llama_cpp.cluster.release_journal_info)), C(interrupted), a sentence about it, and C(enough), whether this completes
-      the rollback that was asked for.
+      M(llama_cpp.cluster.release_journal_info)), C(interrupted), a sentence about it, and C(enough), whether this
+      completes the rollback that was asked for.
     - C(targets), by host the release to get, C(from) and C(to), the versions, C(protocols), their RPC protocols, and
       C(same), whether all hosts have these releases.
   type: dict
