@@ -24,10 +24,6 @@ options:
     type: list
     elements: str
     required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   masters:
     description: Names of the inventory hosts that are masters.
     type: list
@@ -53,6 +49,8 @@ options:
       - Without it, the filter does not compare releases.
     type: dict
     default: {}
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""

@@ -19,15 +19,6 @@ description:
     address and port.
 positional: _input, hostvars, gateway, gateways
 options:
-  _input:
-    description: Names of inventory hosts, the masters.
-    type: list
-    elements: str
-    required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   gateway:
     description: The name of the gateway's host. A master on the same host may listen only on its loopback network.
     type: str
@@ -37,6 +28,8 @@ options:
     type: list
     elements: str
     default: []
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""

@@ -49,10 +49,6 @@ options:
     type: list
     elements: str
     required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   group:
     description:
       - Return only the workers of this group, which C(group) of their instance or C(llama_group) of their host names.
@@ -70,6 +66,8 @@ notes:
   - llama.cpp's RPC does not support IPv6. Addresses are IPv4 addresses or names.
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""

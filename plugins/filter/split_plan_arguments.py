@@ -26,10 +26,6 @@ options:
     type: list
     elements: str
     required: true
-  hostvars:
-    description: The variables of the hosts by name, Ansible's C(hostvars).
-    type: dict
-    required: true
   hosts:
     description: The inventory hosts that the workers are on.
     type: list
@@ -58,6 +54,8 @@ options:
     type: list
     elements: str
     default: []
+extends_documentation_fragment:
+  - llama_cpp.cluster.inventory_hosts
 """
 
 EXAMPLES = r"""

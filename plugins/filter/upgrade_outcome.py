@@ -63,14 +63,14 @@ def upgrade_outcome(
     hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
 ) -> dict[str, Any]:
     """Return the outcome of the upgrade."""
-    found = {host: {**known, "after": _asked(known)} for host, known in hosts.items()}
+    found = {host: {"lost": False, **known, "after": _asked(known)} for host, known in hosts.items()}
     return upgrade.outcome(found, planned, end, rollback=rollback)
 
 
 def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the present journal of a host; None if the host stopped answering or release_journal_info failed there."""
     now: Mapping[str, Any] | None = known["after"]
-    return now if now and "current" in now and not known["lost"] else None
+    return now if now and "current" in now and not known.get("lost") else None
 
 
 class FilterModule:

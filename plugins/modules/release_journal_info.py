@@ -53,7 +53,7 @@ unfinished:
   type: dict
   sample:
     from: 0.3.35-4df29be4f-0d2b58c7f1aa
-    run: 2026-11-22 10:00:00 UTC, 4711
+    run: "4711"
     time: 2026-11-22 10:00:00 UTC
     to: 0.3.36-0c1e57098-b0b4dbc1c4a5
     way: upgrade
