@@ -104,15 +104,11 @@ def test_what_is_measured_is_what_inference_runs_with(
         ),
         ({"benchmark_repetitions": "many"}, "benchmark_repetitions is many: give a whole number from 1 to 1000."),
         (
-            {"benchmark_tolerance_percent": "5 %"},
-            "benchmark_tolerance_percent is 5 %: give a whole number from 0 to 99.",
-        ),
-        (
             {"benchmark_folder": "no/such/folder"},
             "The report cannot be written to benchmark_folder, {parent}/no/such/folder: it is not a writable folder on",
         ),
     ],
-    ids=["broken-history", "number", "percent", "folder"],
+    ids=["broken-history", "number", "folder"],
 )
 def test_what_stands_in_the_way_is_said_before_any_host_is_asked(
     tmp_path: Path, variables: dict[str, Any], sentence: str

@@ -166,12 +166,6 @@ def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
     ("variables", "sentences"),
     [
         (
-            {},
-            [
-                "size_model is empty; give the absolute path of a GGUF file, its URL, or a shape (3B, 8B, 14B, 32B,",
-            ],
-        ),
-        (
             {
                 "model": "model.gguf",
                 "host_memory": 32,
@@ -198,7 +192,7 @@ def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
             ["is not a complete GGUF model: there is no such file"],
         ),
     ],
-    ids=["nothing", "all-of-it", "hub", "no-such-file"],
+    ids=["all-of-it", "hub", "no-such-file"],
 )
 def test_wrong_variables_are_refused_in_a_sentence(variables: dict[str, Any], sentences: list[str]) -> None:
     done = size(**variables)
