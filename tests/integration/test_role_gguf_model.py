@@ -407,31 +407,33 @@ def touch(path: Path, size: int) -> None:
         stream.truncate(size)
 
 
-# A conversion needs room for the F16 file and for the result, and pieces for themselves and the whole.
-@pytest.mark.parametrize(
-    ("source", "needed"), [("controller", "0.02"), ("hub", "0.02"), ("convert", "0.02"), ("pieces", "0.05")]
-)
-def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(
-    site: Site, model: Path, source: str, needed: str
-) -> None:
-    files = cut(model, "hub") if source == "pieces" else {"model.gguf": model.read_bytes()}
+def test_a_full_disk_is_named_with_what_is_missing_before_anything_is_written(site: Site, model: Path) -> None:
+    touch(site.folder / "release/bin/llama-quantize", 0)
+    touch(site.folder / "release/share/llama.cpp/convert_hf_to_gguf.py", 0)
+    touch(site.folder / "source/config.json", 2)
+    touch(site.folder / "source/model.safetensors", 15 << 20)
+    files = {"model.gguf": model.read_bytes(), **cut(model, "hub")}
     with small_disk(site.models, "size=8m"), running_hub(files) as hub:
-        variables = {
-            "controller": {"gguf_model_source": str(model)},
-            "hub": hub_variables(hub),
-            "pieces": hub_variables(hub, gguf_model_hf_file=PIECES["hub"][0]),
-            "convert": {
-                "gguf_model_convert_from": str(site.folder / "source"),
-                "__gguf_model_bin_folder": str(site.folder / "release/bin"),
-            },
-        }[source]
-        if source == "convert":
-            touch(site.folder / "release/bin/llama-quantize", 0)
-            touch(site.folder / "release/share/llama.cpp/convert_hf_to_gguf.py", 0)
-            touch(site.folder / "source/config.json", 2)
-            touch(site.folder / "source/model.safetensors", 15 << 20)
-        missing = f"needs {needed} GiB on {site.models}, where 0.01 GiB are free: 0.0"
-        site.refused(missing, "GiB are missing; nothing was changed", **variables)
+        # A conversion needs room for the F16 file and for the result, and pieces for themselves and the whole.
+        cases = {
+            "controller": ({"gguf_model_source": str(model)}, "0.02"),
+            "hub": (hub_variables(hub), "0.02"),
+            "convert": ({"gguf_model_convert_from": str(site.folder / "source")}, "0.02"),
+            "pieces": (hub_variables(hub, gguf_model_hf_file=PIECES["hub"][0]), "0.05"),
+        }
+        hosts = {
+            name: {"gguf_model_path": f"{site.models}/{name}.gguf", **given} for name, (given, _gib) in cases.items()
+        }
+        common = {
+            "__gguf_model_bin_folder": str(site.folder / "release/bin"),
+            "__gguf_model_retries": 0,
+            "__gguf_model_venv": str(site.folder / "venv"),
+            "llama_cpp_manage_packages": False,
+        }
+        run = run_on_hosts(site.folder, hosts, common)
+        for name, (_given, needed) in cases.items():
+            missing = f"needs {needed} GiB on {site.models}, where 0.01 GiB are free: 0.0"
+            assert Run(1, said_of(name, run.text)).holds(missing, "GiB are missing; nothing was changed"), run.text
         assert hub.downloads() == []
         assert site.names() == []
 

@@ -83,10 +83,12 @@ def ended(process: subprocess.Popen[str]) -> Run:
     return Run(process.returncode, text)
 
 
-def run_on_hosts(folder: Path, hosts: dict[str, dict[str, Any]], variables: dict[str, Any], **environment: str) -> Run:
+def run_on_hosts(
+    folder: Path, hosts: dict[str, dict[str, Any]], variables: dict[str, Any], *options: str, **environment: str
+) -> Run:
     """Run the folder's play once, with a host for each case."""
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
-    return ended(started(folder, variables, "--forks", "4", inventory=f"{folder}/hosts.json", **environment))
+    return ended(started(folder, variables, "--forks", "4", *options, inventory=f"{folder}/hosts.json", **environment))
 
 
 def said_of(host: str, text: str) -> str:
