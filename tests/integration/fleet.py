@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -12,10 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.harness import ROOT
-from support.stand_in_source import Run, digest
+from support.stand_in_source import Run, digest, ended, started
 
-LIMIT_S = 900  # longer than this is a hang, however busy the machine is
 SITE = [{"hosts": "all", "gather_facts": False, "roles": ["llama_cpp.cluster.llama_cpp"]}]
 
 
@@ -30,7 +27,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self.cache = self.folder / "cache"
         self.log = self.folder / "builds.log"
-        (self.folder / "site.yml").write_text(json.dumps(SITE))
+        (self.folder / "play.yml").write_text(json.dumps(SITE))
 
     def start(
         self, *hosts: str, playbook: Path | None = None, options: tuple[str, ...] = (), **variables: Any
@@ -41,35 +38,26 @@ class Fleet:
             "llama_masters": {"hosts": {name: self.hosts[name] for name in hosts if "master" in name}},
         }
         file = self.folder / f"hosts-{'-'.join(hosts)}.json"
-        file.write_text(
-            json.dumps(
-                {
-                    "all": {
-                        "vars": {
-                            "ansible_connection": "local",
-                            "ansible_become": False,
-                            "ansible_python_interpreter": sys.executable,
-                            "llama_cpp_prefix": f"{self.folder}/{{{{ inventory_hostname }}}}",
-                            "llama_cpp_manage_packages": False,
-                            **self.variables,
-                        },
-                        "children": inventory,
-                    }
-                }
-            )
+        common = {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_python_interpreter": sys.executable,
+            "llama_cpp_prefix": f"{self.folder}/{{{{ inventory_hostname }}}}",
+            "llama_cpp_manage_packages": False,
+            **self.variables,
+        }
+        file.write_text(json.dumps({"all": {"vars": common, "children": inventory}}))
+        return started(
+            self.folder,
+            {"ansible_connection": None, "ansible_python_interpreter": None, **variables},
+            "--forks",
+            "8",
+            *options,
+            inventory=str(file),
+            playbook=playbook,
+            LLAMA_CPP_CLUSTER_CACHE=str(self.cache),
+            ANSIBLE_CONNECTION_PLUGINS=str(self.folder),
         )
-        return subprocess.Popen(
-            [
-                Path(sys.executable).with_name("ansible-playbook"), "-i", file, "--forks", "8",
-                "-e", json.dumps(variables), *options, playbook or self.folder / "site.yml",
-            ],
-            env={
-                **os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1",
-                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache), "ANSIBLE_CONNECTION_PLUGINS": str(self.folder),
-            },
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-            start_new_session=True,
-        )  # fmt: skip
 
     def run(self, *hosts: str, **options: Any) -> Run:
         return ended(self.start(*hosts, **options))
@@ -118,13 +106,3 @@ class Fleet:
         text = " ".join(found[-1].split()).replace("''", "'")  # as YAML quotes it
         for word in words:
             assert word in text, f"{host}: {word!r} is not in: {text}"
-
-
-def ended(process: subprocess.Popen[str]) -> Run:
-    """Wait for the end of a run; return its status and output."""
-    try:
-        text, _errors = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        raise
-    return Run(process.returncode, text)

@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 from ansible.plugins.connection import local
 
-from integration.fleet import LIMIT_S, Fleet, ended
+from integration.fleet import Fleet
 from support.harness import ROOT
 from support.other_machine import NEOVERSE_N1, masquerade
 from support.small_disk import small_disk
-from support.stand_in_source import MASTER, archive, digest, member
+from support.stand_in_source import LIMIT_S, MASTER, archive, digest, ended, member
 
 CROSS = "aarch64-linux-gnu-g++"
 

@@ -11,16 +11,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from support.api_service import KEY, Service, running_service
+from support.api_service import KEY, Service, service_over_two
 from support.browser import Page, browser, installed_browser
 from support.chat_page import ask, asked_elsewhere, give_key, picture
-from support.harness import CACHE, ROOT, Release, running_worker
+from support.harness import CACHE, ROOT, Release
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,12 +60,7 @@ def chat_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def service(release_7: Release, model: Path, chat_page: Path, tmp_path: Path) -> Iterator[Service]:
-    with ExitStack() as stack:
-        workers = [stack.enter_context(running_worker(release_7, tmp_path / f"{n}.log")) for n in range(2)]
-        endpoints = [worker.endpoint for worker in workers]
-        options = ("--path", str(chat_page))
-        running = stack.enter_context(running_service(release_7, model, endpoints, tmp_path, options=options))
-        running.wait_for("Serving")
+    with service_over_two(release_7, model, tmp_path, ("--path", str(chat_page))) as running:
         yield running
 
 

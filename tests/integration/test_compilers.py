@@ -6,13 +6,12 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-import subprocess
 import tarfile
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, CpuClass, cpu_class
 
-from support.harness import CACHE, RELEASE
+from support.harness import CACHE, RELEASE, completed
 
 # The macros that a compiler defines if it may use a feature.
 MACROS = {
@@ -92,13 +91,7 @@ def compiler_for(machine: str) -> str:
 
 def defined(machine: str, flags: list[str]) -> set[str]:
     """Return the features that a compiler may use with these flags."""
-    done = subprocess.run(
-        [compiler_for(machine), *flags, "-dM", "-E", "-x", "c", "/dev/null"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = completed(compiler_for(machine), *flags, "-dM", "-E", "-x", "c", "/dev/null")
     assert done.returncode == 0, done.stderr
     macros = {line.split()[1] for line in done.stdout.splitlines()}
     return {word for word, macro in MACROS[machine].items() if macro in macros}

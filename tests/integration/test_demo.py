@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from trained_model import terms
+from support.harness import completed
+from support.runs import left_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,21 +62,9 @@ class Demo:
         output = process.communicate(timeout=300)[0]
         return process.returncode, output
 
-    def processes(self) -> list[int]:
-        """Return the ids of this demo's supervisor and workers that still run."""
-        folder = str(self.folder / "workers").encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                logs_here = any(folder in os.readlink(fd).encode() for fd in (path / "fd").iterdir())
-                named = (
-                    folder in (path / "cmdline").read_bytes() and b"demo_workers.py" in (path / "cmdline").read_bytes()
-                )
-            except OSError:
-                continue
-            if logs_here or named:
-                found.append(int(path.name))
-        return found
+    def processes(self) -> list[str]:
+        """Return the commands of this demo's supervisor and workers that still run."""
+        return left_over(self.folder / "workers")
 
 
 @pytest.fixture
@@ -108,20 +97,6 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     assert "Continue the prompt over all workers" in output
     assert "The model has random weights: its text is noise" in output
     assert demo.processes() == []
-
-
-def test_a_trained_model_continues_the_sentence_and_it_is_said_whose_terms_apply(
-    demo: Demo, trained_model: Path
-) -> None:
-    for path in (trained_model, terms(trained_model)):
-        (demo.folder / path.name).symlink_to(path)
-    code, output = demo.run({"MODEL": ""}, inference_n_predict=12, inference_temperature=0)
-    assert code == 0, output
-    inference = json.loads((demo.folder / "report.json").read_text())["inference"]
-    assert inference["text"].startswith(" the capital of the country of France.")
-    assert "Prompt: The capital of France is" in output
-    assert f"Google's terms apply to it: {demo.folder}/gemma-terms.html" in output
-    assert "noise" not in output
 
 
 def test_without_the_package_the_demo_says_so_and_takes_a_model_of_random_weights(demo: Demo) -> None:
@@ -243,7 +218,7 @@ def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: D
     command = [sys.executable, WORKERS, "start", f"--server={release_7.rpc_server}", "--count=1", "--threads=1", state]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     running = demo.processes()
-    second = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    second = completed(*command)
     assert second.returncode == 1
     assert "Another demo is running" in second.stderr
     assert demo.processes() == running

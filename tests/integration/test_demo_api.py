@@ -19,6 +19,7 @@ import pytest
 from support.api_client import Client
 from support.gateway import make_program
 from support.harness import HANG_S, ROOT, Release
+from support.runs import left_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,28 +74,16 @@ def a_worker(folder: Path) -> int:
     pytest.fail("no worker runs")
 
 
-def left_over(folder: Path) -> list[str]:
-    """Return the commands of processes that name this folder, or have a file of it open."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            files = [os.readlink(descriptor) for descriptor in (path / "fd").iterdir()]
-        except OSError:
-            continue
-        if str(folder) in command or any(file.startswith(str(folder)) for file in files):
-            found.append(command)
-    return found
-
-
 def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, model: Path, tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
-    (tmp_path / "page/index.html").write_text("<p>hello</p>")
     with serving(release_7, model, tmp_path) as process:
         said = printed(process)
         port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
-        assert said["Page"] == f"http://127.0.0.1:{port}/"
+        assert said["Page"] == "is being built; a line says when it is there"
         stranger = Client("127.0.0.1", port, None)
+        assert stranger.request("/")[0] == 404
+        (tmp_path / "page/index.html").write_text("<p>hello</p>")
+        assert printed(process)["Page"] == f"http://127.0.0.1:{port}/"
         assert stranger.request("/") == (200, "<p>hello</p>")
         assert stranger.request("/v1/models")[0] == 401
         assert Client("127.0.0.1", port, said["Key"]).text()
@@ -141,15 +130,3 @@ def test_two_groups_go_on_when_a_worker_is_killed_and_all_ends_with_the_script(r
             while left_over(folder / "api") and time.monotonic() < deadline:
                 time.sleep(0.2)
             assert left_over(folder / "api") == []
-
-
-def test_the_page_is_served_once_it_has_been_built(release_7: Release, model: Path, tmp_path: Path) -> None:
-    (tmp_path / "page").mkdir()
-    with serving(release_7, model, tmp_path) as process:
-        said = printed(process)
-        assert said["Page"] == "is being built; a line says when it is there"
-        stranger = Client("127.0.0.1", int(said["API"].rpartition(":")[2].removesuffix("/v1")), None)
-        assert stranger.request("/")[0] == 404
-        (tmp_path / "page/index.html").write_text("<p>hello</p>")
-        assert printed(process)["Page"] == f"http://127.0.0.1:{stranger.port}/"
-        assert stranger.request("/") == (200, "<p>hello</p>")

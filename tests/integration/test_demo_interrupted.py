@@ -24,7 +24,7 @@ from support.harness import HANG_S, ROOT
 from support.stand_in_source import FAKE, PAGE_SOURCE, digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LONG_S = 500
 ENDS_WITHIN_S = 8
@@ -109,24 +109,12 @@ def index() -> Iterator[int]:
         yield silent.getsockname()[1]
 
 
-@pytest.mark.parametrize(
-    ("number", "whom", "serve"),
-    [
-        pytest.param(signal.SIGINT, "all", True, id="ctrl-c-serve"),
-        pytest.param(signal.SIGTERM, "script", False, id="the-script-demo"),
-    ],
-)
-def test_every_process_ends_within_seconds(
-    tmp_path: Path, index: int, number: signal.Signals, whom: str, serve: bool
-) -> None:
-    run = Run(tmp_path, index, serve=serve)
+def interrupted(run: Run, number: signal.Signals, send: Callable[[int, signal.Signals], None], *words: bytes) -> str:
+    """Send a run a signal while these processes run, assert that all of it ends within seconds; return its output."""
     try:
-        run.wait_for(COMPILER, PIP, b"ninja", *([b"build_page.py", NPM_ITSELF] if serve else []))
+        run.wait_for(*words)
         began = time.monotonic()
-        if whom == "all":
-            os.killpg(run.process.pid, number)
-        else:
-            run.process.send_signal(number)
+        send(run.process.pid, number)
         output = run.process.communicate(timeout=HANG_S)[0]
         took = time.monotonic() - began
         assert run.processes() == {}
@@ -136,17 +124,17 @@ def test_every_process_ends_within_seconds(
         assert "Interrupted: all processes of this run have ended." in output
     finally:
         run.kill()
+    return output
 
 
-def test_the_next_run_goes_on_at_once(tmp_path: Path, index: int) -> None:
-    for _number in range(2):
-        run = Run(tmp_path, index, serve=False)
-        try:
-            run.wait_for(COMPILER)
-            run.process.send_signal(signal.SIGTERM)
-            output = run.process.communicate(timeout=HANG_S)[0]
-        finally:
-            run.kill()
+def test_ctrl_c_ends_every_process(tmp_path: Path, index: int) -> None:
+    run = Run(tmp_path, index, serve=True)
+    interrupted(run, signal.SIGINT, os.killpg, COMPILER, PIP, b"ninja", b"build_page.py", NPM_ITSELF)
+
+
+def test_a_signal_for_the_script_does_too_and_the_next_run_goes_on_at_once(tmp_path: Path, index: int) -> None:
+    for words in ((COMPILER, PIP, b"ninja"), (COMPILER,)):
+        output = interrupted(Run(tmp_path, index, serve=False), signal.SIGTERM, os.kill, *words)
     waited = re.search(r"(\d+):(\d\d) Build the programs", output)
     assert waited, output
     assert 60 * int(waited[1]) + int(waited[2]) < CLAIM_WAIT_S

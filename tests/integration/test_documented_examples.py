@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Documented tasks that use a cluster run as they are written, except for the addresses and the model's path."""
+"""Documented tasks run as they are written, except for the addresses and the model's path."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_a_block_that_is_marked_as_an_example_is_among_them() -> None:
 @pytest.mark.llama
 @pytest.mark.parametrize("place", DOCUMENTED)
 def test_example_runs_on_a_cluster(
-    place: str, start_worker: Callable[..., Worker], release_7: Release, model: Path, tmp_path: Path
+    place: str, start: Callable[..., Worker], release_7: Release, model: Path, tmp_path: Path
 ) -> None:
-    workers = [start_worker(release_7), start_worker(release_7)]
+    workers = [start(), start()]
     text = yaml.safe_dump(as_plays(DOCUMENTED[place]), sort_keys=False)
     for number, worker in enumerate(workers, 1):
         text = re.sub(rf"\b(?:10\.0\.0|192\.0\.2)\.1{number}(?::\d+)?", worker.endpoint, text)
@@ -71,3 +71,19 @@ def test_example_runs_on_a_cluster(
     assert result.returncode == 0, result.stdout + result.stderr
     assert "WARNING" not in result.stderr
     assert all(worker.alive for worker in workers)
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize(
+    ("name", "said"), [("gguf_info", r"(?s)msg\W+2048\b.*skipped=0"), ("split_plan_info", "ok=3 ")]
+)
+def test_tasks_that_look_at_a_model_run(model: Path, tmp_path: Path, name: str, said: str) -> None:
+    """The model's context is that of playbooks/files/random_model.py."""
+    examples = documentation("module")[f"{COLLECTION}.{name}"]["examples"]
+    plays = as_plays(yaml.safe_load(re.sub(r"/srv/models/[\w.-]+", str(model), examples)))
+    playbook = tmp_path / "playbook.yml"
+    playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
+    interpreter = f"ansible_python_interpreter={sys.executable}"
+    result = run("ansible-playbook", "-i", "here,", "-c", "local", "-e", interpreter, playbook, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(said, result.stdout)

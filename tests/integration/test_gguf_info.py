@@ -13,20 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_model
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.shapes import SHAPES
 
-from support.examples import as_plays
 from support.gguf_headers import header_only
-from support.harness import HANG_S, ROOT, Release, Worker, log_of, run_module
+from support.harness import HANG_S, ROOT, Release, log_of, run_module
 from support.split_gguf import SPLITTER
 from support.synthetic_models import KINDS, write_synthetic
-from support.tree import COLLECTION, documentation, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 pytestmark = pytest.mark.llama
 
@@ -37,11 +34,6 @@ def said(log: str, name: str) -> str:
     found = re.search(rf"print_info: {re.escape(name)} += (.*)", log)
     assert found, f"llama.cpp does not say {name}"
     return found.group(1).strip()
-
-
-def buffers(log: str, kind: str, device: str = "") -> float:
-    """Return the sum in MiB of the buffers of one kind in llama.cpp's log; 0 if there are none."""
-    return sum(map(float, re.findall(rf"{device}\S* {kind} buffer size = +([\d.]+) MiB", log)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -75,21 +67,6 @@ def test_llama_cpp_says_the_same(release_7: Release, tmp_path: Path, kind: str) 
     assert float(size.group(1)) == pytest.approx(info["weights_bytes"] / MIB, abs=0.01)
 
 
-@pytest.mark.parametrize("kind", ["dense", "tied embeddings", "experts", "recurrent"])
-def test_the_weights_are_where_they_are_said_to_be(
-    release_7: Release, start_worker: Callable[..., Worker], tmp_path: Path, kind: str
-) -> None:
-    path = write_synthetic(tmp_path / "m.gguf", kind)
-    model = describe(read_model(path))
-    weights = model.weights
-    worker = start_worker(release_7)
-    log = log_of(release_7, path, "-c", "256", "--rpc", worker.endpoint, "-ngl", "99")
-    copy = weights.embedding_bytes or 0 if weights.tied_embeddings else 0
-    there = sum(layer.bytes or 0 for layer in model.layers) + (weights.output_bytes or 0) + copy
-    assert buffers(log, "model", "RPC") == pytest.approx(there / MIB, rel=0.01)
-    assert buffers(log, "model", "CPU") == pytest.approx((weights.input_bytes or 0) / MIB, rel=0.01)
-
-
 def test_a_split_model_is_the_same_model(tmp_path: Path) -> None:
     whole = write_synthetic(tmp_path / "m.gguf", "experts")
     subprocess.run([sys.executable, SPLITTER, whole, tmp_path / "m", "3"], check=True, timeout=HANG_S)
@@ -103,10 +80,6 @@ def test_a_split_model_is_the_same_model(tmp_path: Path) -> None:
     assert len(list(filter(None, in_parts))) == len(parts)
     [in_one] = read_model(whole)
     assert [tensor for part in in_parts for tensor in part] == [tensor._replace(offset=0) for tensor in in_one.tensors]
-    parts[1].unlink()
-    without = run_module("gguf_info", {"path": str(parts[0])})
-    assert not without["valid"]
-    assert "is one of 3 parts, and m-00002-of-00003.gguf is missing beside it" in without["message"]
 
 
 def test_what_is_no_model_has_the_same_keys(tmp_path: Path) -> None:
@@ -119,18 +92,6 @@ def test_what_is_no_model_has_the_same_keys(tmp_path: Path) -> None:
         assert not result["valid"]
         assert result["message"].endswith(".")
         assert (result["architecture"], result["shape"], result["notes"]) == (None, None, [])
-
-
-def test_the_documented_tasks_run(model: Path, tmp_path: Path) -> None:
-    examples = documentation("module")[f"{COLLECTION}.gguf_info"]["examples"]
-    plays = as_plays(yaml.safe_load(re.sub(r"/srv/models/[\w.-]+", str(model), examples)))
-    playbook = tmp_path / "playbook.yml"
-    playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
-    interpreter = f"ansible_python_interpreter={sys.executable}"
-    result = run("ansible-playbook", "-i", "here,", "-c", "local", "-e", interpreter, playbook, cwd=tmp_path)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert re.search(r"msg\W+2048\b", result.stdout)  # what playbooks/files/random_model.py writes
-    assert "skipped=0" in result.stdout
 
 
 def test_a_model_of_40_gb_takes_little_time_and_memory(tmp_path: Path) -> None:

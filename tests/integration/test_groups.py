@@ -21,9 +21,9 @@ GROUPS = ("chat", "code")
 
 
 @pytest.fixture
-def workers(release_7: Release, start_worker: Callable[..., Worker]) -> dict[str, Worker]:
+def workers(start: Callable[..., Worker]) -> dict[str, Worker]:
     """Return one worker for each group."""
-    return {group: start_worker(release_7, threads=1) for group in GROUPS}
+    return {group: start(threads=1) for group in GROUPS}
 
 
 @pytest.fixture
@@ -51,21 +51,8 @@ def inventory(release_7: Release, model: Path, workers: dict[str, Worker]) -> di
     }
 
 
-def test_each_master_uses_the_workers_of_its_group(
-    tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]
-) -> None:
-    done = play_over("infer.yml", tmp_path, inventory)
-    assert done.returncode == 0, done.stdout
-    # The groups run side by side, in one batch.
-    assert done.stdout.count("PLAY [Run distributed inference]") == 1
-    for group, worker in workers.items():
-        report = json.loads((tmp_path / f"{group}.json").read_text())
-        assert [each["endpoint"] for each in report["workers"]] == [worker.endpoint]
-        assert report["inference"]["text"]
-
-
 def test_one_group_is_taken_by_its_name(tmp_path: Path, inventory: dict[str, Any], workers: dict[str, Worker]) -> None:
-    # A missing worker matters only to its own group.
+    # The missing worker matters only to its own group.
     inventory["llama_workers"]["hosts"]["code-worker"]["rpc_server_port"] = 1
     done = play_over("infer.yml", tmp_path, inventory, "--limit", "chat")
     assert done.returncode == 0, done.stdout
@@ -91,10 +78,13 @@ def test_a_host_that_groups_share_has_a_worker_for_each(
     inventory["llama_workers"]["vars"] = address
     done = play_over("infer.yml", tmp_path, inventory)
     assert done.returncode == 0, done.stdout
+    # The groups run side by side, in one batch.
+    assert done.stdout.count("PLAY [Run distributed inference]") == 1
     said = " ".join(done.stdout.split())
     for group, other in (GROUPS, GROUPS[::-1]):
         report = json.loads((tmp_path / f"{group}.json").read_text())
         assert [each["endpoint"] for each in report["workers"]] == [workers[group].endpoint]
+        assert report["inference"]["text"]
         assert re.search(rf"On both the plan leaves [0-9.]+ GiB to group {other}, which shares that host", said)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ import yaml
 
 from support.debian_programs import debian_program
 from support.gateway import make_certificate, make_program
-from support.harness import ROOT
+from support.harness import ROOT, completed
 from support.kubernetes import (
     GATEWAY,
     GIVEN,
@@ -56,14 +55,6 @@ def test_kubernetes_takes_them(manifests: list[dict[str, Any]], version: str) ->
     for part, template in templates(manifests).items():
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part, **template["metadata"]}}
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
-
-
-def test_a_group_is_made_at_once_and_as_a_whole(manifests: list[dict[str, Any]]) -> None:
-    found = the_set(manifests)
-    assert found["apiVersion"] == "leaderworkerset.x-k8s.io/v1"
-    # With LeaderReady, leaders would wait for workers that wait for leaders.
-    assert found["spec"]["startupPolicy"] == "LeaderCreated"
-    assert found["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "RecreateGroupOnPodRestart"
 
 
 def test_nothing_in_a_pod_has_more_rights_than_it_needs(manifests: list[dict[str, Any]]) -> None:
@@ -162,10 +153,7 @@ def test_with_a_certificate_the_door_speaks_https_alone(tmp_path: Path, kind: st
     # Names of Services do not resolve here.
     text = re.sub(r"llama-group-\d+:", "127.0.0.1:", text.replace("/etc/llama_gateway", str(place)))
     configuration.write_text(text)
-    done = subprocess.run(
-        [make_program(tmp_path), "-c", "-f", configuration],
-        env={**os.environ, "POD_IP": "127.0.0.1"}, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    done = completed(make_program(tmp_path), "-c", "-f", configuration, POD_IP="127.0.0.1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -176,15 +164,13 @@ def test_no_probe_connects_to_a_worker(manifests: list[dict[str, Any]]) -> None:
         assert worker[name]["exec"]["command"][-2] == "listens"
 
 
-def test_each_worker_has_a_node_of_its_own(manifests: list[dict[str, Any]]) -> None:
+def test_rules_about_pods_choose_the_pods_that_they_are_for(manifests: list[dict[str, Any]]) -> None:
+    """Each worker has a node of its own. Groups are spread over zones, and put out one by one."""
     [rule] = templates(manifests)["worker"]["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
     assert rule["topologyKey"] == "kubernetes.io/hostname"
     assert rule["labelSelector"]["matchLabels"] == labels(manifests, "worker")
-
-
-def test_groups_are_spread_over_zones_and_put_out_one_by_one(manifests: list[dict[str, Any]]) -> None:
     [spread] = templates(manifests)["leader"]["spec"]["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["maxSkew"]) == ("topology.kubernetes.io/zone", 1)
     assert spread["labelSelector"]["matchLabels"] == labels(manifests, "leader")
@@ -215,15 +201,6 @@ def test_out_of_the_group_a_pod_reaches_names_alone(manifests: list[dict[str, An
     assert {(protocol, port) for _name, protocol, port in outside} == {("UDP", 53), ("TCP", 53)}
 
 
-def test_who_monitors_gets_the_dashboard(manifests: list[dict[str, Any]]) -> None:
-    boards = [it for it in of_kind(manifests, "ConfigMap") if "grafana_dashboard" in it["metadata"]["labels"]]
-    assert len(boards) == len(of_kind(manifests, "ServiceMonitor")) == ("gateway" in templates(manifests))
-    for board in boards:
-        assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
-        [text] = board["data"].values()
-        assert json.loads(text) == json.loads((ROOT / "docs/monitoring/dashboard.json").read_text(encoding="utf-8"))
-
-
 def test_kubectl_takes_the_folder_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/how-to/kubernetes.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^kubectl (kustomize .+?) *#", page, re.MULTILINE)
@@ -252,15 +229,19 @@ def test_what_the_other_roles_refuse_this_one_does_too(tmp_path: Path, given: di
     assert not (tmp_path / "manifests").exists()
 
 
-def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -> None:
+def test_other_settings_make_other_pods_and_keys_are_in_a_file_of_their_own_or_in_none(tmp_path: Path) -> None:
     asked = {"kubernetes_state": "rendered", "kubernetes_folder": "manifests"}
     shown = play(tmp_path, asked, "--check", "--diff")
     assert shown.returncode == 0, shown.stdout
     assert "kind: LeaderWorkerSet" in shown.stdout
     assert not (tmp_path / "manifests").exists()
     first = rendered(tmp_path, {})
+    secrets, others = tmp_path / "manifests/llama-secrets.yml", tmp_path / "manifests/llama.yml"
+    assert of_kind(first, "Secret")
+    assert secrets.stat().st_mode & 0o777 == 0o600
+    assert GIVEN["llama_server_api_keys"][0] not in others.read_text()
     assert "changed=0" in play(tmp_path, asked).stdout
-    second = rendered(tmp_path, {"llama_server_parallel": 2})
+    second = rendered(tmp_path, {"llama_server_parallel": 2, "llama_server_api_keys": []})
     for part in ("leader", "worker"):
         before, after = (templates(it)[part]["metadata"]["annotations"] for it in (first, second))
         assert before != after
@@ -269,15 +250,8 @@ def test_other_settings_make_other_pods_and_the_same_ones_none(tmp_path: Path) -
     options = written["plan"]["options"]
     assert options[options.index("--parallel") + 1] == "2"
     assert written["worker_memory_bytes"] == 24 << 30
-
-
-def test_keys_are_in_a_file_of_their_own_or_in_none(tmp_path: Path) -> None:
-    assert of_kind(rendered(tmp_path, {}), "Secret")
-    assert (tmp_path / "manifests/llama-secrets.yml").stat().st_mode & 0o777 == 0o600
-    assert GIVEN["llama_server_api_keys"][0] not in (tmp_path / "manifests/llama.yml").read_text()
-    found = rendered(tmp_path, {"llama_server_api_keys": []})
-    assert not (tmp_path / "manifests/llama-secrets.yml").exists()
-    assert of_kind(found, "Secret") == []
-    assert GIVEN["llama_server_api_keys"][0] not in json.dumps(found)
-    sources = next(it for it in templates(found)["leader"]["spec"]["volumes"] if it["name"] == "settings")["projected"]
+    assert not secrets.exists()
+    assert of_kind(second, "Secret") == []
+    assert GIVEN["llama_server_api_keys"][0] not in json.dumps(second)
+    sources = next(it for it in templates(second)["leader"]["spec"]["volumes"] if it["name"] == "settings")["projected"]
     assert sources["sources"][1]["secret"]["name"] == "llama-keys"

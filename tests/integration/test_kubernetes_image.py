@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.harness import ROOT
+from support.harness import ROOT, completed
 
 PROGRAM = ROOT / "roles/kubernetes/files/oci_image.py"
 MANIFEST = {"id": "1.0-abc-0", "version": "1.0-abc", "cpu_class": {"name": "one"}, "patches": []}
@@ -120,9 +120,7 @@ def test_the_same_is_made_twice_and_runs(tmp_path: Path) -> None:
         assert (root / "opt/llama_cpp/current/bin" / name).stat().st_mode & 0o777 == 0o755
     # Python finds all imports of the program if it starts as in a pod.
     program = root / "usr/local/lib/llama_server/llama_pod.py"
-    done = subprocess.run(
-        [sys.executable, "-B", "-E", "-s", program, "--help"], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = completed(sys.executable, "-B", "-E", "-s", program, "--help")
     assert done.returncode == 0, done.stderr
     assert "leader,worker,listens,drain" in done.stdout
 

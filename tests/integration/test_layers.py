@@ -11,7 +11,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
 from support.harness import Release, Worker, log_of, over, run_module
-from support.synthetic_models import HEADS, KINDS, WIDTH, Numbers, Tensors, attention, experts, write_synthetic
+from support.synthetic_models import write_synthetic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,31 +19,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 
 
-def minimax(layer: int, n: Numbers) -> Tensors:
-    """Return the tensors of a layer of a hybrid of linear attention: every third layer has a cache of keys."""
-    if layer % 3 == 2:
-        return {**attention(layer, n), **experts(n)}
-    heads = HEADS * n["key"]
-    linear = {"attn_norm_2": (heads,), "attn_qkv": (3 * heads, WIDTH), "attn_gate": (heads, WIDTH)}
-    return {"attn_norm": (WIDTH,), **linear, "attn_output": (WIDTH, heads), **experts(n)}
-
-
-MINIMAX = (
-    "minimax-01",
-    {"experts": 4},
-    minimax,
-    {"expert_count": 4, "expert_used_count": 2, "residual_scale": 1.0, "full_attention_interval": 3},
-)
-MODELS = ("trained", "linear attention", "recurrent", "hybrid, every fourth")
+MODELS = ("trained", "recurrent", "hybrid, every fourth")
 # The number of workers, their shares (or none, which leaves the division to llama.cpp), and the layers to offload.
 DIVISIONS: tuple[tuple[int, list[float], int], ...] = ((2, [], 999), (3, [3, 2, 1.1], 999), (2, [1, 2], 5))
 
 
 @pytest.fixture(params=MODELS)
-def any_model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def any_model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "trained":
         return request.getfixturevalue("trained_model")
-    monkeypatch.setitem(KINDS, "linear attention", MINIMAX)
     return write_synthetic(tmp_path / "model.gguf", request.param)
 
 

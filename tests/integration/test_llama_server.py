@@ -6,7 +6,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import subprocess
 import sys
 import time
 from contextlib import ExitStack
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.api_service import ALIAS, ENVIRONMENT, FILES, KEY, Service, connects, running_service
-from support.harness import Release, Worker, free_port, running_worker
+from support.harness import Release, Worker, completed, free_port, running_worker
 from support.runs import held_by_another_client, wait_for
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def figures(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def own_workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[Worker]:
-    return [start_worker(release_7) for _number in range(2)]
+def own_workers(start: Callable[..., Worker]) -> list[Worker]:
+    return [start() for _number in range(2)]
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def service(
 
 
 def test_it_waits_for_a_worker_and_says_for_which(
-    release_7: Release, model: Path, tmp_path: Path, start_worker: Callable[..., Worker]
+    release_7: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]
 ) -> None:
-    one, port = start_worker(release_7), free_port()
+    one, port = start(), free_port()
     missing = f"127.0.0.1:{port}"
     with ExitStack() as stack, running_service(release_7, model, [one.endpoint, missing], tmp_path) as running:
         said = running.wait_for("Waiting for 1 of 2 workers")
@@ -121,16 +120,6 @@ def test_a_key_is_replaced_while_a_stream_goes_on(service: Service) -> None:
         assert answer.read().decode().rstrip().endswith("data: [DONE]")
     service.keys.write_text(f"{KEY}\n")
     assert service.request("/v1/models")[0] == 200
-
-
-def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
-    asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
-    status, body = service.request("/v1/completions", asked)
-    assert status == 200
-    said = "".join(service.lines)
-    assert "processing task" in said, "it tells that there was a request"
-    assert "harbour" not in said
-    assert body["choices"][0]["text"].strip() not in said
 
 
 def test_the_environment_adds_no_option(
@@ -213,14 +202,7 @@ def test_a_request_that_does_not_end_is_cut_off_in_the_end(own_service: Service)
 def test_settings_that_are_none_are_an_error_in_a_sentence(tmp_path: Path) -> None:
     for content in ("{", '{"port": 1}', "[]"):
         (tmp_path / "settings.json").write_text(content)
-        done = subprocess.run(
-            [sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json"],
-            env={**os.environ, **ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = completed(sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json", **ENVIRONMENT)
         assert (done.returncode, done.stderr) == (2, "")
         assert "settings.json cannot be used" in done.stdout
         assert done.stdout.endswith("run the playbook serve, which writes it.\n")
@@ -234,7 +216,3 @@ def test_a_model_that_is_none_is_told_by_its_last_lines(
         assert running.process.wait(60) == 1
         assert "ended with exit status 1" in running.wait_for("llama-server ended")
         assert any("broken.gguf" in line for line in running.lines)
-
-
-def test_the_key_is_in_no_line(service: Service) -> None:
-    assert KEY not in "".join(service.lines)

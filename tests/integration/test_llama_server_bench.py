@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.harness import HANG_S, Release, Worker, run_module
+from support.harness import HANG_S, Release, Worker, completed, run_module
 from support.runs import failure as failure_of
 from support.runs import generating, wait_for
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    StartWorker = Callable[..., Worker]
+    Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.llama
 
@@ -38,14 +37,7 @@ def failure(result: dict[str, Any]) -> tuple[str, str | None]:
 
 def servers_of(model: Path) -> str:
     """Return the process ids of the llama-servers that run this model."""
-    return subprocess.run(
-        ["pgrep", "-f", f"llama-server --model {model} "], capture_output=True, text=True, check=False, timeout=10
-    ).stdout
-
-
-@pytest.fixture
-def two(release_7: Release, start_worker: StartWorker) -> list[str]:
-    return [start_worker(release_7).endpoint for _number in range(2)]
+    return completed("pgrep", "-f", f"llama-server --model {model} ").stdout
 
 
 @pytest.mark.parametrize("mode", ["layer", "tensor"])
@@ -92,11 +84,7 @@ def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list
     assert result["command"][0] == str(release_7.bin / "llama-server")
 
 
-def test_what_cannot_be_measured_is_one_sentence(
-    release_7: Release, model: Path, two: list[str], tmp_path: Path
-) -> None:
-    assert "clients is 0; give a number from 1" in bench(release_7, model, *two, clients=0)["msg"]
-    assert failure(bench(release_7, model, *two, bin_folder=str(tmp_path))) == ("binary_missing", None)
+def test_what_cannot_be_measured_is_one_sentence(release_7: Release, model: Path, two: list[str]) -> None:
     result = bench(release_7, model, *two, extra_args=["--no-such-option"])
     assert failure(result)[0] == "option_rejected"
     assert "--no-such-option" in result["msg"]
@@ -107,8 +95,8 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert not servers_of(model)
 
 
-def test_a_worker_that_is_lost_is_named_and_ends_it(release_7: Release, model: Path, start_worker: StartWorker) -> None:
-    stays, dies = start_worker(release_7), start_worker(release_7)
+def test_a_worker_that_is_lost_is_named_and_ends_it(release_7: Release, model: Path, start: Start) -> None:
+    stays, dies = start(), start()
     with ThreadPoolExecutor() as pool:
         run = pool.submit(bench, release_7, model, stays.endpoint, dies.endpoint, n_gen=100_000, ctx_size=200_000)
         wait_for(lambda: generating(dies))

@@ -26,7 +26,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from support.api_service import KEY, running_service
+from support.api_service import KEY, service_over_two
 from support.debian_programs import debian_program
 from support.gateway import CLIENT_KEY, make_certificate, running_gateway
 from support.harness import RELEASE, free_port, running_worker
@@ -150,16 +150,6 @@ def program_at(port: int, *argv: str | Path) -> Iterator[str]:
         process.wait(10)
 
 
-def node_exporter(folder: Path) -> AbstractContextManager[str]:
-    """Start a node_exporter that reads only this folder."""
-    port = free_port()
-    return program_at(
-        port, debian_program("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
-        "--collector.disable-defaults", "--collector.textfile", f"--collector.textfile.directory={folder}",
-        f"--web.listen-address=127.0.0.1:{port}",
-    )  # fmt: skip
-
-
 def prometheus(folder: Path, config: str) -> AbstractContextManager[str]:
     """Start a Prometheus with this configuration, and with its data in the folder."""
     port = free_port()
@@ -188,7 +178,7 @@ def page(url: str) -> str:
 
 
 @pytest.mark.llama
-def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
+def test_what_is_written_of_real_workers_is_sound(
     promtool: str, program: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers run on one host, and one of them serves. The host is a folder with this machine's /proc."""
@@ -216,44 +206,13 @@ def test_what_is_written_of_real_workers_is_sound_and_node_exporter_shows_it(
         assert line in text.splitlines(), text
     assert run(promtool, "check", "metrics", text_in=text) == "", "no name or unit is against conventions"
 
-    own, folder = tmp_path / "own", tmp_path / "textfiles"
-    own.mkdir()
-    folder.mkdir()
-    program.write(own / "llama_rpc.prom", text)
-    (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
-    with node_exporter(folder) as url:
-        shown = page(f"{url}/metrics")
-    assert f"llama_rpc_up{{{first}}} 1" in shown
-    assert "node_textfile_scrape_error 0" in shown
-
-
-def test_node_exporter_tells_metrics_that_were_removed_from_those_that_it_cannot_read(tmp_path: Path) -> None:
-    """LlamaRpcWorkerGone depends on it: the first is a worker that was removed, the second is a fault."""
-    own, folder = tmp_path / "own", tmp_path / "textfiles"
-    own.mkdir()
-    folder.mkdir()
-    (own / "llama_rpc.prom").write_text('llama_rpc_up{endpoint="a:1"} 1\n')
-    (folder / "llama_rpc.prom").symlink_to("../own/llama_rpc.prom")
-    with node_exporter(folder) as url:
-        shown = page(f"{url}/metrics")
-        assert 'llama_rpc_up{endpoint="a:1"} 1' in shown
-        assert "node_textfile_scrape_error 0" in shown
-        (own / "llama_rpc.prom").unlink()
-        assert "node_textfile_scrape_error 1" in page(f"{url}/metrics")
-        (folder / "llama_rpc.prom").unlink()
-        shown = page(f"{url}/metrics")
-    assert "node_textfile_scrape_error 0" in shown
-    assert "llama_rpc_up" not in shown
-
 
 @pytest.mark.llama
 def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
     promtool: str, release_7: Release, model: Path, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        workers = [stack.enter_context(running_worker(release_7, tmp_path / f"{n}.log")) for n in range(2)]
-        service = stack.enter_context(running_service(release_7, model, [w.endpoint for w in workers], tmp_path))
-        service.wait_for("Serving")
+        service = stack.enter_context(service_over_two(release_7, model, tmp_path))
         assert service.text()
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")

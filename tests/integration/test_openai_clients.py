@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""OpenAI's Python package as a client of the API: its requests, and the handling of requests that go wrong.
+"""Clients of the API: the lines of docs/how-to/use-the-api.md, and OpenAI's Python package when requests go wrong.
 
 The model has random weights, so its text is noise. A grammar still forces the right text.
 """
@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
-from support.api_service import ALIAS, NO_PAGE, Service, running_service
-from support.harness import HANG_S, Release, running_worker
+from support.api_service import ALIAS, NO_PAGE, Service, service_over_two
+from support.examples import Block, blocks
+from support.harness import HANG_S, Release, completed
 from support.runs import wait_for
 from support.watched_worker import until
 
@@ -49,13 +50,9 @@ QUESTION: list[Any] = [{"role": "user", "content": "knock knock"}]
 @pytest.fixture(scope="module")
 def service(release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
-    with ExitStack() as stack:
-        workers = [stack.enter_context(running_worker(release_7, folder / f"{n}.log")) for n in range(2)]
-        endpoints = [worker.endpoint for worker in workers]
-        (folder / "template").write_text(TEMPLATE)
-        options = (*NO_PAGE, "--chat-template-file", str(folder / "template"), "--ctx-size", str(SLOTS * SLOT_TOKENS))
-        running = stack.enter_context(running_service(release_7, model, endpoints, folder, options=options))
-        running.wait_for("Serving")
+    (folder / "template").write_text(TEMPLATE)
+    options = (*NO_PAGE, "--chat-template-file", str(folder / "template"), "--ctx-size", str(SLOTS * SLOT_TOKENS))
+    with service_over_two(release_7, model, folder, options) as running:
         yield running
 
 
@@ -82,14 +79,28 @@ def only(value: str) -> Any:
     return {"type": "json_schema", "json_schema": {"name": "who", "strict": True, "schema": schema}}
 
 
-def test_it_chats_by_the_name_of_the_model(client: openai.OpenAI) -> None:
-    (listed,) = client.models.list().data
-    assert listed.id == ALIAS
-    done = client.chat.completions.create(model=ALIAS, messages=QUESTION, max_tokens=8, temperature=0)
-    assert (done.model, done.choices[0].message.role, done.choices[0].finish_reason) == (ALIAS, "assistant", "length")
-    assert done.choices[0].message.content
-    assert done.usage is not None
-    assert done.usage.completion_tokens == 8
+CLIENTS = [block for block in blocks("bash", "python") if block.page.name == "use-the-api.md"]
+CURL = [block for block in CLIENTS if block.text.startswith("curl ")]
+PYTHON = [block for block in CLIENTS if "import OpenAI" in block.text]
+
+
+def output(service: Service, *command: str) -> str:
+    """Return the output of a client that gets the API's address and key from the page's two variables."""
+    done = completed(*command, OPENAI_BASE_URL=service.client.url, OPENAI_API_KEY=str(service.client.key))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_s_line_for_curl_lists_the_model_and_gets_an_answer(service: Service) -> None:
+    (block,) = CURL
+    said = output(service, "sh", "-euc", block.text).replace(" ", "")
+    assert f'"id":"{ALIAS}"' in said
+    assert '"role":"assistant"' in said
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_the_page_s_lines_for_python_print_an_answer(service: Service, block: Block) -> None:
+    assert output(service, sys.executable, "-c", block.text).strip()
 
 
 def test_a_stream_has_the_same_text_in_pieces(client: openai.OpenAI) -> None:

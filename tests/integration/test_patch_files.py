@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
-from support.harness import CACHE, ROOT
+from support.harness import CACHE, ROOT, completed
 from support.pinned_source import ARCHIVES, DEFAULT, ROLE, choices, patches, unpack
 
 if TYPE_CHECKING:
@@ -23,10 +22,7 @@ needs_git = pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 
 
 def patches_py(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "scripts/patches.py", *arguments],
-        env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(CACHE)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return completed(sys.executable, ROOT / "scripts/patches.py", *arguments, LLAMA_CPP_CLUSTER_CACHE=str(CACHE))
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,30 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import read_header
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
 
-from support.api_service import ENVIRONMENT, FILES, ROLE, VARIABLES, Service, running_service, settings
-from support.harness import RELEASE, Release, Worker, run_module, running_worker
+from support.api_service import (
+    ENVIRONMENT,
+    FILES,
+    ROLE,
+    VARIABLES,
+    Service,
+    running_service,
+    service_over_two,
+    settings,
+)
+from support.harness import RELEASE, Release, completed, run_module
 from support.templates import loaded, worked_out
 from support.tiny_projector import PATCH, TOKENS, picture, write_projector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.llama
@@ -40,11 +48,6 @@ def options(projector: Path) -> list[str]:
     return words[words.index("--mmproj") : words.index("/dev/null") + 1]
 
 
-@pytest.fixture
-def two_workers(release_7: Release, start_worker: Callable[..., Worker]) -> list[str]:
-    return [start_worker(release_7).endpoint for _number in range(2)]
-
-
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an ffmpeg and an ffprobe that leave a file there when they run."""
@@ -59,14 +62,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(release_7: Release, model: Path, ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     projector = write_projector(folder / "mmproj.gguf", PROJECTION)
-    with ExitStack() as stack:
-        workers = [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(2)]
-        stack.enter_context(pytest.MonkeyPatch.context()).setenv("PATH", f"{ran}:{os.environ['PATH']}")
-        endpoints = [worker.endpoint for worker in workers]
-        started = running_service(release_7, model, endpoints, folder, options=["--no-ui", *options(projector)])
-        running = stack.enter_context(started)
-        running.wait_for("Serving")
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{ran}:{os.environ['PATH']}")
+        with service_over_two(release_7, model, folder, ["--no-ui", *options(projector)]) as running:
+            yield running
 
 
 def asked(service: Service, *parts: dict[str, Any]) -> tuple[int, Any]:
@@ -123,7 +122,7 @@ def test_no_program_runs_for_what_is_no_picture(service: Service, ran: Path, con
 
 
 def test_the_role_and_llama_server_refuse_the_same_projector(
-    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path
+    release_7: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
     other = write_projector(tmp_path / "other.gguf", 2 * PROJECTION)
     said = run_module("gguf_info", {"path": str(model), "mmproj": str(other)})["mmproj_problem"]
@@ -131,37 +130,33 @@ def test_the_role_and_llama_server_refuse_the_same_projector(
         f"{other} does not fit {model}: it makes vectors of {2 * PROJECTION} numbers, and the model takes "
         f"{PROJECTION}. Take the projector of this model."
     )
-    with running_service(release_7, model, two_workers, tmp_path, options=options(other)) as running:
+    with running_service(release_7, model, two, tmp_path, options=options(other)) as running:
         assert running.process.wait(120) == 1
         assert any("mismatch between text model" in line for line in running.lines), running.lines
     fits = write_projector(tmp_path / "fits.gguf", PROJECTION)
     assert run_module("gguf_info", {"path": str(model), "mmproj": str(fits)})["mmproj_problem"] == ""
 
 
-@pytest.mark.parametrize("place", ["CPU", "RPC0"])
-def test_the_encoder_is_where_the_role_says_and_its_buffer_as_planned(
-    release_7: Release, model: Path, two_workers: list[str], tmp_path: Path, place: str
+def test_the_encoder_is_on_the_master_and_its_buffer_as_planned(
+    release_7: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
-    """With the role's options nothing of the projector is on a worker. Without them the log tells that it is."""
     side = 20 * PATCH
     projector = write_projector(tmp_path / "mmproj.gguf", PROJECTION, image=side, width=128, inner=512)
-    given = options(projector) if place == "CPU" else ["--mmproj", str(projector)]
-    with running_service(release_7, model, two_workers, tmp_path, options=[*given, "-lv", "4"]) as running:
+    given = [*options(projector), "-lv", "4"]
+    with running_service(release_7, model, two, tmp_path, options=given) as running:
         running.wait_for("Serving")
         assert asked(running, at(picture(0, 255, 0, side)))[0] == 200
         # The text model is loaded before the projector.
         _before, marker, said = "".join(running.lines).partition("CLIP using")
     assert marker
-    assert re.match(rf" {place}\S* backend", said)
-    if place == "CPU":
-        assert not re.search(r"RPC\S* .*buffer", said)
-        (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
-        with closing(Engine(str(release_7.plan), str(model), [1, 1])) as engine:
-            held = engine.ask(["-c", "512", "-np", "1", "--mmproj", str(projector), "--no-mmproj-offload"])
-        weights = sum(tensor.bytes or 0 for tensor in read_header(projector).tensors)
-        planned = (held.on("", "projector").total - weights) / (1 << 20)
-        print(f"compute buffer of the projector: {planned:.2f} as {real:.2f} MiB")
-        assert planned == pytest.approx(real, abs=0.01)
+    assert re.match(r" CPU\S* backend", said)
+    assert not re.search(r"RPC\S* .*buffer", said)
+    (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
+    with closing(Engine(str(release_7.plan), str(model), [1, 1])) as engine:
+        held = engine.ask(["-c", "512", "-np", "1", "--mmproj", str(projector), "--no-mmproj-offload"])
+    weights = sum(tensor.bytes or 0 for tensor in read_header(projector).tensors)
+    planned = (held.on("", "projector").total - weights) / (1 << 20)
+    assert planned == pytest.approx(real, abs=0.01)
 
 
 def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
@@ -174,14 +169,7 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text(json.dumps({**written, "program": str(program)}))
     for patches in ([], [{"name": "server-keys", "sha256": "0"}]):
         (tmp_path / "manifest.json").write_text(json.dumps({"patches": patches}))
-        done = subprocess.run(
-            [sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json"],
-            env={**os.environ, **ENVIRONMENT},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = completed(sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json", **ENVIRONMENT)
         assert (done.returncode, done.stderr) == (2, "")
         assert done.stdout.startswith(f"{program} lacks the patch server-media, so with a projector it would fetch")
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Values that the collection repeats from the pinned llama.cpp match its source."""
+"""Values that the collection repeats from the pinned llama.cpp match its source, and records of its build are true."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import tarfile
 
 import pytest
@@ -11,7 +13,7 @@ import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import header, vocabulary
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
-from support.harness import ROOT
+from support.harness import RELEASE, ROOT
 from support.pinned_source import ARCHIVES, DEFAULT, source
 from support.rpc_session import Op
 
@@ -123,3 +125,15 @@ def test_numbers_of_drafted_tokens_are_upstreams(files: dict[str, str]) -> None:
         assert f'"{name}",' in files[SPECULATIVE]
     assert types["ngram-simple"]["floor"][1] == default("ngram_map", "size_n")
     assert types["ngram-mod"]["floor"][1] == default("ngram_mod", "n_min")
+
+
+def test_manifest_table_and_program_agree() -> None:
+    pinned = ARCHIVES[RELEASE.version]
+    manifest = json.loads((RELEASE.prefix / "current" / "manifest.json").read_text())
+    assert manifest["rpc_protocol"] == pinned["protocol"] == RELEASE.protocol
+    assert manifest["source"]["commit"] == pinned["commit"]
+    assert manifest["source"]["sha256"] == pinned["sha256"]
+    assert [patch["name"] for patch in manifest["patches"]] == pinned["patches"]
+    command = [RELEASE.bin / "llama-cli", "--version"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=30)
+    assert pinned["commit"][:7] in said.stdout + said.stderr

@@ -125,9 +125,9 @@ def test_hosts_that_cannot_be_reached_are_named_and_nothing_else_is_tried(tmp_pa
     }
     # Nothing listens on the discard port.
     options = ("-e", "ansible_port=9", "-e", "ansible_ssh_retries=0")
-    for playbook, others in (("site", 0), ("reset", 0)):
+    for playbook in ("site", "reset"):
         done = play(tmp_path, playbook, inventory, *options)
         assert done.returncode == 4
         for host in ("m", "w1"):
             assert f"[{host}]: UNREACHABLE!" in done.stdout
-        assert done.stdout.count("llama_cpp.cluster.") == others, "a role was entered"
+        assert done.stdout.count("llama_cpp.cluster.") == 0, "a role was entered"

@@ -17,29 +17,26 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.harness import HANG_S, ROOT, Release, Worker, run_module
-from support.slow_link import TOKENS, slow_link
+from support.relay import TOKENS, SlowLink, relaying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    StartWorker = Callable[..., Worker]
+    Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.llama
 
 TASK = "Continue the prompt"
-LINE = re.compile(rf"\[master\] {TASK}: (\d+):(\d\d) (.*)")
+LINE = re.compile(r"\[master\] ([^:]+): (\d+):(\d\d) (.+)")
 LOADING = re.compile(r"loading the model, (\d+) % of 2\d MiB(?:, [\d.]+ .iB/s)?(?:, about \d+:\d\d more)?")
 GENERATING = re.compile(r"generating, (\d+) of (\d+) tokens at most(?:, about \d+:\d\d more)?")
 
 
 @contextmanager
-def play(
-    folder: Path, callback: str, arguments: dict[str, Any], module: str = "distributed_inference"
-) -> Iterator[subprocess.Popen[str]]:
+def play(folder: Path, callback: str, task: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
     """Run one task on this machine, with its own folder for temporary files; yield the process."""
     folder.mkdir()
     (folder / "tmp").mkdir()
-    task = {"name": TASK, f"llama_cpp.cluster.{module}": arguments}
     (folder / "play.json").write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}]))
     # With this variable, lines would appear at once even if the code did not flush them.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -53,7 +50,7 @@ def play(
             **environment, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "NO_COLOR": "1",
             "ANSIBLE_SYSTEM_TMPDIRS": str(folder / "tmp"), "ANSIBLE_STDOUT_CALLBACK": callback,
         },
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     try:
         yield process
@@ -63,42 +60,47 @@ def play(
         process.communicate(timeout=HANG_S)
 
 
+def inference(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": TASK, "llama_cpp.cluster.distributed_inference": arguments}
+
+
 def test_people_see_where_a_run_is_and_programs_get_their_json(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     size = model.stat().st_size
     given = {
         "bin_folder": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
         "extra_args": ["--ignore-eos"], "threads": 1,
     }  # fmt: skip
-    workers = [start_worker(release_7) for _number in range(2)]
+    workers = [start() for _number in range(2)]
     seen = []
     with ExitStack() as stack:
-        link = stack.enter_context(slow_link(workers[0], size, 12, waits=True))
+        link = stack.enter_context(relaying(SlowLink(workers[0], size, 12, waits=True)))
         # The run takes long enough that people would see a line.
-        other_link = stack.enter_context(slow_link(workers[1], size, 12))
-        people = stack.enter_context(play(tmp_path / "people", "default", {**given, "workers": [link.endpoint]}))
-        programs = stack.enter_context(
-            play(tmp_path / "programs", "ansible.posix.json", {**given, "workers": [other_link.endpoint]})
+        other_link = stack.enter_context(relaying(SlowLink(workers[1], size, 12)))
+        people = stack.enter_context(
+            play(tmp_path / "people", "default", inference({**given, "workers": [link.endpoint]}))
         )
-        long = {"argv": ["sleep", "13"], "log": str(tmp_path / "log")}
-        command = stack.enter_context(play(tmp_path / "command", "ansible.posix.json", long, "watched_command"))
+        programs = stack.enter_context(
+            play(tmp_path / "programs", "ansible.posix.json", inference({**given, "workers": [other_link.endpoint]}))
+        )
+        long = {"llama_cpp.cluster.watched_command": {"argv": ["sleep", "13"], "log": str(tmp_path / "log")}}
+        command = stack.enter_context(play(tmp_path / "command", "ansible.posix.json", long))
         assert people.stdout is not None
         for output in people.stdout:
-            line = LINE.fullmatch(output.rstrip())
+            line = LINE.fullmatch(output.decode().rstrip())
             if line:
-                print(output.rstrip(), f"| {100 * link.sent / size:.0f} %")
-                seen.append((int(line[1]) * 60 + int(line[2]), line[3], 100 * link.sent / size))
-                if LOADING.fullmatch(line[3]):
+                seen.append((int(line[2]) * 60 + int(line[3]), line[4], 100 * link.sent / size))
+                if LOADING.fullmatch(line[4]):
                     link.begin_shown.set()
-                    if "more" in line[3]:
+                    if "more" in line[4]:
                         link.load_shown.set()
-                elif GENERATING.fullmatch(line[3]):
+                elif GENERATING.fullmatch(line[4]):
                     link.tokens_shown.set()
         out, err = programs.communicate(timeout=HANG_S)
         of_command, _err = command.communicate(timeout=HANG_S)
         assert people.wait(HANG_S) == 0
-    assert programs.returncode == 0, out + err
+    assert programs.returncode == 0, (out + err).decode()
 
     # A line comes about every ten seconds, and none before.
     seconds = [second for second, _what, _percent in seen]
@@ -126,17 +128,17 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
     assert result["invocation"]["module_args"] == {
         **alone["invocation"]["module_args"], "workers": [other_link.endpoint],
     }  # fmt: skip
-    assert LINE.search(err) is None
+    assert LINE.search(err.decode()) is None
     assert [path for folder in tmp_path.glob("*/tmp") for path in folder.iterdir()] == []
 
 
 def test_nothing_stays_behind_when_the_controller_goes_away(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
-    worker = start_worker(release_7)
+    worker = start()
     given = {"bin_folder": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
-    with slow_link(worker, model.stat().st_size, 60) as link:
-        with play(tmp_path / "p", "default", {**given, "workers": [link.endpoint]}) as controller:
+    with relaying(SlowLink(worker, model.stat().st_size, 60)) as link:
+        with play(tmp_path / "p", "default", inference({**given, "workers": [link.endpoint]})) as controller:
             deadline = time.monotonic() + HANG_S
             while not list((tmp_path / "p/tmp").iterdir()) or not worker.held():
                 assert time.monotonic() < deadline, controller.communicate()

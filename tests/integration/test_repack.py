@@ -6,17 +6,20 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import signal
 import subprocess
+import tempfile
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 import gguf
 import numpy as np
 import pytest
 
-from integration.served_logits import served
-from random_model import write_model
+from random_model import WORDS, write_model
 from support.harness import HANG_S, Release, over
 from support.logits import Logits, compare, same
 from support.multiplications import (
@@ -34,11 +37,11 @@ from support.multiplications import (
 )
 from support.quantised_models import TYPES, write_quantised
 from support.rpc_session import Arena, Op, Session, Tensor, Type, WorkerClosedError
+from support.server_buffers import adapter, serving
 from support.watched_worker import Watched, killed_in_a_run, settings, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
 pytestmark = pytest.mark.llama
 
@@ -162,6 +165,37 @@ def test_a_weight_out_of_its_buffer_is_refused(repacking: Watched, kernel: Type)
     assert repacking.worker.alive
 
 
+# A text of several batches comes first, then one more token at a time. Different kernels compute these two cases.
+FIRST, LAST = 75, 81
+
+
+def _asked(port: int, vocabulary: int) -> Logits:
+    values = np.full((LAST - FIRST, vocabulary), np.nan)
+    for row, words in zip(values, range(FIRST, LAST)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+        wanted = {"prompt": " ".join(WORDS[:words]), "n_predict": 1, "temperature": 0, "n_probs": vocabulary}
+        connection.request("POST", "/completion", json.dumps(wanted), {"Content-Type": "application/json"})
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        for one in answer["completion_probabilities"][0]["top_logprobs"]:
+            row[one["id"]] = one["logprob"]
+    return Logits(np.arange(FIRST, LAST), values)
+
+
+def served(release: Release, model: Path, vocabulary: int, workers: Sequence[int] = (), *, threads: int = 2) -> Logits:
+    """Return the logits that follow a text, computed here or by the workers on these loopback ports.
+
+    `llama-results` would write logits, but no default release has it. `llama-server` gives the logarithm of each
+    token's probability, for all tokens if that many are requested. These are the logits except for a constant.
+    """
+    given = ["-c", "256", "-t", str(threads), "-ub", "32", "-np", "1", *over(workers)]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with serving(release, model, log, *given) as (process, port):
+            assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+            return _asked(port, vocabulary)
+
+
 # Models like those that people use: mixed types, a shape that no kernel takes (the rows of the output), experts, tied
 # embeddings.
 MODELS: dict[str, dict[str, Any]] = {
@@ -222,32 +256,14 @@ def test_a_client_that_is_killed_leaves_nothing_behind(release_7: Release, model
             same(wanted[name], served(release_7, *models[name], [worker.port]))
 
 
-def write_adapter(path: Path, width: int, layers: int, rank: int = 4) -> None:
-    """Write a LoRA adapter of random weights for the queries and the feed-forward output of a model of random_model."""
-    rng = np.random.default_rng(3)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type(gguf.GGUFType.ADAPTER)
-    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(rank))
-    for layer in range(layers):
-        for name, columns in ("attn_q", width), ("ffn_down", width * 11 // 4 // 32 * 32):
-            down = rng.standard_normal((rank, columns), dtype=np.float32) / np.sqrt(columns)
-            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_a", down.astype(np.float32))
-            writer.add_tensor(f"blk.{layer}.{name}.weight.lora_b", rng.standard_normal((width, rank), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release, tmp_path: Path) -> None:
     """Products with an adapter use floats, beside products with the repacked weights that the adapter belongs to."""
     width, layers = 512, 4
-    eight, model, adapter = (tmp_path / name for name in ("eight.gguf", "four.gguf", "adapter.gguf"))
+    eight, model = tmp_path / "eight.gguf", tmp_path / "four.gguf"
     write_model(eight, layers, width, context=512, seed=1)
     quantise = [release_7.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
     subprocess.run(quantise, capture_output=True, check=True, timeout=HANG_S)
-    write_adapter(adapter, width, layers)
+    lora = adapter(tmp_path / "adapter.gguf", layers, width)
 
     def said(ports: list[int], *options: str | Path) -> str:
         command: list[str | Path] = [release_7.bin / "llama-completion", "-m", model, *over(ports), *options]
@@ -258,12 +274,12 @@ def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release,
         )  # fmt: skip
         return done.stdout
 
-    here, adapted = said([]), said([], "--lora", adapter)
+    here, adapted = said([]), said([], "--lora", lora)
     assert len(adapted.split()) >= 32
     assert adapted != here
     with watched(release_7, tmp_path / "1", threads=2) as first, watched(release_7, tmp_path / "2") as second:
         for ports in [first.port], [first.port, second.port]:
             assert said(ports) == here
-            assert said(ports, "--lora", adapter) == adapted
+            assert said(ports, "--lora", lora) == adapted
         for worker in first, second:
             assert (worker.repack["weights"] > 0) is (Type.Q4_0 in worker.kernels)

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from contextlib import suppress
@@ -22,19 +21,23 @@ from typing import Any
 
 import pytest
 
+from support.harness import completed
 from support.small_disk import small_disk
-from support.stand_in_source import FAKE, MASTER, Run, archive, digest, member, said_of
+from support.stand_in_source import (
+    FAKE,
+    LIMIT_S,
+    MASTER,
+    Run,
+    archive,
+    digest,
+    ended,
+    member,
+    run_on_hosts,
+    said_of,
+    started,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 600  # longer than this is a hang, however busy the machine is
-
-PLAY = [
-    {
-        "hosts": "all",
-        "gather_facts": False,
-        "roles": ["llama_cpp.cluster.llama_cpp"],
-    }
-]
+PLAY = [{"hosts": "all", "gather_facts": False, "roles": ["llama_cpp.cluster.llama_cpp"]}]
 
 
 @dataclass
@@ -43,52 +46,33 @@ class Site:
 
     folder: Path
     variables: dict[str, Any] = field(default_factory=dict)
-    hosts: tuple[str, ...] = ("node",)
 
     def __post_init__(self) -> None:
         self.prefix = self.folder / "prefix"
         self.cache = self.folder / "cache"
         (self.folder / "play.yml").write_text(json.dumps(PLAY))
 
-    def command(self, *options: str, **variables: Any) -> tuple[list[str], dict[str, str]]:
+    def start(self, *options: str, path: str | None = None, **variables: Any) -> subprocess.Popen[str]:
         merged = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
             "llama_cpp_prefix": str(self.prefix),
             "llama_cpp_manage_packages": False,
             "llama_cpp_targets": ["rpc-server"],
             **self.variables,
             **variables,
         }
-        # None means that the inventory sets the variable.
-        given = {name: value for name, value in merged.items() if value is not None}
-        (self.folder / "vars.json").write_text(json.dumps(given))
-        environment = {
-            **os.environ,
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_NOCOLOR": "1",
-            "LLAMA_CPP_CLUSTER_CACHE": str(self.cache),
-        }
-        program = Path(sys.executable).with_name("ansible-playbook")
-        hosts = ",".join(self.hosts) + ","
-        return [
-            str(program), "-i", hosts, "-e", f"@{self.folder}/vars.json", *options, f"{self.folder}/play.yml",
-        ], environment  # fmt: skip
+        environment = {"LLAMA_CPP_CLUSTER_CACHE": str(self.cache), "PATH": path or os.environ["PATH"]}
+        return started(self.folder, merged, *options, **environment)
 
-    def run(self, *options: str, path: str | None = None, **variables: Any) -> Run:
-        argv, environment = self.command(*options, **variables)
-        if path is not None:
-            environment["PATH"] = path
-        done = subprocess.run(
-            argv,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
+    def run(self, *options: str, **variables: Any) -> Run:
+        return ended(self.start(*options, **variables))
+
+    def on_hosts(self, hosts: dict[str, dict[str, Any]]) -> Run:
+        """Run the role once, with a host for each case."""
+        given = {"llama_cpp_prefix": f"{self.prefix}/{{{{ inventory_hostname }}}}", "llama_cpp_targets": ["rpc-server"]}
+        hosts = {name: {**given, **variables} for name, variables in hosts.items()}
+        return run_on_hosts(
+            self.folder, hosts, {"llama_cpp_manage_packages": False}, LLAMA_CPP_CLUSTER_CACHE=str(self.cache)
         )
-        return Run(done.returncode, done.stdout)
 
     def ok(self, *options: str, **variables: Any) -> Run:
         run = self.run(*options, **variables)
@@ -112,18 +96,12 @@ class Site:
         return {path.name for path in (self.prefix / "releases").iterdir()}
 
     def works(self) -> bool:
-        answer = subprocess.run(
-            [self.current / "bin/rpc-server"], capture_output=True, text=True, timeout=10, check=False
-        )
+        answer = completed(self.current / "bin/rpc-server")
         return answer.returncode == 0 and "version: 0" in answer.stderr
 
     def tree(self) -> dict[str, bytes | None]:
         paths = self.folder.rglob("*")
-        return {
-            str(path): path.read_bytes() if path.is_file() else None
-            for path in paths
-            if path.name != "vars.json" and not path.is_symlink()
-        }
+        return {str(path): path.read_bytes() if path.is_file() else None for path in paths if not path.is_symlink()}
 
 
 @pytest.fixture
@@ -141,9 +119,7 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
     assert site.manifest["source"]["sha256"] == site.variables["llama_cpp_sha256"]
     assert site.manifest["programs"] == site.programs
     assert site.manifest["id"] == site.current.resolve().name
-    version = subprocess.run(
-        [site.current / "bin/llama-cli", "--version"], capture_output=True, text=True, timeout=10, check=False
-    )
+    version = completed(site.current / "bin/llama-cli", "--version")
     assert "abcdef012" in version.stderr, "a build names the commit that it was pinned to"
     share = site.current / "share/llama.cpp"
     assert sorted(str(path.relative_to(share)) for path in share.rglob("*.py")) == [
@@ -161,19 +137,6 @@ def test_a_host_for_both_gets_every_program_and_a_second_run_changes_nothing(sit
 def test_a_build_as_root_is_cut_off_from_the_network(site: Site) -> None:
     site.ok(llama_cpp_cmake_options={"FAKE_OFFLINE": True})
     assert site.works()
-
-
-def test_a_program_that_the_source_lacks_is_named(site: Site) -> None:
-    run = site.run(llama_cpp_targets=["llama-cli"], llama_cpp_cmake_options={"LLAMA_BUILD_SERVER": False})
-    assert run.code != 0
-    assert run.holds("This source has no target llama-cli")
-
-
-def test_a_failed_build_shows_why(site: Site) -> None:
-    run = site.run(llama_cpp_cmake_options={"GGML_RPC": False})
-    assert run.code != 0
-    assert run.holds("not configured for RPC and Release", "configure.log")
-    assert not site.current.is_symlink()
 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["empty cache", "source in the cache"])
@@ -208,31 +171,28 @@ def test_an_archive_by_url_is_fetched_once_and_a_damaged_one_again(site: Site) -
     site.ok()
 
 
-@pytest.mark.parametrize("url", [False, True], ids=["path", "url"])
-def test_a_wrong_digest_stops_before_anything_is_unpacked(site: Site, url: bool) -> None:
-    right = site.variables["llama_cpp_sha256"]
-    if url:
-        site.variables["llama_cpp_archive"] = f"file://{site.folder}/source.tar.gz"
-    run = site.run(llama_cpp_sha256="0" * 64)
-    assert run.code != 0
-    assert run.holds(right, "0" * 64)
+def test_a_wrong_digest_stops_before_anything_is_unpacked(site: Site) -> None:
+    right, wrong = site.variables["llama_cpp_sha256"], {**site.variables, "llama_cpp_sha256": "0" * 64}
+    run = site.on_hosts({"path": wrong, "url": {**wrong, "llama_cpp_archive": f"file://{site.folder}/source.tar.gz"}})
+    for host in ("path", "url"):
+        assert Run(1, said_of(host, run.text)).holds(right, "0" * 64), run.text
     assert not site.prefix.exists()
 
 
 EVIL = {
-    "absolute path": member("/srv/evil"),
-    "parent path": member("src/../../evil"),
-    "symlink out": member("src/evil", tarfile.SYMTYPE, "/etc/passwd"),
-    "hard link out": member("src/evil", tarfile.LNKTYPE, "../../etc/passwd"),
+    "absolute": member("/srv/evil"),
+    "parent": member("src/../../evil"),
+    "symlink": member("src/evil", tarfile.SYMTYPE, "/etc/passwd"),
+    "hard_link": member("src/evil", tarfile.LNKTYPE, "../../etc/passwd"),
 }
 
 
-@pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL.keys())
-def test_an_archive_that_reaches_out_is_refused_before_it_is_pushed(tmp_path: Path, evil: tarfile.TarInfo) -> None:
-    site = Site(tmp_path, archive(tmp_path / "source.tar.gz", evil))
-    run = site.run()
-    assert run.code != 0
-    assert run.holds(f"is refused: its member {evil.name} leads out of its root")
+def test_an_archive_that_reaches_out_is_refused_before_it_is_pushed(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    run = site.on_hosts({name: archive(tmp_path / f"{name}.tar.gz", evil) for name, evil in EVIL.items()})
+    for name, evil in EVIL.items():
+        said = Run(1, said_of(name, run.text))
+        assert said.holds(f"is refused: its member {evil.name} leads out of its root"), run.text
     assert not site.prefix.exists()
 
 
@@ -312,19 +272,11 @@ REFUSED = {
 def bad_values(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, Run]:
     """Run all bad values in one play, each as a host of its own; return the site and the run."""
     folder = tmp_path_factory.mktemp("bad")
-    site = Site(folder, {"llama_cpp_prefix": None, "llama_cpp_targets": None})
+    site = Site(folder)
     source = archive(folder / "source.tar.gz")
-    hosts = {
-        case.replace(" ", "_"): {
-            "llama_cpp_prefix": str(site.prefix),
-            "llama_cpp_targets": ["rpc-server"],
-            **source,
-            **variables,
-        }
-        for case, (variables, _words) in REFUSED.items()
-    }
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
-    return site, site.run("-i", str(folder / "hosts.json"), "--forks", "4", "--limit", "!node")
+    return site, site.on_hosts(
+        {case.replace(" ", "_"): {**source, **variables} for case, (variables, _words) in REFUSED.items()}
+    )
 
 
 @pytest.mark.parametrize(("case", "words"), [(case, bad[1]) for case, bad in REFUSED.items()], ids=REFUSED)
@@ -339,17 +291,16 @@ def test_a_bad_value_is_refused_before_anything_changes(bad_values: tuple[Site, 
     assert not site.cache.exists()
 
 
-@pytest.mark.parametrize("tool", ["ninja", "c++"])
-def test_a_missing_tool_is_named(site: Site, tool: str) -> None:
+def test_a_missing_tool_is_named(site: Site) -> None:
     tools = site.folder / "tools"
     tools.mkdir()
     for folder in os.environ["PATH"].split(":"):
         for program in Path(folder).glob("*"):
-            if program.name != tool and not (tools / program.name).is_symlink():
+            if program.name != "ninja" and not (tools / program.name).is_symlink():
                 (tools / program.name).symlink_to(program)
     run = site.run(path=str(tools))
     assert run.code != 0
-    assert run.holds(f"node lacks {tool}, which the build needs", "llama_cpp_manage_packages")
+    assert run.holds("node lacks ninja, which the build needs", "llama_cpp_manage_packages")
     assert not site.prefix.exists()
 
 
@@ -366,23 +317,42 @@ def builders(site: Site) -> list[int]:
     return found
 
 
+def test_a_build_that_fails_is_explained(site: Site) -> None:
+    cases: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "lacking": (
+            {"llama_cpp_targets": ["llama-cli"], "llama_cpp_cmake_options": {"LLAMA_BUILD_SERVER": False}},
+            ["This source has no target llama-cli"],
+        ),
+        "other": (
+            {"llama_cpp_cmake_options": {"GGML_RPC": False}},
+            ["not configured for RPC and Release", "configure.log"],
+        ),
+        "slow": (
+            {"llama_cpp_cmake_options": {"FAKE_SLEEP": 100}, "llama_cpp_build_timeout": 2},
+            ["was ended after 2 s", "build.log"],
+        ),
+    }
+    run = site.on_hosts({name: {**site.variables, **variables} for name, (variables, _words) in cases.items()})
+    for name, (_variables, words) in cases.items():
+        assert Run(1, said_of(name, run.text)).holds(*words), run.text
+        assert not (site.prefix / name / "current").is_symlink()
+    assert builders(site) == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("build_too", [True, False], ids=["host went down", "controller went away"])
 def test_killed_during_the_build_current_works_and_the_next_run_finishes(site: Site, build_too: bool) -> None:
     site.ok()
     old = site.current.readlink()
     slow = {"FAKE_SLEEP": 3, "NEW": True}
-    argv, environment = site.command(llama_cpp_cmake_options=slow)
-    process = subprocess.Popen(
-        argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    process = site.start(llama_cpp_cmake_options=slow)
     deadline = time.monotonic() + LIMIT_S
     while not list(site.prefix.glob("build/*/build.log")):
         assert process.poll() is None, "it ended before it built"
         assert time.monotonic() < deadline
         time.sleep(0.1)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.communicate(timeout=10)
     if build_too:
         for pid in builders(site):
             # Killing one process may end others.
@@ -409,13 +379,8 @@ def test_what_a_kill_during_the_installation_left_is_no_hindrance(site: Site) ->
     assert site.ok().changed == 0
 
 
-@pytest.mark.parametrize("folder", [True, False], ids=["folder", "file"])
-def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(site: Site, folder: bool) -> None:
-    site.prefix.mkdir()
-    if folder:
-        site.current.mkdir()
-    else:
-        site.current.write_text("mine")
+def test_what_stands_in_the_place_of_the_link_is_named_before_anything_is_built(site: Site) -> None:
+    site.current.mkdir(parents=True)
     before = site.tree()
     for options in ([], ["--check"]):
         run = site.run(*options)
@@ -441,13 +406,6 @@ def test_a_build_that_is_kept_goes_on_with_other_programs(site: Site) -> None:
     assert len(site.releases()) == 2
     make("llama-bench", keep=False)
     assert not log.parent.exists()
-
-
-def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
-    run = site.run(llama_cpp_cmake_options={"FAKE_SLEEP": 100}, llama_cpp_build_timeout=2)
-    assert run.code != 0
-    assert run.holds("was ended after 2 s", "build.log")
-    assert builders(site) == []
 
 
 @pytest.mark.long

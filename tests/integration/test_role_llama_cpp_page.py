@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from support.harness import ROOT
-from support.stand_in_source import PAGE_SOURCE, Run, digest
+from support.harness import ROOT, completed
+from support.stand_in_source import PAGE_SOURCE, Run, digest, ended, started
 
 BUILD = ROOT / "roles/llama_cpp/files/page/build_page.py"
 PLAY = [
@@ -76,30 +75,9 @@ class Controller:
         }
 
     def run(self, source: dict[str, Any], *options: str, **environment: str) -> Run:
-        given = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": sys.executable,
-            "llama_cpp_targets": ["llama-server"],
-            **source,
-        }
-        program = Path(sys.executable).with_name("ansible-playbook")
-        done = subprocess.run(
-            [program, "-i", "node,", "-e", json.dumps(given), *options, self.folder / "play.yml"],
-            env={
-                **os.environ,
-                "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                "ANSIBLE_NOCOLOR": "1",
-                "LLAMA_CPP_CLUSTER_CACHE": str(self.cache),
-                **self.environment,
-                **environment,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        return Run(done.returncode, done.stdout)
+        given = {"llama_cpp_targets": ["llama-server"], **source}
+        own = {"LLAMA_CPP_CLUSTER_CACHE": str(self.cache), **self.environment, **environment}
+        return ended(started(self.folder, given, *options, **own))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -176,14 +154,7 @@ def test_a_source_that_is_built_otherwise_is_refused(
 ) -> None:
     controller.pack(**changes)
     page = controller.folder / "page.html"
-    done = subprocess.run(
-        [sys.executable, BUILD, controller.folder / "source/src/tools/ui", page],
-        env={**os.environ, **controller.environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = completed(sys.executable, BUILD, controller.folder / "source/src/tools/ui", page, **controller.environment)
     assert done.returncode == 1
     assert f"error: {said}" in done.stdout
     assert not page.exists()

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support.cache_folder import DAY, PROGRAM, Cache, fnv
+from support.harness import completed
 from support.small_disk import small_disk
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def test_only_entries_are_touched(cache: Cache, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     cache.folder.rename(moved)
     cache.folder.symlink_to(moved)
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = completed(*command)
     assert (refused.returncode, "cannot be opened" in refused.stderr) == (1, True)
 
 
@@ -261,7 +261,7 @@ def test_what_is_damaged_and_stays_during_a_load_makes_no_room(tmp_path: Path) -
 def test_wrong_use_is_explained(cache: Cache, options: list[str], said: str) -> None:
     entry = cache.entry(b"stays")
     command = [str(PROGRAM), "tidy", str(cache.folder), str(cache.state), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = completed(*command)
     assert done.returncode != 0
     assert said in done.stderr
     assert entry.exists()
@@ -291,59 +291,6 @@ def test_what_is_added_is_whole_and_what_is_there_is_not_written_again(cache: Ca
     dry = cache.add(f"1 999 {source}\n" + wanted, "--check", "yes")
     assert [line.split()[2] for line in dry.stdout.splitlines()] == ["missing", "there", "there", "there"]
     assert len(cache.names) == 2
-
-
-def killed_amid_a_tensor(cache: Cache, wanted: str, size: int) -> Path:
-    """Let the program add these, and kill it while it writes the one of this size; return the partial file."""
-    command = [str(PROGRAM), "add", str(cache.folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as running:
-        assert running.stdin
-        running.stdin.write(wanted.encode())
-        running.stdin.close()
-        try:
-            end = time.monotonic() + 60
-            while not (parts := [part for part in cache.folder.glob(".part-*") if written(part) > 1 << 20]):
-                assert running.poll() is None, "it was through before it was seen"
-                assert time.monotonic() < end
-            # Stop the program first, so that it renames nothing between the look and its end.
-            running.send_signal(signal.SIGSTOP)
-            os.waitpid(running.pid, os.WUNTRACED)
-            (part,) = parts
-            assert 0 < written(part) < size, "it was through before it was stopped"
-        finally:
-            running.kill()
-    assert running.returncode == -signal.SIGKILL
-    return part
-
-
-def written(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def test_a_tensor_that_a_killed_run_has_begun_has_no_name(cache: Cache, tmp_path: Path) -> None:
-    source = tmp_path / "model.gguf"
-    # It is long enough to be caught while it is written. Holes are read as zeros, and take no room.
-    small, large = os.urandom(4000), 256 << 20
-    source.write_bytes(small)
-    os.truncate(source, len(small) + large)
-    wanted = f"0 {len(small)} {source}\n{len(small)} {large} {source}\n"
-    left = killed_amid_a_tensor(cache, wanted, large)
-    assert cache.names == {fnv(small), left.name}, "the one that was whole, and no other name"
-
-    done = cache.add(wanted)
-    (first, second) = done.stdout.splitlines()
-    name = second.split()[0]
-    assert (first, second) == (f"{fnv(small)} {len(small)} there", f"{name} {large} added")
-    assert cache.names == {fnv(small), name, left.name}
-    assert (cache.folder / name).stat().st_size == large
-    # The partial file is not served or counted. After an hour without a write it is removed.
-    for age, stays in ((0, {left.name}), (2 * 3600, set())):
-        os.utime(left, (time.time() - age,) * 2)
-        assert cache.tidy("--settle", -1)["corrupted"] == 0, "each entry is what its name says"
-        assert cache.names == {fnv(small), name} | stays
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,20 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from support.harness import ROOT, Release, Worker, run_module
-from support.slow_link import slow_link
+from support.relay import Relay, relaying
 from support.split_gguf import main as split
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    StartWorker = Callable[..., Worker]
+    Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.llama
 
@@ -52,9 +53,8 @@ def seed(release: Release, model: Path, folder: Path, *, check: bool = False, **
 
 def load(release: Release, model: Path, *workers: Worker, **options: Any) -> list[int]:
     """Run the model once over workers; return how many bytes went to each."""
-    links = [slow_link(worker, 1 << 30, 0.001) for worker in workers]
-    opened = [link.__enter__() for link in links]
-    try:
+    with ExitStack() as stack:
+        opened = [stack.enter_context(relaying(Relay(worker))) for worker in workers]
         found = run_module(
             "distributed_inference",
             {
@@ -63,21 +63,18 @@ def load(release: Release, model: Path, *workers: Worker, **options: Any) -> lis
             },
         )  # fmt: skip
         assert found["failure"] is None, found
-    finally:
-        for link in links:
-            link.__exit__(None, None, None)
     return [link.sent // found["attempts"] for link in opened]
 
 
-def cached(start_worker: StartWorker, release: Release, folder: Path) -> tuple[Worker, Path]:
-    return start_worker(release, "-c", prefix=("env", f"LLAMA_CACHE={folder}")), folder / "rpc"
+def cached(start: Start, folder: Path) -> tuple[Worker, Path]:
+    return start("-c", prefix=("env", f"LLAMA_CACHE={folder}")), folder / "rpc"
 
 
 def test_what_is_seeded_is_what_a_client_would_have_left_there(
-    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
     release = release_7
-    plain, left = cached(start_worker, release, tmp_path / "plain")
+    plain, left = cached(start, tmp_path / "plain")
     (sent,) = load(release, wide, plain)
     assert len(entries(left)) == LAYERS * EACH
     would = seed(release, wide, tmp_path / "seeded/rpc", check=True)
@@ -85,7 +82,7 @@ def test_what_is_seeded_is_what_a_client_would_have_left_there(
     done = seed(release, wide, tmp_path / "seeded/rpc")
     assert (done["added"], done["there"], done["entries"]) == (LAYERS * EACH, 0, sorted(entries(left)))
 
-    seeded, folder = cached(start_worker, release, tmp_path / "seeded")
+    seeded, folder = cached(start, tmp_path / "seeded")
     before = entries(folder)
     (sent_then,) = load(release, wide, seeded)
     assert entries(folder) == before, "the client wrote nothing"
@@ -96,7 +93,7 @@ def test_what_is_seeded_is_what_a_client_would_have_left_there(
 
 
 def test_a_worker_gets_the_tensors_of_its_part_alone(
-    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
     memory = [{"endpoint": f"w{number}:1", "memory_available_bytes": 1 << 40} for number in range(2)]
     given = {"model": str(wide), "workers": memory, "bin_folder": str(release_7.bin), "options": ["-c", "64"]}
@@ -108,7 +105,7 @@ def test_a_worker_gets_the_tensors_of_its_part_alone(
             part={key: part[key] for key in ("first_layer", "layers", "has_output")}, changes=part["layers"] > 0,
         )  # fmt: skip
         assert done["added"] == EACH * part["layers"]
-    workers = [cached(start_worker, release_7, folder)[0] for folder in folders]
+    workers = [cached(start, folder)[0] for folder in folders]
     before = [entries(folder / "rpc") for folder in folders]
     load(release_7, wide, *workers, tensor_split=plan["tensor_split"])
     assert [entries(folder / "rpc") for folder in folders] == before, "each was asked for what it had, and no more"
@@ -160,9 +157,9 @@ def test_a_run_whose_program_is_killed_amid_a_tensor_is_completed_by_the_next_on
 
 
 def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
-    release_7: Release, wide: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
-    worker, folder = cached(start_worker, release_7, tmp_path / "cache")
+    worker, folder = cached(start, tmp_path / "cache")
     seed(release_7, wide, folder)
     (tmp_path / "state").mkdir()
     tidy = [release_7.rpc_cache, "tidy", folder, tmp_path / "state", "--max", "1K", "--settle", "0", "--quiet", "1"]

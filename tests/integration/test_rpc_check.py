@@ -36,16 +36,7 @@ def test_what_clients_send_is_computed(worker: Watched) -> None:
     served_well(worker.port)
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_what_only_a_hostile_client_sends_ends_its_connection_and_no_worker(worker: Watched, name: str) -> None:
-    with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
-        ATTACKS[name](session)
-    served_well(worker.port)
-    # The worker is still the same process.
-    assert worker.worker.alive
-
-
-REFUSED = {
+NAMED = {
     "stored beyond its end": "SET",
     "more rows than the result has": "GET_ROWS",
     "rows into shorter ones": "SET_ROWS",
@@ -53,16 +44,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("name", "operation"), REFUSED.items(), ids=REFUSED.values())
-def test_the_log_names_what_was_refused_and_how_to_let_it_through(
-    release_7: Release, tmp_path: Path, name: str, operation: str
-) -> None:
-    with watched(release_7, tmp_path) as worker:
-        with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
-            ATTACKS[name](session)
-        wanted = f"[rpc_check] refused: operation {operation}: "
-        (line,) = [line for line in worker.log.splitlines() if wanted in line]
-    assert f"GGML_RPC_CHECK_SKIP={operation} in the worker's environment lets it through" in line
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_only_a_hostile_client_sends_ends_its_connection_and_no_worker(worker: Watched, name: str) -> None:
+    with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
+        ATTACKS[name](session)
+    served_well(worker.port)
+    # The worker is still the same process.
+    assert worker.worker.alive
+    if name in NAMED:
+        said = [line for line in worker.log.splitlines() if f"[rpc_check] refused: operation {NAMED[name]}: " in line]
+        assert said, "the log names what was refused"
+        assert f"GGML_RPC_CHECK_SKIP={NAMED[name]} in the worker's environment lets it through" in said[-1]
 
 
 def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Workers get the same data, the master sends less of it, and threads and workers 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import signal
@@ -14,23 +13,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
 import pytest
 
-from support.harness import HANG_S, end, free_port, run_module
+from support.harness import HANG_S, end, run_module
+from support.relay import Relay, relaying
 from support.watched_worker import until, watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from support.harness import Release, Worker
 
-    StartWorker = Callable[..., Worker]
+    Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.llama
 
@@ -62,13 +61,6 @@ def text(release: Release, model: Path, endpoints: list[str], split_mode: str = 
     return str(result["text"])
 
 
-def fnv_1a(data: bytes) -> str:
-    found = 0xCBF29CE484222325
-    for byte in data:
-        found = (found ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return f"{found:016x}"
-
-
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model with nine large weights, more than a thread hashes at the same time."""
@@ -91,88 +83,28 @@ def four_bits(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> P
     return model
 
 
-def test_weights_are_found_again_in_the_caches_of_workers(
-    release_7: Release, start_worker: StartWorker, large_model: Path, tmp_path: Path
-) -> None:
-    model = large_model
-    large = [bytes(tensor.data) for tensor in gguf.GGUFReader(model).tensors if tensor.n_bytes > LARGE]
-    assert len(large) == 9
+class Counted(Relay):
+    """After `most` bytes the worker is lost. With `go_on`, it gets the rest once that is set."""
 
-    folders = [tmp_path / "first", tmp_path / "second"]
-    workers = [start_worker(release_7, "-c", prefix=("env", f"LLAMA_CACHE={folder}")) for folder in folders]
-    endpoints = [worker.endpoint for worker in workers]
+    def __init__(self, worker: Worker, most: float = math.inf, go_on: threading.Event | None = None) -> None:
+        super().__init__(worker)
+        self.most, self.go_on = most, go_on
 
-    def kept() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for folder in folders for path in (folder / "rpc").iterdir()}
-
-    first = text(release_7, model, endpoints)
-    files = kept()
-    assert {path.parent.parent for path in files} == set(folders)
-    # Each weight is there once, whole, and named by its hash. One name is enough to check, as the worker computes them
-    # all.
-    sums = Counter(hashlib.sha256(path.read_bytes()).digest() for path in files)
-    assert sums == Counter(hashlib.sha256(data).digest() for data in large)
-    one = next(iter(files))
-    assert one.name == fnv_1a(one.read_bytes())
-    # A worker saves a weight anew if it does not find it.
-    assert text(release_7, model, endpoints) == first
-    assert kept() == files
-
-
-@contextmanager
-def counted(
-    worker: Worker, most: float = math.inf, go_on: threading.Event | None = None
-) -> Iterator[tuple[str, list[int]]]:
-    """Relay one connection at a time between a master and a worker; yield the endpoint and the worker's byte count.
-
-    After `most` bytes the worker is lost. With `go_on`, it gets the rest once that is set.
-    """
-    sent = [0]
-
-    def pass_on(source: socket.socket, target: socket.socket, *, counts: bool) -> None:
-        with suppress(OSError):
-            while (sent[0] <= most or (go_on and go_on.wait())) and (data := source.recv(1 << 16)):
-                sent[0] += len(data) * counts
-                target.sendall(data)
-        with suppress(OSError):
-            target.shutdown(socket.SHUT_RDWR)
-
-    def accept() -> None:
-        while True:
-            client = listener.accept()[0]
-            with client, socket.create_connection(("127.0.0.1", worker.port)) as server:
-                if stopped.is_set():
-                    return
-                for link in client, server:
-                    # Both ends set this option too.
-                    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                back = threading.Thread(target=pass_on, args=(server, client), kwargs={"counts": False})
-                back.start()
-                pass_on(client, server, counts=True)
-                back.join()
-
-    stopped = threading.Event()
-    with socket.create_server(("127.0.0.1", free_port())) as listener:
-        port = listener.getsockname()[1]
-        thread = threading.Thread(target=accept)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{port}", sent
-        finally:
-            stopped.set()
-            socket.create_connection(("127.0.0.1", port)).close()
-            thread.join()
+    def pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        while (self.sent <= self.most or (self.go_on and self.go_on.wait())) and (data := client.recv(1 << 16)):
+            self.sent += len(data)
+            server.sendall(data)
 
 
 def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
-    release_7: Release, start_worker: StartWorker, large_model: Path
+    release_7: Release, start: Start, large_model: Path
 ) -> None:
     """Neither the other workers nor weights that are hashed ahead delay the end."""
-    first, second = (start_worker(release_7) for _number in range(2))
-    with counted(second, most=20 << 20) as (endpoint, sent):
-        result = run(release_7, large_model, [first.endpoint, endpoint])
+    first, second = (start() for _number in range(2))
+    with relaying(Counted(second, most=20 << 20)) as link:
+        result = run(release_7, large_model, [first.endpoint, link.endpoint])
     assert result["failure"]["kind"] == "worker_lost"
-    assert sent[0] > 20 << 20
+    assert link.sent > 20 << 20
     assert first.alive
 
 
@@ -192,9 +124,9 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
         kernels = [gguf.GGMLQuantizationType.Q4_0 in worker.kernels for worker in (first, second)]
         assert [weights > 0 for weights in repacked] == kernels
         with ExitStack() as stack:
-            through = [stack.enter_context(counted(worker, most, go_on)) for worker in workers]
+            through = [stack.enter_context(relaying(Counted(worker, most, go_on))) for worker in workers]
             stack.callback(go_on.set)
-            rpc = ",".join(endpoint for endpoint, _sent in through)
+            rpc = ",".join(link.endpoint for link in through)
             # A process that a shell starts in the background ignores SIGINT.
             command = ["env", "--default-signal=INT", str(release_7.bin / "llama-completion"), "-m", str(four_bits)]
             master = subprocess.Popen(
@@ -202,7 +134,7 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
             )  # fmt: skip
             stack.callback(master.kill)
-            until(lambda: all(sent[0] > most for _endpoint, sent in through) or master.poll() is not None)
+            until(lambda: all(link.sent > most for link in through) or master.poll() is not None)
             master.send_signal(how)
             assert master.wait(HANG_S) == -how
         assert all(worker.alive for worker in workers)
@@ -211,20 +143,20 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
 
 
 def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
-    release_7: Release, model: Path, start_worker: StartWorker
+    release_7: Release, model: Path, start: Start
 ) -> None:
-    workers = [start_worker(release_7) for _number in range(3)]
+    workers = [start() for _number in range(3)]
     expected = text(release_7, model, [workers[0].endpoint])
     assert text(release_7, model, [worker.endpoint for worker in workers], "tensor") == expected
 
     with ExitStack() as stack:
-        through = [stack.enter_context(counted(worker)) for worker in workers[:2]]
+        through = [stack.enter_context(relaying(Counted(worker))) for worker in workers[:2]]
         command = [
             release_7.bin / "llama-completion",
             "-m",
             model,
             "--rpc",
-            ",".join(endpoint for endpoint, _sent in through),
+            ",".join(link.endpoint for link in through),
         ]
         command += ["-ngl", "99", "-sm", "tensor", "-p", "the river", "-no-cnv", "--ignore-eos", "-n"]
         after = []
@@ -232,7 +164,7 @@ def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
             subprocess.run(
                 [*command, n_predict], stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=HANG_S
             )
-            after.append(through[0][1][0])
+            after.append(through[0].sent)
     first, both = after
     of_a_token = (both - 2 * first) / (40 - 8)
     # A token takes sixteen graphs, and 2 KiB of sums after each. With everything that their inputs come from, the
@@ -241,10 +173,10 @@ def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
 
 
 def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
-    release_7: Release, four_bits: Path, start_worker: StartWorker
+    release_7: Release, four_bits: Path, start: Start
 ) -> None:
     """Upstream's master would wait for the second worker, as it copies that worker's results to the third itself."""
-    workers = [start_worker(release_7) for _number in range(3)]
+    workers = [start() for _number in range(3)]
 
     def reading(endpoints: list[str], tokens: int) -> list[str | Path]:
         command = [release_7.bin / "llama-bench", "-m", four_bits, "--rpc", ",".join(endpoints), "-ngl", "999"]
@@ -253,25 +185,25 @@ def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
 
     def sent_for(tokens: int) -> list[int]:
         with ExitStack() as stack:
-            through = [stack.enter_context(counted(worker)) for worker in workers]
-            command = reading([endpoint for endpoint, _sent in through], tokens)
+            through = [stack.enter_context(relaying(Counted(worker))) for worker in workers]
+            command = reading([link.endpoint for link in through], tokens)
             subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=HANG_S)
-            return [sent[0] for _endpoint, sent in through]
+            return [link.sent for link in through]
 
     one, ten = sent_for(16), sent_for(160)
     of_a_batch = (ten[0] - one[0]) / 9
     go_on = threading.Event()
     with ExitStack() as stack:
-        first, first_sent = stack.enter_context(counted(workers[0]))
+        first = stack.enter_context(relaying(Counted(workers[0])))
         # At this point the second worker has its weights, and a part of the first batch.
-        second, _sent = stack.enter_context(counted(workers[1], one[1] - of_a_batch / 2, go_on))
+        second = stack.enter_context(relaying(Counted(workers[1], one[1] - of_a_batch / 2, go_on)))
         stack.callback(go_on.set)
         master = subprocess.Popen(
-            reading([first, second, workers[2].endpoint], 160),
+            reading([first.endpoint, second.endpoint, workers[2].endpoint], 160),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         stack.callback(end, master)
-        until(lambda: first_sent[0] > one[0] + 2.5 * of_a_batch)
+        until(lambda: first.sent > one[0] + 2.5 * of_a_batch)
         assert master.poll() is None
         go_on.set()
         assert master.wait(HANG_S) == 0
@@ -297,17 +229,15 @@ def waits_of_a_token(release: Release, model: Path, workers: list[Worker], split
 # Upstream's master needed 24, 32 and 118 for a model with nine sums a token. This model has seventeen.
 @pytest.mark.parametrize(("split_mode", "many", "most"), [("layer", 1, 12), ("layer", 2, 16), ("tensor", 2, 120)])
 def test_the_threads_of_a_master_wait_little_for_each_other(
-    release_7: Release, model: Path, start_worker: StartWorker, split_mode: str, many: int, most: int
+    release_7: Release, model: Path, start: Start, split_mode: str, many: int, most: int
 ) -> None:
-    workers = [start_worker(release_7) for _number in range(many)]
+    workers = [start() for _number in range(many)]
     assert 1 <= waits_of_a_token(release_7, model, workers, split_mode) < most
 
 
-def test_a_chat_that_is_interrupted_goes_on(
-    release_7: Release, four_bits: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_chat_that_is_interrupted_goes_on(release_7: Release, four_bits: Path, start: Start, tmp_path: Path) -> None:
     """Most of the time, the signal reaches the thread that waits for the first worker's results for the second one."""
-    workers = [start_worker(release_7) for _number in range(2)]
+    workers = [start() for _number in range(2)]
     command = ["env", "--default-signal=INT", release_7.bin / "llama-completion", "-m", four_bits, "-ngl", "99"]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-c", "2048", "-n", "-1", "--ignore-eos"]
     command += ["-no-cnv", "--interactive", "--simple-io", "--in-prefix", "<you>", "-p", "the river"]

@@ -81,12 +81,3 @@ def test_it_sleeps_at_once_if_the_unit_says_so(release_7: Release, tmp_path: Pat
     with watched(release_7, tmp_path, *settings(rpc_server_environment={"GGML_RPC_SPIN": 0})) as worker:
         found = awake(worker)
     assert statistics.median(found) < BRIEF_S, found
-
-
-def test_a_client_that_goes_while_the_worker_is_awake_ends_nothing(release_7: Release, tmp_path: Path) -> None:
-    with watched(release_7, tmp_path) as worker:
-        for _client in range(REQUESTS):
-            with closing(Session(worker.port)) as session:
-                session.get(Arena(session, 1 << 10).place(Type.F32, 16))
-        assert worker.worker.alive
-        assert worker.log.count("connection closed") >= REQUESTS - 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from support.harness import HANG_S, free_port
+from support.harness import HANG_S, completed, free_port
 from support.pinned_source import DEFAULT, unpack
 
 PROGRAM = Path(__file__).parent / "rpc_transport.cpp"
@@ -18,7 +18,7 @@ def test_messages_arrive_though_nobody_flushes_and_signals_interrupt(tmp_path: P
     folders = [f"-I{tree / folder}" for folder in ("ggml/src/ggml-rpc", "ggml/include", "ggml/src")]
     command = ["c++", "-std=c++17", "-O0", "-pthread", *folders, "-o", program, PROGRAM]
     subprocess.run(command, check=True, timeout=HANG_S)
-    done = subprocess.run([program, str(free_port())], capture_output=True, text=True, timeout=HANG_S, check=False)
+    done = completed(program, str(free_port()))
     assert (done.returncode, done.stdout.splitlines()) == (
         0, ["asked: ping", "answered: pong", "kept alive: 2", "told at the end: over"],
     ), done.stdout  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -58,8 +59,8 @@ def ask_for_memory(client: socket.socket) -> int:
     return total
 
 
-def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start_worker: Callable[..., Worker]) -> None:
-    status = look(start_worker(release_7))
+def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start: Callable[..., Worker]) -> None:
+    status = look(start())
     assert status.state == "ready", status.message
     assert status.protocol is not None
     assert status.protocol["version"] == release_7.protocol
@@ -70,8 +71,8 @@ def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start_wo
     assert 0 < status.latency_ms < 20_000
 
 
-def test_many_looks_in_a_row_leave_a_worker_ready(release_7: Release, start_worker: Callable[..., Worker]) -> None:
-    worker = start_worker(release_7)
+def test_many_looks_in_a_row_leave_a_worker_ready(start: Callable[..., Worker]) -> None:
+    worker = start()
     endpoint = parse_endpoint(worker.endpoint)
     for _attempt in range(20):
         # Two looks run at a time: all but one have to wait in the worker's queue.
@@ -82,8 +83,8 @@ def test_many_looks_in_a_row_leave_a_worker_ready(release_7: Release, start_work
         assert ask_for_memory(client) > 0
 
 
-def test_a_held_worker_is_busy_and_serves_on(release_7: Release, start_worker: Callable[..., Worker]) -> None:
-    worker = start_worker(release_7)
+def test_a_held_worker_is_busy_and_serves_on(start: Callable[..., Worker]) -> None:
+    worker = start()
     with client_of(worker) as client:
         # Two looks fit into the worker's queue. The others find it full.
         for _attempt in range(4):
@@ -108,28 +109,19 @@ def test_a_held_worker_is_busy_and_serves_on(release_7: Release, start_worker: C
     ids=lambda value: f"{value}s" if isinstance(value, float) else "",
 )
 def test_a_worker_that_gets_free_while_it_is_looked_at_is_unharmed(
-    release_7: Release, start_worker: Callable[..., Worker], held_s: float, timeout_s: float, states: set[str]
+    start: Callable[..., Worker], held_s: float, timeout_s: float, states: set[str]
 ) -> None:
-    worker = start_worker(release_7)
+    worker = start()
     with client_of(worker):
-        looking = subprocess.Popen(
-            [sys.executable, "-c", LOOK, worker.endpoint, str(timeout_s)],
-            env=FINDS_THE_COLLECTION,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert looking.stdout is not None
-        assert looking.stdout.readline() == "looking\n"
+        looking = begun(worker, timeout_s)
         time.sleep(held_s)
-    state, message = looking.stdout.read().split(" ", 1)
+    state, message = looking.communicate(timeout=HANG_S)[0].split(" ", 1)
     assert state in states, message
-    looking.stdout.close()
-    assert looking.wait(HANG_S) == 0
+    assert looking.returncode == 0
     assert look(worker).state == "ready"
     assert worker.alive
 
 
-FINDS_THE_COLLECTION = {**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")}
 LOOK = """
 import sys
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
@@ -140,81 +132,36 @@ print(status.state, status.message)
 """
 
 
-def test_a_probe_that_is_killed_leaves_the_worker_alive(
-    release_7: Release, start_worker: Callable[..., Worker]
-) -> None:
-    worker = start_worker(release_7)
+def begun(worker: Worker, timeout_s: float) -> subprocess.Popen[str]:
+    """Start a process that looks at a worker; return it once it does."""
+    looking = subprocess.Popen(
+        [sys.executable, "-c", LOOK, worker.endpoint, str(timeout_s)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".venv/collections")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert looking.stdout is not None
+    assert looking.stdout.readline() == "looking\n"
+    return looking
+
+
+def test_a_probe_that_is_killed_leaves_the_worker_alive(start: Callable[..., Worker]) -> None:
+    worker = start()
     with client_of(worker):
-        looking = subprocess.Popen(
-            [sys.executable, "-c", LOOK, worker.endpoint, str(HANG_S)],
-            env=FINDS_THE_COLLECTION,
-            stdout=subprocess.PIPE,
-        )
-        assert looking.stdout is not None
-        looking.stdout.readline()
+        looking = begun(worker, HANG_S)
         time.sleep(0.3)
         looking.kill()
-        looking.wait(HANG_S)
-        looking.stdout.close()
+        looking.communicate(timeout=HANG_S)
     assert look(worker).state == "ready"
     assert worker.alive
 
 
-def test_a_worker_without_cpu_time_is_busy(release_7: Release, start_worker: Callable[..., Worker]) -> None:
-    import signal
-
-    worker = start_worker(release_7)
+def test_a_worker_without_cpu_time_is_busy(start: Callable[..., Worker]) -> None:
+    worker = start()
     worker.process.send_signal(signal.SIGSTOP)
     assert look(worker, timeout=0.5).state == "busy"
     worker.process.send_signal(signal.SIGCONT)
     assert look(worker).state == "ready"
-
-
-def test_a_run_is_not_disturbed_by_looks_at_its_workers(
-    release_7: Release, start_worker: Callable[..., Worker], model: Path, tmp_path: Path
-) -> None:
-    workers = [start_worker(release_7), start_worker(release_7)]
-    command = [
-        str(release_7.bin / "llama-completion"), "-m", str(model), "-p", "Once upon a time", "-no-cnv", "-n", "600",
-        "--ignore-eos", "--temp", "0", "--seed", "1", "-ngl", "99", "-t", "1",
-        "--rpc", ",".join(worker.endpoint for worker in workers),
-    ]  # fmt: skip
-
-    seen = set()
-
-    def text(look_meanwhile: bool) -> bytes:
-        with (tmp_path / "text").open("wb+") as out, (tmp_path / "log").open("wb+") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env={**os.environ, "GGML_NO_BACKTRACE": "1"}
-            )
-            try:
-                while not all(worker.held() for worker in workers):
-                    assert process.poll() is None
-                    time.sleep(0.01)
-                # A master that queries its workers opens short connections, between which the workers are ready. So the
-                # test waits for three looks that found one busy. It does not test a look at a worker that gets free
-                # after the run.
-                busy = 0 if look_meanwhile else 3
-                while busy < 3 and process.poll() is None:
-                    states = {status.state for status in probe([parse_endpoint(w.endpoint) for w in workers], 0.3)}
-                    seen.update(states)
-                    busy += "busy" in states
-                assert process.wait(120) == 0, (tmp_path / "log").read_text(errors="replace")
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait(10)
-        # Upstream may end before it has written its last lines. If a figure is there, the whole text is before it.
-        if b"common_perf_print:" not in (tmp_path / "log").read_bytes():
-            return text(look_meanwhile)
-        return (tmp_path / "text").read_bytes()
-
-    undisturbed = text(look_meanwhile=False)
-    assert len(undisturbed) > 1000
-    assert text(look_meanwhile=True) == undisturbed
-    assert "busy" in seen
-    assert seen <= {"busy", "ready"}
-    assert [look(worker).state for worker in workers] == ["ready", "ready"]
 
 
 def module(*, check: bool = False, **parameters: object) -> dict[str, Any]:
@@ -222,10 +169,8 @@ def module(*, check: bool = False, **parameters: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("check", [False, True], ids=["run", "check-mode"])
-def test_the_module_reports_good_and_bad_workers_together(
-    release_7: Release, start_worker: Callable[..., Worker], check: bool
-) -> None:
-    new, held, closed = start_worker(release_7), start_worker(release_7), f"127.0.0.1:{free_port()}"
+def test_the_module_reports_good_and_bad_workers_together(start: Callable[..., Worker], check: bool) -> None:
+    new, held, closed = start(), start(), f"127.0.0.1:{free_port()}"
     with many_workers(1, major=5) as (old,):
         endpoints = [old, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
         with client_of(held):
@@ -248,14 +193,11 @@ def test_the_module_reports_good_and_bad_workers_together(
     ("parameters", "said"),
     [
         ({"endpoints": ["host:70000"]}, "'host:70000' has an invalid port: give a number from 1 to 65535"),
-        ({"endpoints": ["[::1]:50052"]}, "'[::1]:50052' is not of the form host[:port]"),
-        ({"endpoints": ["a", ""]}, "'' names no host"),
         ({"endpoints": ["a", "a:50052"]}, "endpoint a:50052 is given twice"),
         ({"endpoints": []}, "endpoints is empty"),
         ({"endpoints": ["a"], "timeout": 0}, "timeout is 0: give the seconds"),
         ({"endpoints": ["a"], "timeout": "nan"}, "timeout is nan: give the seconds"),
         ({"endpoints": ["a"], "expected_protocol": "v7"}, "expected_protocol: 'v7' is not a protocol version"),
-        ({"timeout": 1}, "missing required arguments: endpoints"),
     ],
     ids=lambda value: json.dumps(value)[:50] if isinstance(value, dict) else "",
 )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import options
 
+from support.harness import completed
+
 if TYPE_CHECKING:
     from support.harness import Release
 
@@ -22,9 +24,7 @@ TABLES = (*options.OWN, *options.REFUSED.values(), *options.ALLOWED.values())
 
 
 def asked(release: Release, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [release.bin / "llama-server", *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    return completed(release.bin / "llama-server", *words)
 
 
 @pytest.fixture(scope="module")

@@ -13,20 +13,14 @@ import yaml
 from support.harness import play_here
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from support.harness import Release, Worker
+    pass
 
 
 @pytest.fixture
-def host(release_7: Release, model: Path, start_worker: Callable[..., Worker]) -> dict[str, Any]:
-    """Return this machine as the host of two workers of one thread, with variables for a short sweep over them."""
-    workers = [start_worker(release_7, threads=1) for _worker in range(2)]
+def host(here: dict[str, Any]) -> dict[str, Any]:
+    """Return this machine with variables for a short sweep over its workers."""
     return {
-        "rpc_server_bind_address": "127.0.0.1",
-        "rpc_server_instances": [{"port": worker.port} for worker in workers],
-        "llama_cpp_prefix": str(release_7.prefix),
-        "gguf_model_path": str(model),
+        **here,
         # Computed token by token, a prompt takes many times as long.
         "inference_extra_args": ["--check-tensors", "-ub", "1"],
         "tune_n_prompt": 200,

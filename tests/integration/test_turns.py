@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
 
 import pytest
 
 from support.harness import HANG_S
+from support.relay import Relay, relaying
 from support.server_buffers import serving
 from support.watched_worker import until
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from support.harness import Release, Worker
 
-    StartWorker = Callable[..., Worker]
+    Start = Callable[..., Worker]
 
 pytestmark = pytest.mark.llama
 
@@ -33,22 +34,17 @@ pytestmark = pytest.mark.llama
 GRAPH_COMPUTE, GRAPH_RECOMPUTE = 10, 16
 
 
-@dataclass
-class Relay:
-    """A relay between a master and a worker that counts the graphs, and can hold the next one back."""
+class Gate(Relay):
+    """A relay that counts the graphs, and can hold the next one back."""
 
-    worker: Worker
-    port: int = 0
-    graphs: int = 0
-    open: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.graphs, self.open = 0, threading.Event()
+        self.open.set()
 
-    @property
-    def endpoint(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-    def requests(self, client: socket.socket, server: socket.socket) -> None:
+    def pass_on(self, client: socket.socket, server: socket.socket) -> None:
         """Pass on whole requests: a byte for the command, eight for the size, and the body."""
-        with suppress(OSError, EOFError), client.makefile("rb") as asked:
+        with client.makefile("rb") as asked:
             while command := asked.read(1):
                 size = asked.read(8)
                 body = asked.read(int.from_bytes(size, "little"))
@@ -56,41 +52,9 @@ class Relay:
                     self.open.wait()
                     self.graphs += 1
                 server.sendall(command + size + body)
-        with suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
 
-    @staticmethod
-    def answers(server: socket.socket, client: socket.socket) -> None:
-        with suppress(OSError):
-            while data := server.recv(1 << 16):
-                client.sendall(data)
-        with suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def relay(worker: Worker) -> Iterator[Relay]:
-    passes = Relay(worker)
-    passes.open.set()
-    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
-        passes.port = listener.getsockname()[1]
-
-        def serve() -> None:
-            with suppress(OSError):
-                while True:
-                    client = listener.accept()[0]
-                    server = socket.create_connection(("127.0.0.1", worker.port))
-                    for link in client, server:
-                        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                        stack.callback(link.close)
-                    threading.Thread(target=passes.requests, args=(client, server), daemon=True).start()
-                    threading.Thread(target=passes.answers, args=(server, client), daemon=True).start()
-
-        threading.Thread(target=serve, daemon=True).start()
-        try:
-            yield passes
-        finally:
-            passes.open.set()
+    def let_go(self) -> None:
+        self.open.set()
 
 
 @dataclass
@@ -126,10 +90,10 @@ PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that"
 
 @pytest.mark.parametrize("many", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_what_is_said_in_turns_is_what_each_says_alone(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path, many: int
+    release_7: Release, model: Path, start: Start, tmp_path: Path, many: int
 ) -> None:
     """Seven clients use five slots: some wait, prompts come while others generate, and groups change."""
-    workers = [start_worker(release_7).endpoint for _number in range(many)]
+    workers = [start().endpoint for _number in range(many)]
     with served(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
         alone = [server.ask(prompt, 20 + 5 * number) for number, prompt in enumerate(PROMPTS)]
         assert f"groups of slots that take turns: at most {many}" in server.log.read_text()
@@ -140,7 +104,7 @@ def test_what_is_said_in_turns_is_what_each_says_alone(
 
 def graphs_while_the_second_is_held(release: Release, model: Path, workers: list[Worker], log: Path, turns: int) -> int:
     """Return how many more graphs the first worker gets than the second one, whose next graph is held back."""
-    with relay(workers[0]) as first, relay(workers[1]) as second, ExitStack() as stack:
+    with relaying(Gate(workers[0])) as first, relaying(Gate(workers[1])) as second, ExitStack() as stack:
         options = ["-np", "2", "--turns", str(turns)]
         server = stack.enter_context(served(release, model, [first.endpoint, second.endpoint], log, *options))
         said: list[list[str]] = [[], []]
@@ -161,17 +125,17 @@ def graphs_while_the_second_is_held(release: Release, model: Path, workers: list
 
 @pytest.mark.long
 def test_the_first_worker_computes_for_others_while_the_second_has_a_group(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
-    workers = [start_worker(release_7) for _number in range(2)]
+    workers = [start() for _number in range(2)]
     assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "one", 1) == 1
     assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "two", 2) == 2
 
 
 def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
+    release_7: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
-    workers = [start_worker(release_7).endpoint for _number in range(2)]
+    workers = [start().endpoint for _number in range(2)]
     with served(release_7, model, workers, tmp_path / "log", "-np", "3", "--turns", "2") as server:
         alone = server.ask(PROMPTS[0], 150)
         with ThreadPoolExecutor(1) as clients:
@@ -185,11 +149,9 @@ def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
             assert stays.result() == alone
 
 
-def test_a_short_prompt_comes_in_parts(
-    release_7: Release, model: Path, start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_short_prompt_comes_in_parts(release_7: Release, model: Path, start: Start, tmp_path: Path) -> None:
     """Upstream's parts have 512 tokens: the second worker would wait until the first one has done all of it."""
-    with relay(start_worker(release_7)) as first, relay(start_worker(release_7)) as second:
+    with relaying(Gate(start())) as first, relaying(Gate(start())) as second:
         workers = [first.endpoint, second.endpoint]
         with served(release_7, model, workers, tmp_path / "log", "-np", "1") as server:
             server.ask("once", 1)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# The callback of people, and two of programs.
-CALLBACKS = ("default", "oneline", "ansible.posix.json")
+# The callback of people, and one of programs.
+CALLBACKS = ("default", "ansible.posix.json")
 LINE = re.compile(r"\[master\] ([^:]+): (\d+):(\d\d) (.+)")
 # A percentage, a rate and the time that is left.
 FLOW = re.compile(r"(\d+) % of (\d+) MiB(, ([\d.]+) ([KM])iB/s, about (\d+):(\d\d) more)?")

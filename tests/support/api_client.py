@@ -9,17 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from support.harness import HANG_S, ROOT
+from support.harness import HANG_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROMPT = "the river"
-# A section of the licence in one line, and its beginning, after which a trained model that has read it quotes the rest.
-SECTION = " ".join(
-    (ROOT / "LICENSE").read_text().partition("  5. Conveying Modified")[0].partition("  4. Conveying")[2].split()
-)
-BEGINNING = SECTION.partition(" copies of the Program")[0]
 
 
 @dataclass(frozen=True)

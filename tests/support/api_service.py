@@ -9,12 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from support.api_client import PROMPT, Client
-from support.harness import HANG_S, ROOT, Release, free_port, talking
+from support.harness import HANG_S, ROOT, Release, free_port, running_worker, talking
 from support.templates import loaded, worked_out
 
 if TYPE_CHECKING:
@@ -146,6 +146,19 @@ def running_service(
     command = [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"]
     with talking(command, ENVIRONMENT) as (process, lines):
         yield Service(process, port, keys, lines)
+
+
+@contextmanager
+def service_over_two(
+    release: Release, model: Path, folder: Path, options: Sequence[str] = NO_PAGE
+) -> Iterator[Service]:
+    """Yield a service over two workers of its own, once it serves."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release, folder / f"{index}.log")) for index in range(2)]
+        endpoints = [worker.endpoint for worker in workers]
+        service = stack.enter_context(running_service(release, model, endpoints, folder, options=options))
+        service.wait_for("Serving")
+        yield service
 
 
 def connects(port: int, limit_s: float, address: str = "127.0.0.1") -> bool:

@@ -81,6 +81,20 @@ def play_over(
     return done
 
 
+def completed(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, without input; the caller judges the result."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+
+
 def ansible(
     *arguments: str | Path, folder: Path = ROOT, prefix: tuple[str, ...] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:

@@ -85,3 +85,17 @@ def masters(endpoint: str) -> list[int]:
             if Path(words[0]).name == "llama-completion" and any(endpoint in word for word in words):
                 found.append(int(path.parent.name))
     return found
+
+
+def left_over(folder: Path) -> list[str]:
+    """Return the commands of processes that name this folder, or have a file of it open."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            files = [os.readlink(descriptor) for descriptor in (path / "fd").iterdir()]
+        except OSError:
+            continue
+        if str(folder) in command or any(file.startswith(str(folder)) for file in files):
+            found.append(command)
+    return found

@@ -68,16 +68,18 @@ def allocated(log: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def adapter(path: Path) -> Path:
-    """Write a LoRA adapter of rank 16 for two matrices of each layer."""
+def adapter(path: Path, layers: int = LAYERS, width: int = WIDTH) -> Path:
+    """Write a LoRA adapter of rank 16 and random weights for two matrices of each layer."""
+    rng = np.random.default_rng(3)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 16.0)
-    for layer in range(LAYERS):
+    for layer in range(layers):
         for name in ("attn_q", "attn_output"):
-            for part, shape in (("a", (16, WIDTH)), ("b", (WIDTH, 16))):
-                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", np.zeros(shape, np.float32))
+            for part, shape, scale in (("a", (16, width), width**-0.5), ("b", (width, 16), 1)):
+                weights = (scale * rng.standard_normal(shape)).astype(np.float32)
+                writer.add_tensor(f"blk.{layer}.{name}.weight.lora_{part}", weights)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
