@@ -25,29 +25,6 @@ SHIPPED_FILES = {
     "SECURITY.md",
 }
 
-# The least data for a report.
-BENCH = {
-    "time": "2026-01-31T23:59:59Z",
-    "bench": {
-        "build": {"number": 1, "commit": "0c1e57098", "version": None},
-        "model": {"type": "llama 8B Q4_0"},
-        "workers": ["localhost:50052"],
-        "options": {"split_mode": "layer", "repetitions": 2},
-        "tests": [
-            {
-                "name": "tg8",
-                "kind": "generation",
-                "n_prompt": 0,
-                "n_gen": 8,
-                "n_depth": 0,
-                "batch_size": 2048,
-                "ubatch_size": 512,
-                "tokens_per_second": {"mean": 2.0, "stddev": 0.1, "samples": [1.9, 2.1]},
-            }
-        ],
-    },
-}
-
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -131,8 +108,7 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
             "ansible.builtin.copy": {
                 "content": (
                     "{{ {'workers': info.workers, 'all_ready': info.all_ready, 'endpoints': "
-                    f"['localhost'] | {COLLECTION}.rpc_endpoints(hostvars), "
-                    f"'text': (bench | {COLLECTION}.benchmark_report).markdown}} | to_json }}}}"
+                    f"['localhost'] | {COLLECTION}.rpc_endpoints(hostvars)}} | to_json }}}}"
                 ),
                 "dest": str(report),
                 "mode": "0600",
@@ -140,13 +116,10 @@ def test_installed_plugins_work(installed: Path, tmp_path: Path, refused_port: i
         },
     ]
     playbook = tmp_path / "playbook.yml"
-    playbook.write_text(
-        yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks, "vars": {"bench": BENCH}}])
-    )
+    playbook.write_text(yaml.safe_dump([{"hosts": "localhost", "gather_facts": False, "tasks": tasks}]))
     result = run("ansible-playbook", playbook, cwd=tmp_path, collections=installed)
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(report.read_text())
     assert found["all_ready"] is False
     assert [worker["state"] for worker in found["workers"]] == ["refused"]
     assert found["endpoints"] == ["localhost:50052"]
-    assert found["text"].startswith("# ")

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.tree import COLLECTION, PLUGINS, ROLES, Plugin, documentation, run
+from support.tree import PLUGINS, Plugin, documentation
 
 every_plugin = pytest.mark.parametrize("plugin", PLUGINS, ids=str)
 
@@ -43,18 +42,3 @@ def test_module_says_what_it_supports(plugin: Plugin) -> None:
     for name in ("check_mode", "diff_mode", "idempotent"):
         assert attributes.get(name, {}).get("support") in ("full", "partial", "none", "N/A"), f"attribute {name}"
         assert attributes[name].get("description"), f"attribute {name} has no description"
-
-
-@pytest.mark.parametrize("kind", sorted({plugin.kind for plugin in PLUGINS} | ({"role"} if ROLES else set())))
-def test_text_is_rendered(kind: str, tmp_path: Path) -> None:
-    names = (
-        [f"{COLLECTION}.{role}" for role in ROLES]
-        if kind == "role"
-        else [plugin.fqcn for plugin in PLUGINS if plugin.kind == kind]
-    )
-    result = run("ansible-doc", "--type", kind, *names, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    # Later releases of ansible-core warn about a collection of their own.
-    warnings = [line for line in result.stderr.splitlines() if "_protomatter" not in line]
-    assert [line for line in warnings if "llama_cpp" in line] == []
-    assert [name for name in names if name not in result.stdout] == []

@@ -7,11 +7,10 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from support.tree import ROOT, load_yaml
+from support.tree import ROOT, dictionaries, load_yaml
 
 LICENCE_LINE = "SPDX-License-Identifier: GPL-3.0-or-later"
 # Files without comments, prose that names the licence in its own words, output of tools, and recorded output.
@@ -125,20 +124,13 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _tasks(value: object) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _tasks(one)
-
-
 def test_a_host_that_answers_for_another_sets_no_facts_of_that_one() -> None:
     """What a module returns as facts otherwise goes to the host of the task, or to all hosts if that runs once."""
     found = [
         f"{path.relative_to(ROOT)}: {task.get('name', task)}"
         for folder in (ROOT / "roles", ROOT / "playbooks")
         for path in sorted(folder.rglob("*.yml"))
-        for task in _tasks(load_yaml(path))
+        for task in dictionaries(load_yaml(path))
         if task.get("delegate_to", "localhost") != "localhost" and task.get("delegate_facts") is not True
     ]
     # A builder is trusted, and localhost has no facts that others use.

@@ -4,31 +4,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from graphlib import CycleError, TopologicalSorter
 
-from support.tree import COLLECTION, ROOT
+from support.tree import COLLECTION, ROOT, dictionaries, load_yaml
 
 USES = ("ansible.builtin.include_role", "ansible.builtin.import_role")
-
-
-def _dictionaries(value: object) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
-        yield from _dictionaries(one)
 
 
 def used(role: Path) -> set[str]:
     """Return the names of the collection's roles that the tasks, handlers and dependencies of a role name."""
     found = set()
     for path in sorted(role.rglob("*.yml")):
-        for entry in _dictionaries(yaml.safe_load(path.read_text(encoding="utf-8"))):
+        for entry in dictionaries(load_yaml(path)):
             found |= {entry[key]["name"] for key in USES if key in entry}
             found |= {name for name in entry.get("dependencies", []) if path.parent.name == "meta"}
     return {name.rpartition(".")[2] for name in found if name.startswith(f"{COLLECTION}.")} - {role.name}

@@ -21,24 +21,12 @@ def speed(mean: float, stddev: float, runs: int = 5) -> dict[str, Any]:
 
 def figures(prompt: float, generation: float, *, spread: float = 0.02) -> list[dict[str, Any]]:
     common = {"n_depth": 0, "batch_size": 2048, "ubatch_size": 512}
+    tests = (("pp512", "prompt", 512, 0, prompt), ("tg64", "generation", 0, 64, generation))
     return [
-        {
-            "name": "pp512",
-            "kind": "prompt",
-            "n_prompt": 512,
-            "n_gen": 0,
-            **common,
-            "tokens_per_second": speed(prompt, prompt * spread),
-        },
-        {
-            "name": "tg64",
-            "kind": "generation",
-            "n_prompt": 0,
-            "n_gen": 64,
-            **common,
-            "tokens_per_second": speed(generation, generation * spread),
-        },
-    ]
+        {"name": name, "kind": kind, "n_prompt": n_prompt, "n_gen": n_gen, **common,
+         "tokens_per_second": speed(mean, mean * spread)}
+        for name, kind, n_prompt, n_gen, mean in tests
+    ]  # fmt: skip
 
 
 NAMES = [f"worker{number}.example.com" for number in (1, 2, 3)]
@@ -76,6 +64,7 @@ MODEL = {
         "vocabulary": 128256,
     },
 }
+BUILD = {"version": "0.3.36-0c1e57098", "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f"}
 IDENTITY = {key: MODEL[key] for key in ("name", "file_type", "parameters", "size_bytes")}
 
 
@@ -118,6 +107,13 @@ def results(**changes: Any) -> dict[str, Any]:
     return {**found, "history": lines(found["history"])}
 
 
+def device(
+    name: str, endpoint: str | None, layers: int, model: float, kv: float | None, compute: float
+) -> dict[str, Any]:
+    keys = ("name", "endpoint", "layers", "model_buffer_mib", "kv_buffer_mib", "compute_buffer_mib")
+    return dict(zip(keys, (name, endpoint, layers, model, kv, compute)))
+
+
 def _results(**changes: Any) -> dict[str, Any]:
     layers = [(0, 27), (27, 27), (54, 26)]
     planned = [
@@ -140,25 +136,8 @@ def _results(**changes: Any) -> dict[str, Any]:
         },
         "run": {
             "devices": [
-                {
-                    "name": "CPU",
-                    "endpoint": None,
-                    "layers": 0,
-                    "model_buffer_mib": 563.6,
-                    "kv_buffer_mib": None,
-                    "compute_buffer_mib": 32.0,
-                },
-                *(
-                    {
-                        "name": f"RPC{index}",
-                        "endpoint": ENDPOINTS[index],
-                        "layers": layers[index][1],
-                        "model_buffer_mib": weights,
-                        "kv_buffer_mib": kv,
-                        "compute_buffer_mib": compute,
-                    }
-                    for index, (weights, kv, compute) in enumerate(held)
-                ),
+                device("CPU", None, 0, 563.6, None, 32.0),
+                *(device(f"RPC{index}", ENDPOINTS[index], layers[index][1], *mib) for index, mib in enumerate(held)),
             ],
             "perf": {
                 "load": {"time_ms": 241_300.5},
@@ -209,8 +188,7 @@ def _results(**changes: Any) -> dict[str, Any]:
                 "cores": 8,
                 "memory_total_bytes": 16 * GIB,
                 "memory_available_bytes": 13 * GIB,
-                "version": "0.3.36-0c1e57098",
-                "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f",
+                **BUILD,
             },
             *(
                 {
@@ -222,8 +200,7 @@ def _results(**changes: Any) -> dict[str, Any]:
                     "threads": [16],
                     "memory_total_bytes": 32 * GIB,
                     "memory_available_bytes": available[index],
-                    "version": "0.3.36-0c1e57098",
-                    "commit": "0c1e57098bba43ac29e6e3b677cdceebdd22334f",
+                    **BUILD,
                 }
                 for index in range(3)
             ),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write GGUF files with given metadata and tensors, or with the header of a model of a given shape alone."""
+"""Write GGUF files: of given metadata and tensors, of the header of a shape alone, or byte by byte."""
 
 from __future__ import annotations
 
@@ -14,6 +14,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+
+
+# The format's numbers of some types of values.
+U16, U32, TEXT, ARRAY = 2, 4, 8, 9
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def pair(key: bytes, kind: int, value: bytes) -> bytes:
+    return text(key) + struct.pack("<I", kind) + value
+
+
+def array_of(kind: int, count: int) -> bytes:
+    """Return what stands before the values of an array."""
+    return struct.pack("<IQ", kind, count)
+
+
+def tensor(name: bytes = b"t", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
+    lengths = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+    return text(name) + lengths + struct.pack("<IQ", kind, offset)
+
+
+def file_of(*entries: bytes, pairs: int = 0, tensors: int = 0, version: int = 3, room: int = 1024) -> bytes:
+    """Return a GGUF file with these entries and room for a few tensors."""
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, pairs) + b"".join(entries) + bytes(room)
 
 
 def write_gguf(
@@ -42,21 +69,16 @@ def header_only(path: Path, shape: Shape, *, tokenizer: bool = False) -> Path:
     if tokenizer:
         # As large as those of models that people use: pieces, and pairs of them.
         count = struct.unpack_from("<Q", head, 16)[0]
-        none = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("no_vocab")
-        pieces = [f"piece {index}" for index in range(shape.vocabulary)]
-        pairs = [f"piece piece{index}" for index in range(2 * shape.vocabulary)]
-        extra = _text("tokenizer.ggml.model") + struct.pack("<I", 8) + _text("gpt2")
-        extra += _text("tokenizer.ggml.pre") + struct.pack("<I", 8) + _text("llama-bpe")
-        for key, values in (("tokens", pieces), ("merges", pairs)):
-            extra += _text(f"tokenizer.ggml.{key}") + struct.pack("<IIQ", 9, 8, len(values))
-            extra += b"".join(_text(value) for value in values)
+        none = pair(b"tokenizer.ggml.model", TEXT, text(b"no_vocab"))
+        pieces = [b"piece %d" % index for index in range(shape.vocabulary)]
+        pairs = [b"piece piece%d" % index for index in range(2 * shape.vocabulary)]
+        extra = pair(b"tokenizer.ggml.model", TEXT, text(b"gpt2"))
+        extra += pair(b"tokenizer.ggml.pre", TEXT, text(b"llama-bpe"))
+        for key, values in ((b"tokens", pieces), (b"merges", pairs)):
+            extra += pair(b"tokenizer.ggml." + key, ARRAY, array_of(TEXT, len(values)) + b"".join(map(text, values)))
         assert none in head
         head = head[:16] + struct.pack("<Q", count + 3) + head[24:].replace(none, extra)
         size += len(extra) + 64
     path.write_bytes(head)
     os.truncate(path, size)
     return path
-
-
-def _text(text: str) -> bytes:
-    return struct.pack("<Q", len(text.encode())) + text.encode()

@@ -46,7 +46,6 @@ class Hub:
     token: str | None = None
     gated: bool = False
     ranges: bool = True
-    etag_suffix: str = ""
     statuses: list[int] = field(default_factory=list)  # of the next answers of the storage
     cut_after: list[int | None] = field(default_factory=list)  # bytes, in the next answers of the storage
     stall_s: float = 0
@@ -150,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
         if content is None:
             self.reply(404)
             return
-        etag = f'"{sha256(content)[:16]}{hub.etag_suffix}"'
+        etag = f'"{sha256(content)[:16]}"'
         headers = {"ETag": etag, "Accept-Ranges": "bytes" if hub.ranges else "none"}
         wanted = self.headers.get("Range")
         fresh = self.headers.get("If-Range", etag) == etag

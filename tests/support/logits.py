@@ -11,12 +11,14 @@ adds in another order. A difference that counts as rounding must not be larger t
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The share of the logits' spread by which they may differ if only sums are rounded. Seen: 0.0000007.
 SUMS = 1e-5
@@ -140,22 +142,6 @@ def first_choices(logits: Logits, count: int) -> tuple[list[int], list[int]]:
     return [int(token) for token in logits.tokens[-count:]], [
         int(choice) for choice in logits.values[-count - 1 : -1].argmax(axis=1)
     ]
-
-
-def main() -> int:
-    """Compare two files, by a limit that may follow; return 1 if the difference is not rounding, 2 after an error."""
-    try:
-        first, second = (Logits.read(Path(path)) for path in sys.argv[1:3])
-        found = compare(first, second, float(sys.argv[3]) if len(sys.argv) > 3 else SUMS)
-    except (DifferentTextError, OSError, ValueError, KeyError, TypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(found)
-    return 0 if found.is_rounding else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
 
 
 def same(first: Logits, second: Logits) -> None:

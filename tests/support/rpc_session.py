@@ -46,7 +46,6 @@ class Op(IntEnum):
     """Some of upstream's ggml_op."""
 
     NONE = 0
-    DUP = 1
     ACC = 5
     MUL_MAT = 29
     MUL_MAT_ID = 30

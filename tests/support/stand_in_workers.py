@@ -9,6 +9,8 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -17,6 +19,19 @@ HELLO_7 = struct.pack("<Q4B24x", 28, 7, 0, 0, 0)
 COUNT_1 = struct.pack("<QI", 4, 1)
 MEMORY = struct.pack("<QQQ", 16, 5, 9)
 _LIMIT_S = 20
+
+
+def status(endpoint: str, state: str = "ready", protocol: str | None = "7.0.0", *free: int) -> WorkerStatus:
+    """Return what a probe says of a worker, with a device for each number of free bytes."""
+    host, port = endpoint.split(":")
+    version = None
+    if protocol and state in ("ready", "incompatible"):
+        major, minor, patch = (int(part) for part in protocol.split("."))
+        version = {"version": protocol, "major": major, "minor": minor, "patch": patch}
+    devices = [{"index": i, "memory_free_bytes": n, "memory_total_bytes": n} for i, n in enumerate(free or (1000,))]
+    return WorkerStatus(
+        endpoint, host, int(port), host, state, state == "ready", version, devices, 1.0, f"{endpoint} is {state}."
+    )
 
 
 @contextmanager

@@ -129,16 +129,9 @@ def falcon_h1(layer: int, n: Numbers) -> Tensors:
     return tensors
 
 
-def qwen35(layer: int, n: Numbers) -> Tensors:
-    tensors = {**feed_forward(n), "attn_norm": (WIDTH,), "post_attention_norm": (WIDTH,)}
-    del tensors["ffn_norm"]
-    if layer % 4 == 3:
-        whole = {**attention(layer, n), "attn_q_norm": (n["key"],), "attn_k_norm": (n["key"],)}
-        return {**tensors, **whole, "attn_q": (2 * HEADS * n["key"], WIDTH)}
-    state, key_heads, value_heads = 64, 2, 4
+def delta_net(state: int, key_heads: int, value_heads: int) -> Tensors:
     convolved = (2 * key_heads + value_heads) * state
     return {
-        **tensors,
         "attn_qkv": (convolved, WIDTH),
         "attn_gate": (value_heads * state, WIDTH),
         "ssm_conv1d": (convolved, 4),
@@ -149,6 +142,15 @@ def qwen35(layer: int, n: Numbers) -> Tensors:
         "ssm_norm": (state,),
         "ssm_out": (WIDTH, value_heads * state),
     }
+
+
+def qwen35(layer: int, n: Numbers) -> Tensors:
+    tensors = {**feed_forward(n), "attn_norm": (WIDTH,), "post_attention_norm": (WIDTH,)}
+    del tensors["ffn_norm"]
+    if layer % 4 == 3:
+        whole = {**attention(layer, n), "attn_q_norm": (n["key"],), "attn_k_norm": (n["key"],)}
+        return {**tensors, **whole, "attn_q": (2 * HEADS * n["key"], WIDTH)}
+    return {**tensors, **delta_net(state=64, key_heads=2, value_heads=4)}
 
 
 def gemma4(layer: int, n: Numbers) -> Tensors:
@@ -188,7 +190,7 @@ def gemma4_assistant(layer: int, n: Numbers) -> Tensors:
 
 def qwen35_of_27b(layer: int, n: Numbers) -> Tensors:
     """Return the tensors of a layer with the heads and states of Qwen3.6 27B; the last of 65 layers predicts."""
-    head, key_heads, value_heads, state = n["key"], 16, 48, 128
+    head = n["key"]
     if layer % 4 == 3 or layer == 64:
         tensors = {
             "attn_q": (2 * n["heads"] * head, WIDTH),
@@ -199,18 +201,7 @@ def qwen35_of_27b(layer: int, n: Numbers) -> Tensors:
             "attn_k_norm": (head,),
         }
     else:
-        convolved = (2 * key_heads + value_heads) * state
-        tensors = {
-            "attn_qkv": (convolved, WIDTH),
-            "attn_gate": (value_heads * state, WIDTH),
-            "ssm_conv1d": (convolved, 4),
-            "ssm_dt.bias": (value_heads,),
-            "ssm_a.": (value_heads,),
-            "ssm_beta": (value_heads, WIDTH),
-            "ssm_alpha": (value_heads, WIDTH),
-            "ssm_norm": (state,),
-            "ssm_out": (WIDTH, value_heads * state),
-        }
+        tensors = delta_net(state=128, key_heads=16, value_heads=48)
     more = predicting(4, n) if layer == 64 else qwen35(0, n)
     shared = ("ffn_", "attn_norm", "post_attention_norm", "nextn.")
     return {**tensors, **{name: shape for name, shape in more.items() if name.startswith(shared)}}

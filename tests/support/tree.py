@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
+
+from support.collection_loader import COLLECTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 COLLECTION = "llama_cpp.cluster"
@@ -43,6 +46,14 @@ def load_yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
+def dictionaries(value: object) -> Iterator[dict[str, Any]]:
+    """Yield each dictionary in the content of a YAML file: plays, tasks, and what is in them."""
+    if isinstance(value, dict):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from dictionaries(one)
+
+
 def _plugins() -> list[Plugin]:
     found = set()
     for folder in (ROOT / "plugins").iterdir():
@@ -64,7 +75,7 @@ PLUGINS = _plugins()
 
 
 def run(
-    *command: str | Path, cwd: Path, collections: Path = ROOT / ".venv" / "collections", **environment: str
+    *command: str | Path, cwd: Path, collections: Path = COLLECTIONS, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run one of Ansible's programs without any settings of this user; the caller judges the result."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ANSIBLE_", "XDG_"))}
@@ -101,4 +112,6 @@ def documentation(kind: str) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         result = run("ansible-doc", "--json", "--type", kind, *names, cwd=Path(folder))
     assert result.returncode == 0, result.stderr
+    # Later releases of ansible-core warn about a collection of their own.
+    assert [line for line in result.stderr.splitlines() if "llama_cpp" in line and "_protomatter" not in line] == []
     return dict(json.loads(result.stdout))

@@ -38,16 +38,17 @@ def pyenv(tmp_path: Path) -> Path:
     return tmp_path / "pyenv"
 
 
-def environment(home: Path) -> dict[str, str]:
-    return {**{name: value for name, value in os.environ.items() if name != "PYENV_ROOT"}, "HOME": str(home)}
+def said(home: Path, *command: str | Path, path: str = os.environ["PATH"]) -> str:
+    """Return what a program prints to a user with this home and this search path."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYENV_ROOT"}
+    return subprocess.run(
+        command, cwd=ROOT, env={**kept, "HOME": str(home), "PATH": path}, check=True, stdout=subprocess.PIPE, text=True,
+        timeout=60,
+    ).stdout.strip()  # fmt: skip
 
 
 def test_sanity_gets_the_interpreters_that_run(pyenv: Path, tmp_path: Path) -> None:
-    given = f"{pyenv}/shims:/usr/bin:/bin"
-    found = subprocess.run(
-        [sys.executable, "-c", SEARCH, given],
-        cwd=ROOT, env=environment(tmp_path), check=True, stdout=subprocess.PIPE, text=True, timeout=60,
-    ).stdout.strip()  # fmt: skip
+    found = said(tmp_path, sys.executable, "-c", SEARCH, f"{pyenv}/shims:/usr/bin:/bin")
     assert found.split(":")[1:] == [f"{pyenv}/versions/3.11.99/bin", "/usr/bin", "/bin"]
 
 
@@ -55,28 +56,17 @@ def test_venv_is_made_with_the_first_interpreter_that_runs(pyenv: Path, tmp_path
     later = tmp_path / "later"
     later.mkdir()
     (later / "python3").symlink_to(sys.executable)
-    found = subprocess.run(
-        [ROOT / "scripts/bootstrap.sh", "python"],
-        env={**environment(tmp_path), "PATH": f"{pyenv}/shims:{later}:/usr/bin:/bin"},
-        check=True, stdout=subprocess.PIPE, text=True, timeout=60,
-    ).stdout.strip()  # fmt: skip
-    assert found == f"{later}/python3"
+    path = f"{pyenv}/shims:{later}:/usr/bin:/bin"
+    assert said(tmp_path, ROOT / "scripts/bootstrap.sh", "python", path=path) == f"{later}/python3"
 
 
 def test_nox_gets_the_interpreters_of_pyenv_and_not_its_shims(pyenv: Path, tmp_path: Path) -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", NOXFILE],
-        cwd=ROOT, env={**environment(tmp_path), "PATH": f"{pyenv}/shims:/usr/bin"},
-        check=True, stdout=subprocess.PIPE, text=True, timeout=60,
-    ).stdout.strip()  # fmt: skip
+    found = said(tmp_path, sys.executable, "-c", NOXFILE, path=f"{pyenv}/shims:/usr/bin")
     assert found == f"/usr/bin:{pyenv}/versions/3.11.99/bin"
 
 
 def test_what_cannot_be_started_is_no_interpreter(tmp_path: Path) -> None:
     (tmp_path / "python3.11").write_text("no program")
-    found = subprocess.run(
-        [sys.executable, "-c", SEARCH, f"{tmp_path}:/usr/bin"],
-        cwd=ROOT, env=environment(tmp_path), check=True, stdout=subprocess.PIPE, text=True, timeout=60,
-    ).stdout.strip()  # fmt: skip
-    assert found.split(":")[-1] == "/usr/bin"
-    assert str(tmp_path) not in found.split(":")
+    found = said(tmp_path, sys.executable, "-c", SEARCH, f"{tmp_path}:/usr/bin").split(":")
+    assert found[-1] == "/usr/bin"
+    assert str(tmp_path) not in found

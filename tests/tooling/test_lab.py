@@ -22,7 +22,6 @@ from support.lab import emulated, emulated_image
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PROGRAM = ROOT / "tests/lab/lab.py"
 # Another account may not be able to run the Python of these tests, nor to read this checkout.
 PYTHON = sys.executable if os.geteuid() else shutil.which("python3", path="/usr/bin:/bin")
 NOBODY = [] if os.geteuid() else ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
@@ -87,16 +86,6 @@ def test_inventories_know_the_hosts_by_their_addresses(tmp_path: Path, path: str
     assert listed == {host.name: made.address(host) for host in lab.HOSTS if host.name in listed}
 
 
-def test_labs_and_hosts_have_nothing_in_common(tmp_path: Path) -> None:
-    one, other = lab.Lab(16, tmp_path), lab.Lab(17, tmp_path)
-    for name in "folder", "bridge", "table":
-        assert getattr(one, name) != getattr(other, name)
-    # A network interface has a name of at most 15 characters.
-    assert len(lab.Lab(255, tmp_path).bridge) <= 15
-    addresses = [of(host) for made in (one, other) for of in (made.address, made.address6) for host in lab.HOSTS]
-    assert len(set(addresses)) == len(addresses)
-
-
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of programs of a machine that has only some of the tools for hosts."""
@@ -128,19 +117,6 @@ def test_tools_that_cannot_be_installed_are_named(machine: Path) -> None:
     (machine / "nft").symlink_to("/bin/true")
     with pytest.raises(lab.LabError, match="lacks mmdebstrap, systemd-container, and apt-get to install them with"):
         lab.install_tools(lab.TOOLS)
-
-
-@pytest.mark.parametrize(
-    ("machine_is", "architecture", "expected"),
-    [
-        pytest.param("x86_64", "arm64", True, id="arm_on_x86"),
-        pytest.param("aarch64", "arm64", False, id="arm_on_arm"),
-        pytest.param("x86_64", None, False, id="own_on_x86"),
-        pytest.param("aarch64", None, False, id="own_on_arm"),
-    ],
-)
-def test_only_a_foreign_processor_is_emulated(machine_is: str, architecture: str | None, expected: bool) -> None:
-    assert emulated.needed(architecture, machine_is) is expected
 
 
 def entries(archive: bytes) -> dict[str, tuple[int, bytes]]:

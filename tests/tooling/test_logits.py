@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from support.logits import SUMS, DifferentTextError, Logits, compare, first_choices
+from support.logits import SUMS, DifferentTextError, Logits, compare
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,12 +103,6 @@ def test_where_the_sides_part_their_leading_logits_decide(lead: float, by: float
 def test_what_cannot_be_compared_is_refused(other: Logits) -> None:
     with pytest.raises(DifferentTextError):
         compare(logits(), other)
-
-
-def test_greedy_text_is_what_its_logits_prefer() -> None:
-    chosen, preferred = first_choices(logits(), 20)
-    assert len(chosen) == 20
-    assert chosen == preferred
 
 
 def test_the_file_of_llama_results_is_read(tmp_path: Path) -> None:

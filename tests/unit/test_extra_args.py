@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve import options
 
 from support.templates import loaded, worked_out
-from support.tree import ROOT, load_yaml
+from support.tree import ROOT
 
 ROLE = ROOT / "roles/llama_server"
 VARIABLES = {
@@ -20,23 +20,18 @@ VARIABLES = {
     "inventory_hostname": "master",
 }
 RULES = loaded(ROLE / "tasks/validate.yml")[0]["vars"]
-SPECS = load_yaml(ROLE / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
 
 # Words, and the sentence about them.
 LOGS = "which could write prompts and answers to a log: take it out."
 FETCHES = "which fetches files from the network, and the API fetches nothing: take it out."
 BAD: dict[str, tuple[list[Any], str]] = {
     "level": (["-lv", 5], f"holds -lv, {LOGS}"),
-    "level-and-value": (["--verbosity=5"], f"holds --verbosity, {LOGS}"),
-    "level-by-its-third-name": (["--top-k", "20", "--log-verbosity", "9"], f"holds --log-verbosity, {LOGS}"),
     "level-with-underscores": (["--log_verbosity", "9"], f"holds --log-verbosity, {LOGS}"),
     "level-in-one-word": (["-lv 5"], f"holds -lv, {LOGS}"),
-    "verbose": (["-v"], f"holds -v, {LOGS}"),
     "log-file": (["--log-file", "/srv/log"], f"holds --log-file, {LOGS}"),
     "form-of-the-log": (["--log-jsonl"], "holds --log-jsonl, which changes the log"),
     "file-of-the-network": (["--mmproj-url", "https://example.com/m.gguf"], f"holds --mmproj-url, {FETCHES}"),
     "preset": (["--vision-gemma-4b-default"], f"holds --vision-gemma-4b-default, {FETCHES}"),
-    "token": (["-hft", "hf_secret"], f"holds -hft, {FETCHES}"),
     "own-projector": (["-mm", "/srv/m.gguf"], "holds -mm, which the role sets itself: use llama_server_mmproj."),
     "pictures": (["--mmproj-device", "RPC0"], "holds --mmproj-device, which changes where pictures are computed"),
     "video": (["--video-fps", "1"], "holds --video-fps, which is for video, for which llama-server would run ffmpeg"),

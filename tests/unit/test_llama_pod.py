@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -125,36 +126,33 @@ def test_the_address_of_the_pod_is_put_in(pod: ModuleType) -> None:
     assert found.workers == ["llama-1-1.llama.prod:50052", "llama-1-2.llama.prod:50052"]
 
 
-def test_equal_workers_get_equal_parts(pod: ModuleType, model: Path) -> None:
-    assert pod.divide(settings(model), workers(pod, 64000, 64000)) == ["--tensor-split", "3,4"]
+@pytest.mark.parametrize(
+    ("plan", "devices", "split"),
+    [({}, 1, ["--tensor-split", "3,4"]), ({}, 2, ["--tensor-split", "2,2,1,2"]), ({"tensor_split": [5.0, 2.0]}, 1, [])],
+    ids=["equal-parts", "each-device-gets-one", "a-split-by-hand-stays"],
+)
+def test_the_model_is_divided(
+    pod: ModuleType, model: Path, plan: dict[str, Any], devices: int, split: list[str]
+) -> None:
+    assert pod.divide(settings(model, **plan), workers(pod, 64000, 64000, devices=devices)) == split
 
 
-def test_what_a_worker_reports_counts_where_it_is_less_than_its_limit(pod: ModuleType, model: Path) -> None:
-    fits, sentence, _split = pod.divided(settings(model), workers(pod, 64000, 1))
+@pytest.mark.parametrize(
+    ("given", "free_mib", "said"),
+    [
+        ({}, 1, "^It does not fit by an estimate, llama-0-2.llama.prod:50052 lacks"),
+        # They report the memory of their nodes, and have a limit.
+        ({"worker_mib": 1}, 64000, "llama-0-1.llama.prod:50052 lacks .* llama-0-2.llama.prod:50052 lacks"),
+        ({"master_other_bytes": 500 * MIB}, 64000, "the master lacks .*with llama_server_cache_ram="),
+    ],
+    ids=["what-a-worker-reports", "its-limit", "what-is-kept-on-the-leader"],
+)
+def test_what_lacks_memory_is_named(
+    pod: ModuleType, model: Path, given: dict[str, Any], free_mib: int, said: str
+) -> None:
+    fits, sentence, _split = pod.divided(settings(model, **given), workers(pod, 64000, free_mib))
     assert not fits
-    assert sentence.startswith("It does not fit by an estimate, llama-0-2.llama.prod:50052 lacks")
-
-
-def test_the_limit_counts_where_a_worker_reports_the_memory_of_its_node(pod: ModuleType, model: Path) -> None:
-    fits, sentence, _split = pod.divided(settings(model, worker_mib=1), workers(pod, 64000, 64000))
-    assert not fits
-    assert "llama-0-1.llama.prod:50052 lacks" in sentence
-    assert "llama-0-2.llama.prod:50052 lacks" in sentence
-
-
-def test_a_split_by_hand_is_judged_and_left_as_it_is(pod: ModuleType, model: Path) -> None:
-    assert pod.divide(settings(model, tensor_split=[5.0, 2.0]), workers(pod, 64000, 64000)) == []
-
-
-def test_each_device_of_a_worker_gets_a_part(pod: ModuleType, model: Path) -> None:
-    assert pod.divide(settings(model), workers(pod, 64000, 64000, devices=2)) == ["--tensor-split", "2,2,1,2"]
-
-
-def test_what_is_kept_on_the_leader_counts(pod: ModuleType, model: Path) -> None:
-    fits, sentence, _split = pod.divided(settings(model, master_other_bytes=500 * MIB), workers(pod, 64000, 64000))
-    assert not fits
-    assert "the master lacks " in sentence
-    assert "with llama_server_cache_ram=" in sentence
+    assert re.search(said, sentence), sentence
 
 
 def test_the_release_of_the_image_is_asked(pod: ModuleType, model: Path, tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ except OSError as error:
 
 
 def _alone(*names: str) -> str:
-    """Return files of the collection as one program, for hosts that have nothing but Python."""
+    """Return files of the package _rpc as one program, for hosts that have nothing but Python."""
     program = ["from __future__ import annotations"]
     for name in names:
-        tree = ast.parse((ROOT / "plugins/module_utils" / name).read_text(encoding="utf-8"))
+        tree = ast.parse((ROOT / f"plugins/module_utils/_rpc/{name}.py").read_text(encoding="utf-8"))
         for node in tree.body:
             source = ast.unparse(node)
             if not source.startswith(("from __future__", "from .")):
@@ -65,27 +65,11 @@ def _alone(*names: str) -> str:
 
 
 # Gives the same as rpc_worker_info, without starting Ansible.
-ASK = (
-    _alone(
-        *(
-            f"_rpc/{name}.py"
-            for name in (
-                "endpoint",
-                "worker_status",
-                "protocol",
-                "resolver",
-                "sentences",
-                "connection",
-                "listeners",
-                "prober",
-            )
-        )
-    )
-    + """
+PARTS = ("endpoint", "worker_status", "protocol", "resolver", "sentences", "connection", "listeners", "prober")
+ASK = f"""{_alone(*PARTS)}
 import json, sys
-print(json.dumps({str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=10)}))
+print(json.dumps({{str(status.endpoint): status.state for status in probe(parse_endpoints(sys.argv[1:]), timeout=10)}}))
 """
-)
 
 
 _SOCKETS: dict[str, Path] = {}

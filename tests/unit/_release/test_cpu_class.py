@@ -22,10 +22,6 @@ cpu_class = FilterModule().filters()["cpu_class"]
 # Lines of /proc/cpuinfo. Those of x86 are without the flags that do not matter.
 A72 = "fp asimd evtstrm crc32 cpuid"
 N1 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
-V1 = (
-    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 "
-    "sm4 asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng"
-)
 V2 = (
     "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 "
     "asimddp sha512 sve asimdfhm dit uscat ilrcpc flagm sb paca pacg dcpodp sve2 sveaes svepmull svebitperm svesha3 "
@@ -41,18 +37,6 @@ ALDER_LAKE = HASWELL + " avx_vnni"
 
 # The host, its class, and its -march.
 ARM: dict[str, tuple[dict[str, Any], tuple[str, str]]] = {
-    "Cortex-A72-has-nothing-that-matters": (
-        {"cpu": A72, "libc": "glibc 2.31"},
-        ("aarch64-baseline-glibc2.31", "armv8-a"),
-    ),
-    "Neoverse-N1": (
-        {"cpu": N1, "libc": "glibc 2.36"},
-        ("aarch64-dotprod-fp16-glibc2.36", "armv8.2-a+dotprod+fp16"),
-    ),
-    "Neoverse-V1": (
-        {"cpu": V1, "libc": "glibc 2.34"},
-        ("aarch64-dotprod-fp16-i8mm-bf16-sve-glibc2.34", "armv8.2-a+dotprod+fp16+i8mm+bf16+sve"),
-    ),
     "Neoverse-V2": (
         {"cpu": V2, "libc": "glibc 2.39"},
         (

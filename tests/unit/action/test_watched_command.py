@@ -42,24 +42,26 @@ def test_warnings_longer_than_a_look_do_not_hide_the_step() -> None:
     assert progress.line("    3 | int\n      | ^~~\n", 30) == "[1/4] about 1:30 more: x.cpp"
 
 
-def test_of_a_failed_build_the_lines_that_say_why_are_shown() -> None:
-    log = "[1/3] Building a\nFAILED: b.o\nb.cpp:3:5: error: no member\n    3 | x.y\n[2/3] Building c\nninja: stopped\n"
-    assert trouble(log) == ["FAILED: b.o", "b.cpp:3:5: error: no member"]
+TROUBLE = {
+    "a build": (
+        "[1/3] Building a\nFAILED: b.o\nb.cpp:3:5: error: no member\n    3 | x.y\n[2/3] Building c\nninja: stopped\n",
+        ["FAILED: b.o", "b.cpp:3:5: error: no member"],
+    ),
+    "a configuration": (
+        "-- found\nCMake Error at CMakeLists.txt:3 (message):\n  no OpenSSL\n\n\n-- Configuring incomplete\n",
+        ["CMake Error at CMakeLists.txt:3 (message):", "  no OpenSSL", "-- Configuring incomplete"],
+    ),
+    "what controls a terminal": (
+        "x.cpp:1: error: \x1b]0;owned\x07\x1b[2J no\n",
+        ["x.cpp:1: error: \ufffd]0;owned\ufffd\ufffd[2J no"],
+    ),
+    "no such lines": ("\n".join(f"line {n}" for n in range(50)), [f"line {n}" for n in range(30, 50)]),
+}
 
 
-def test_of_a_failed_configuration_the_reason_is_shown() -> None:
-    log = "-- found\nCMake Error at CMakeLists.txt:3 (message):\n  no OpenSSL\n\n\n-- Configuring incomplete\n"
-    assert trouble(log)[:2] == ["CMake Error at CMakeLists.txt:3 (message):", "  no OpenSSL"]
-
-
-def test_no_line_controls_the_terminal() -> None:
-    assert trouble("x.cpp:1: error: \x1b]0;owned\x07\x1b[2J no\n") == [
-        "x.cpp:1: error: \ufffd]0;owned\ufffd\ufffd[2J no"
-    ]
-
-
-def test_without_such_lines_the_last_ones_are_shown() -> None:
-    assert trouble("\n".join(f"line {n}" for n in range(50))) == [f"line {n}" for n in range(30, 50)]
+@pytest.mark.parametrize(("log", "lines"), TROUBLE.values(), ids=TROUBLE)
+def test_of_a_failure_the_lines_that_say_why_are_shown(log: str, lines: list[str]) -> None:
+    assert trouble(log) == lines
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "0:00"), (9.7, "0:09"), (75, "1:15"), (3600, "1:00:00")])

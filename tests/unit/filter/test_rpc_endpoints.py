@@ -36,7 +36,6 @@ GOOD = {
         ["10.0.0.1:50052"],
     ),
     "empty-values-are-unset": ({"rpc_server_address": "", "rpc_server_bind_address": None}, ["w:50052"]),
-    "port-as-number": ({"rpc_server_port": 50060}, ["w:50060"]),
     "port-as-text": ({"rpc_server_port": "50060"}, ["w:50060"]),
     "instances-replace-the-one-of-the-port": (
         {"rpc_server_port": 50060, "rpc_server_instances": [{"port": 50053}, {"port": "50054", "address": "10.0.1.1"}]},
@@ -46,7 +45,6 @@ GOOD = {
         {"rpc_server_address": "10.0.0.1", "rpc_server_instances": [{"port": 50053, "address": "0.0.0.0"}]},
         ["10.0.0.1:50053"],
     ),
-    "instance-with-an-empty-address": ({"rpc_server_instances": [{"port": 50053, "address": ""}]}, ["w:50053"]),
     "no-instances": ({"rpc_server_instances": []}, ["w:50052"]),
 }
 

@@ -24,13 +24,8 @@ def found(*names: str, **others: Any) -> list[str]:
     ("name", "meant"),
     [
         ("rpc_server_treads", "rpc_server_threads"),
-        ("rpc_server_memory_mx", "rpc_server_memory_max"),
-        ("llama_cpp_verison", "llama_cpp_version"),
         ("llama_server_api_key", "llama_server_api_keys"),
-        ("gguf_model_paht", "gguf_model_path"),
-        ("inference_promt", "inference_prompt"),
         ("tune_client", "tune_clients"),
-        ("seed_layer", "seed_layers"),
         ("size_modek", "size_model"),
     ],
 )
