@@ -64,7 +64,7 @@ _value:
   type: dict
 """
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import build_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
@@ -74,9 +74,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") -> dict[str, Any]:
@@ -98,8 +95,5 @@ def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") ->
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
         return {"benchmark_report": benchmark_report}

@@ -193,8 +193,5 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"cluster_problems": cluster_problems}

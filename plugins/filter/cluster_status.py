@@ -85,8 +85,5 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"cluster_status": cluster_status}

@@ -4,15 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import CpuClass, CpuClassError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class as class_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DOCUMENTATION = r"""
 name: cpu_class
@@ -102,8 +98,5 @@ def _words(value: object) -> list[str]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"cpu_class": cpu_class}

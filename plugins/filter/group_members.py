@@ -56,8 +56,5 @@ def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str |
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"group_members": group_members}

@@ -56,8 +56,5 @@ def _linked(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"host_groups": host_groups}

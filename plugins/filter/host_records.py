@@ -73,8 +73,5 @@ def _endpoints(host: str, hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"host_records": host_records}

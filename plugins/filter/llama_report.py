@@ -53,14 +53,11 @@ _value:
   type: str
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"llama_report": render_report}

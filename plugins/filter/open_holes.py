@@ -57,7 +57,7 @@ _value:
 """
 
 from dataclasses import asdict
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Sequence
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.holes import holes_of
 
@@ -71,8 +71,5 @@ def open_holes(
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"open_holes": open_holes}

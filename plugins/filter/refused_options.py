@@ -4,11 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Callable, Sequence
 
 DOCUMENTATION = r"""
 name: refused_options
@@ -58,8 +54,5 @@ def refused_options(extra_args: Any) -> list[str]:  # noqa: ANN401 - whatever a 
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
         return {"refused_options": refused_options}

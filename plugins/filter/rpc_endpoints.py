@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
@@ -20,9 +19,6 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
     own_group,
     tunnel_address,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 DOCUMENTATION = r"""
 name: rpc_endpoints
@@ -158,8 +154,5 @@ def _endpoint(host: Host, address: object, port: object, address_from: str, port
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"rpc_endpoints": rpc_endpoints}

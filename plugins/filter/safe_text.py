@@ -35,10 +35,7 @@ _value:
   type: str
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Any, Callable
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text as without_controls
 
@@ -49,8 +46,5 @@ def safe_text(value: object) -> str:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"safe_text": safe_text}

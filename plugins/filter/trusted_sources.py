@@ -5,11 +5,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Union
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Callable, Iterable, Union
 
 DOCUMENTATION = r"""
 name: trusted_sources
@@ -107,8 +103,5 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"trusted_sources": trusted_sources}

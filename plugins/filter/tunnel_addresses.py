@@ -86,8 +86,5 @@ def _check_outer(host: Host, network: str) -> None:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"tunnel_addresses": tunnel_addresses}

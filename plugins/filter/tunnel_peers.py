@@ -43,8 +43,7 @@ _value:
       endpoint: 10.0.0.11:51820
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import PORT, TunnelError, check_peer
@@ -93,8 +92,5 @@ def _names(host: Host) -> set[str]:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"tunnel_peers": tunnel_peers}

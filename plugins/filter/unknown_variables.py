@@ -131,8 +131,5 @@ def _sentence(name: str, hosts: Sequence[str]) -> str:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"unknown_variables": unknown_variables}

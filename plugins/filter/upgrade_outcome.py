@@ -74,8 +74,5 @@ def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"upgrade_outcome": upgrade_outcome}

@@ -139,15 +139,6 @@ perf:
     - A figure that llama.cpp did not report is V(null).
   returned: always
   type: dict
-  sample:
-    load: {time_ms: 148.68}
-    sampling:
-      {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null, tokens_per_second: null}
-    prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
-    eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
-    total: {time_ms: 264.68, tokens: 76}
-    unaccounted: {time_ms: 2.26, percent: 0.9}
-    graphs_reused: 62
 devices:
   description:
     - The layers and buffers of each device, from the same log. C(endpoint) is V(null) for devices of the master.
@@ -156,13 +147,6 @@ devices:
   returned: always
   type: list
   elements: dict
-  sample:
-    - name: RPC0[10.0.0.11:50052]
-      endpoint: 10.0.0.11:50052
-      layers: 17
-      model_buffer_mib: 2190.5
-      kv_buffer_mib: 136.0
-      compute_buffer_mib: 99.06
 offload:
   description:
     - How many layers were offloaded, and how many there are. The output layer counts in both.

@@ -82,29 +82,14 @@ message:
   returned: success
   type: str
 files:
-  description: The files of the model, the first part first, whether they are there or not.
+  description:
+    - The files of the model, the first part first, whether they are there or not, each with its C(path), its
+      C(size_bytes), and as C(stamp) its size and its modification time in nanoseconds; V(null) if it is not there.
+    - C(origin) and C(sha256) are what M(llama_cpp.cluster.model_file) recorded when it put the file there; V(null) if
+      it did not, or if the file was changed since.
   returned: success
   type: list
   elements: dict
-  contains:
-    path:
-      description: The file.
-      type: str
-    size_bytes:
-      description: Its size; V(null) if it is not there.
-      type: int
-    stamp:
-      description: Its size, and its modification time in nanoseconds; V(null) if it is not there.
-      type: list
-      elements: int
-    origin:
-      description: >-
-        What M(llama_cpp.cluster.model_file) recorded when it put the file there; V(null) if it did not, or if the file
-        was changed since.
-      type: dict
-    sha256:
-      description: The SHA-256 digest that was recorded with it, V(null) like RV(files[].origin).
-      type: str
 size_bytes:
   description: The size of all files that are there.
   returned: success
@@ -115,60 +100,32 @@ metadata:
     a chat template, is cut after 1000, with V(…) at its end.
   returned: success
   type: dict
-  sample: {general.architecture: llama, general.name: model, llama.block_count: 32}
 architecture:
   description: The architecture, as llama.cpp names it; V(null) if not RV(valid), or if the file does not say.
   returned: success
   type: str
-  sample: llama
 name:
   description: The model's name; V(null) like RV(architecture).
   returned: success
   type: str
-  sample: Meta Llama 3.1 8B Instruct
 file_type:
-  description: The quantisation, as in llama.cpp's log; V(null) if not RV(valid), or if the file does not say.
+  description: The quantisation, as in llama.cpp's log, such as V(Q4_K - Medium); V(null) like RV(architecture).
   returned: success
   type: str
-  sample: Q4_K - Medium
 parameters:
   description: How many weights all tensors have; V(null) if not RV(valid).
   returned: success
   type: int
 shape:
-  description: The model's dimensions; V(null) if not RV(valid). Each is V(null) if the file does not contain it.
+  description:
+    - The model's dimensions; V(null) if not RV(valid). Each is V(null) if the file does not contain it.
+    - The repeating C(layers), the C(embedding_length), the C(heads) and C(kv_heads) of attention (V(null) if layers
+      differ), the C(experts) of a layer (0 if there are none) and the C(experts_used) of them that a token goes
+      through, at most, the C(context_length) in training, and the C(vocabulary) in tokens.
+    - C(predict_layers) of the layers, at the end, only predict further tokens (multi-token prediction). llama.cpp loads
+      few of their weights unless an option asks for them.
   returned: success
   type: dict
-  contains:
-    layers:
-      description: How many repeating layers there are.
-      type: int
-    predict_layers:
-      description: >-
-        How many of them, at the end, only predict further tokens (multi-token prediction). llama.cpp loads few of their
-        weights unless an option asks for them.
-      type: int
-    embedding_length:
-      description: The width of the model.
-      type: int
-    heads:
-      description: Attention heads; V(null) if layers differ.
-      type: int
-    kv_heads:
-      description: Heads of keys and values; V(null) if layers differ.
-      type: int
-    experts:
-      description: Experts of a layer; 0 if the model has none.
-      type: int
-    experts_used:
-      description: How many of them a token goes through, at most.
-      type: int
-    context_length:
-      description: For how many tokens of context the model was trained.
-      type: int
-    vocabulary:
-      description: The size of the vocabulary, in tokens.
-      type: int
 weights_bytes:
   description: >-
     The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
@@ -181,7 +138,6 @@ draft_problem:
   returned: success
   type: str
   version_added: 0.2.0
-  sample: ""
 mmproj_problem:
   description: >-
     Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the headers
@@ -189,7 +145,6 @@ mmproj_problem:
   returned: success
   type: str
   version_added: 0.4.0
-  sample: ""
 notes:
   description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success

@@ -134,35 +134,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: The figures of each test, in the order in which they ran; after a failure, those of the completed tests.
+  description:
+    - The figures of each test, in the order in which they ran; after a failure, those of the completed tests.
+    - C(name) is upstream's short name, such as V(pp512) for reading 512 tokens and V(tg128) for generating 128, and
+      C(kind) is V(prompt) or V(generation). C(n_prompt) tokens were read and C(n_gen) generated, with C(n_depth) in the
+      context before. C(batch_size) and C(ubatch_size) are as the options of these names.
+    - C(tokens_per_second) has over the repetitions the C(mean), the C(stddev) of the sample (V(null) for one
+      repetition), the slowest as C(min), the fastest as C(max), and each as C(samples).
   returned: always
   type: list
   elements: dict
-  contains:
-    name:
-      description: Upstream's short name, such as V(pp512) for reading 512 tokens and V(tg128) for generating 128.
-      type: str
-    kind:
-      description: V(prompt) or V(generation).
-      type: str
-    n_prompt:
-      description: Tokens read.
-      type: int
-    n_gen:
-      description: Tokens generated.
-      type: int
-    n_depth:
-      description: Tokens in the context before the test.
-      type: int
-    batch_size: &batch
-      description: Like the option of this name.
-      type: int
-    ubatch_size: *batch
-    tokens_per_second:
-      description: >-
-        Over the repetitions the C(mean), the C(stddev) of the sample (V(null) for one repetition), the slowest as
-        C(min), the fastest as C(max), and each as C(samples).
-      type: dict
 build:
   description:
     - The llama.cpp build that was used, in the form of the filter P(llama_cpp.cluster.llama_perf#filter). Unknown
@@ -173,25 +154,12 @@ build:
   type: dict
   sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-dispatcher]}
 model:
-  description: The model that was measured; V(null) if nothing was measured.
+  description:
+    - The model that was measured; V(null) if nothing was measured. Its C(path), upstream's description as C(type), such
+      as V(llama 8B Q4_0), the C(size_bytes) of its weights and the number of its parameters as C(n_params).
+    - C(sha256) is the digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
   returned: always
   type: dict
-  contains:
-    path:
-      description: Where it is.
-      type: str
-    type:
-      description: Upstream's description, such as V(llama 8B Q4_0).
-      type: str
-    size_bytes:
-      description: Size of its weights.
-      type: int
-    n_params:
-      description: Number of its parameters.
-      type: int
-    sha256:
-      description: Digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
-      type: str
 workers:
   description: The workers as V(host:port), in order.
   returned: always

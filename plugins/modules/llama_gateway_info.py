@@ -58,10 +58,7 @@ groups:
   elements: dict
   contains:
     name:
-      description: The name of the group.
-      type: str
-    model:
-      description: The model that it serves.
+      description: The name of the group. It serves C(model), and has C(busy) of the C(slots) requests that it may have.
       type: str
     state:
       description:
@@ -73,14 +70,6 @@ groups:
     reason:
       description: Why no request goes there; empty if it is V(in).
       type: str
-    busy:
-      description: How many requests it has.
-      type: int
-    slots:
-      description: How many it may have.
-      type: int
-  sample:
-    - {name: a, model: llama-70b-q4_0, state: in, reason: "", busy: 1, slots: 4}
 queued:
   description: How many requests wait for each model.
   returned: success
@@ -107,7 +96,6 @@ message:
   description: What is wrong, or that all groups take requests.
   returned: success
   type: str
-  sample: All 2 groups take requests.
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -65,11 +65,6 @@ options:
       - Context of each slot in tokens.
     type: int
     default: 4096
-  cache_ram:
-    description:
-      - Memory in MiB for earlier prompts of slots.
-    type: int
-    default: 1024
   extra_args:
     description:
       - Further options of C(llama-server). An option and its value are two items.
@@ -110,58 +105,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: One entry with the figures; empty after a failure.
+  description:
+    - One entry with the figures; empty after a failure. Its C(kind) is V(serving), and C(clients) how many asked.
+    - C(tokens_per_second) are the generated tokens per second of all clients together, from the first request to the
+      last token, with prompts, with the keys of M(llama_cpp.cluster.llama_bench).
+    - C(first_token_ms) is the time from a request to its first token, and C(between_tokens_ms) from one token of an
+      answer to the next, each as C(median) and C(p95) of all requests.
   returned: always
   type: list
   elements: dict
-  contains:
-    kind:
-      description: V(serving).
-      type: str
-    clients:
-      description: How many clients asked at the same time.
-      type: int
-    tokens_per_second:
-      description: >-
-        Generated tokens per second of all clients together, from the first request to the last token, with prompts. Its
-        keys are those of M(llama_cpp.cluster.llama_bench).
-      type: dict
-    first_token_ms:
-      description: The time from a request to its first token, as C(median) and C(p95) of all requests.
-      type: dict
-    between_tokens_ms:
-      description: The time from one token of an answer to the next, as C(median) and C(p95).
-      type: dict
-    prompt_tokens:
-      description: Tokens read, of all requests.
-      type: int
-    cached_tokens:
-      description: How many of these tokens were cached.
-      type: int
-    generated_tokens:
-      description: Tokens generated, of all requests.
-      type: int
-    drafted_tokens:
-      description: Tokens that speculation has guessed.
-      type: int
-    accepted_tokens:
-      description: How many of these tokens the model accepted.
-      type: int
 build:
   description: The llama.cpp build that was used, in the form of M(llama_cpp.cluster.llama_bench).
   returned: always
   type: dict
 model:
-  description: The model that was measured; V(null) if nothing was measured.
+  description: The C(path) and the C(sha256) of the model, as in M(llama_cpp.cluster.llama_bench).
   returned: always
   type: dict
-  contains:
-    path:
-      description: Where it is.
-      type: str
-    sha256:
-      description: Digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
-      type: str
 workers:
   description: The workers as V(host:port), in order.
   returned: always
@@ -279,7 +239,6 @@ def main() -> None:
             "repetitions": {"type": "int", "default": 3},
             "parallel": {"type": "int", "default": 4},
             "ctx_size": {"type": "int", "default": 4096},
-            "cache_ram": {"type": "int", "default": 1024},
             "extra_args": {"type": "list", "elements": "str", "default": []},
             "timeout": {"type": "int"},
         },

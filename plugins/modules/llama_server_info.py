@@ -69,16 +69,8 @@ servers:
   elements: dict
   contains:
     unit:
-      description: The systemd unit.
-      type: str
-    address:
-      description: The address that it listens on.
-      type: str
-    port:
-      description: The port that it listens on.
-      type: int
-    alias:
-      description: The name of the model in the API.
+      description: The systemd unit. The service listens on C(address) and C(port), and C(alias) is the name of the
+        model.
       type: str
     workers:
       description: The workers that it holds or waits for, as C(host:port).
@@ -112,6 +104,9 @@ servers:
     release:
       description: The id of the llama.cpp release that runs; V(null) if none runs.
       type: str
+    load:
+      description: While it is V(loading), C(sent_bytes) to workers and C(model_bytes) in all; V(null) if not visible.
+      type: dict
     outdated:
       description: Whether it started before the last change of its unit, settings, programs or keys, or runs another
         release than the current one. Keys do not count if the release reads them again by itself.
@@ -133,25 +128,6 @@ servers:
       description: One sentence about its state, and what to do if it does not serve. If C(llama-server) has ended since
         systemd started the service, a second one with the reason that its log gives.
       type: str
-  sample:
-    - unit: llama-server@8080.service
-      address: 127.0.0.1
-      port: 8080
-      alias: llama-70b-q4_0
-      workers: ["10.0.0.11:50052", "10.0.0.12:50052"]
-      state: serving
-      healthy: true
-      restarts: 0
-      models: [llama-70b-q4_0]
-      answered: true
-      text: " river"
-      release: 0.3.36-0c1e57098-3f0a1b2c
-      load: null
-      outdated: false
-      plan: null
-      metrics_link: null
-      open_paths: []
-      message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
 missing:
   description: Those of O(paths) that are not there.
   returned: success

@@ -107,10 +107,6 @@ there:
   description: How many were there.
   returned: success
   type: int
-there_bytes:
-  description: Their bytes.
-  returned: success
-  type: int
 """
 
 import os

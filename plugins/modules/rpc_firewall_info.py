@@ -76,7 +76,6 @@ firewalld:
   description: V(running), V(stopped), or V(absent) if it is not installed.
   returned: success
   type: str
-  sample: running
 enabled:
   description: Whether firewalld starts with the host.
   returned: success
@@ -96,22 +95,14 @@ changes:
   returned: success
   type: list
   elements: str
-  sample: [source 10.0.0.10/32 added to zone llama-rpc]
 commands:
   description: The commands that change it, in this order. On a host without firewalld they assume its defaults.
   returned: success
   type: list
   elements: dict
-  contains:
-    argv:
-      description: The command and its arguments.
-      type: list
-      elements: str
-      sample: [firewall-cmd, --permanent, --zone=llama-rpc, --add-source=10.0.0.10/32]
-    text:
-      description: What it does, for a reader.
-      type: str
-      sample: source 10.0.0.10/32 added to zone llama-rpc (permanent)
+  sample:
+    - argv: [firewall-cmd, --permanent, --zone=llama-rpc, --add-source=10.0.0.10/32]
+      text: source 10.0.0.10/32 added to zone llama-rpc (permanent)
 """
 
 import ipaddress

@@ -161,11 +161,6 @@ workers:
           description: All memory.
           type: int
           sample: 67430023168
-    latency_ms:
-      description: Time from the start of the connection to the answer of the handshake, in milliseconds; V(null) if
-        there was no answer.
-      type: float
-      sample: 0.412
     message:
       description: One sentence that tells what to do next.
       type: str

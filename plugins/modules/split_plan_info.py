@@ -155,7 +155,6 @@ fits:
   description: Whether each host has enough memory with its reserve left free, and each worker gets a layer.
   returned: success
   type: bool
-  sample: true
 message:
   description: The result, with what is missing and what would help, or with the host that could hold the model alone.
   returned: success
@@ -175,12 +174,10 @@ ctx_size:
   description: The context that is planned for.
   returned: success
   type: int
-  sample: 8192
 layers:
   description: The layers of the model, without the output.
   returned: success
   type: int
-  sample: 32
 workers:
   description: What each worker gets; empty if there are more workers than layers.
   returned: success
@@ -206,87 +203,44 @@ workers:
       description: Its KV buffer, with the states of recurrent layers.
       type: int
     compute_bytes:
-      description: Its compute buffer.
-      type: int
-    total_bytes: &total
-      description: All three.
+      description: Its compute buffer. C(total_bytes) are all three.
       type: int
     memory_available_bytes:
-      description: What it can use. Workers of one O(workers[].host) have equal parts of the host's memory.
-      type: int
-    reserve_bytes:
-      description: How much of that stays free.
-      type: int
-    headroom_bytes: &headroom
-      description: What is left beyond that; negative if memory is missing.
+      description:
+        - What it can use. Workers of one O(workers[].host) have equal parts of the host's memory.
+        - C(reserve_bytes) of it stay free, and C(headroom_bytes) are left beyond that; negative if memory is missing.
       type: int
 master:
-  description: >-
-    What the master holds itself (the token embedding, buffers, and layers that do not go to workers); V(null) if there
-    are more workers than layers. The values for available memory are V(null) without O(master_memory_available_bytes).
+  description:
+    - What the master holds itself (the token embedding, buffers, and layers that do not go to workers), with the keys
+      of RV(workers); V(null) if there are more workers than layers.
+    - The first C(layers) stay there. C(compute_bytes) has the output buffers too, and C(other_bytes) all of a draft
+      model and a projector that are on the master, and O(master_other_bytes).
+    - The values for available memory are V(null) without O(master_memory_available_bytes). On a worker's host,
+      C(reserve_bytes) is V(0), because the worker's reserve counts.
   returned: success
   type: dict
-  contains:
-    layers:
-      description: How many layers stay there, the first ones.
-      type: int
-    weights_bytes:
-      description: Like RV(workers[].weights_bytes).
-      type: int
-    kv_bytes:
-      description: Like RV(workers[].kv_bytes).
-      type: int
-    compute_bytes:
-      description: Its compute and output buffers.
-      type: int
-    other_bytes:
-      description: All of a draft model and a projector that are on the master, and O(master_other_bytes).
-      type: int
-    total_bytes:
-      description: All of these.
-      type: int
-    memory_available_bytes:
-      description: What it can use.
-      type: int
-    reserve_bytes:
-      description: How much of that stays free; V(0) on a worker's host, where the worker's reserve counts.
-      type: int
-    headroom_bytes: *headroom
 exact:
   description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
   type: bool
-  sample: true
   version_added: 0.4.0
 suggestions:
   description:
-    - The smallest change of each kind with which the model fits. Each was tried. Kinds that cannot help are missing.
-    - If no change alone is enough, up to three pairs of changes.
+    - The smallest change of each C(kind) with which the model fits. Each was tried. Kinds that cannot help are missing.
+      If no change alone is enough, up to three pairs of changes.
+    - The kinds are V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation)
+      and V(projector) (leave it out), V(workers), V(quantisation), and V(pair), which has two of them.
+    - C(message) is the change in words, with its value, and with the variables of O(variables_of). C(ctx_size) is the
+      context after it, and C(workers) how many more workers there are, each with the memory of the largest one.
   returned: success
   type: list
   elements: dict
-  contains:
-    kind:
-      description: >-
-        V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation) and
-        V(projector) (leave it out), V(workers), V(quantisation), or V(pair), which has two of them.
-      type: str
-    message:
-      description: The change in words, with its value, and with the variables of O(variables_of).
-      type: str
-    ctx_size:
-      description: The context after it.
-      type: int
-    workers:
-      description: How many more workers there are after it, each with the memory of the largest one.
-      type: int
-  sample: []
 notes:
   description: A sentence for each thing that is not as in llama.cpp.
   returned: success
   type: list
   elements: str
-  sample: []
 """
 
 from typing import Any

@@ -10,15 +10,12 @@ import secrets
 import shlex
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import Any, Callable, Iterator, TypeVar
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.plugins.action.normal import ActionModule as AnyModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOK_EVERY_S = 5.0  # two looks for each line, so that the first line already has a rate
 LONGEST_LOOK_S = 5.0

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, BinaryIO
+from pathlib import Path
+from typing import BinaryIO, Sequence
 
 from .progress import JOINING, Tell, tell_nobody
 from .record import open_no_link
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _CHUNK = 1 << 20
 

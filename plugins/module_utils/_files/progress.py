@@ -13,10 +13,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Callable, Iterator, NamedTuple
 
 # The environment variable with the path of the file.
 VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"

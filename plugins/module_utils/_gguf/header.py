@@ -11,14 +11,11 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Union
+from io import RawIOBase
+from pathlib import Path
+from typing import Callable, Iterable, NamedTuple, Union
 
 from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES, is_of_fork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from io import RawIOBase
-    from pathlib import Path
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)

@@ -4,13 +4,10 @@
 from __future__ import annotations
 
 from io import RawIOBase
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Sequence
 
 from .header import GgufError, Header, header_of, piece_names
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 
 class _Joined(RawIOBase):

@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from .header import read_header
+from .header import Header, read_header
 from .numbers import natural, printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .header import Header
 
 ARCHITECTURE = "clip"
 _ENCODERS = ("vision", "audio")

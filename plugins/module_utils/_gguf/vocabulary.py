@@ -7,15 +7,11 @@ differ, llama-server continues without the draft model and logs the reason at a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-from .header import read_header
+from .header import Header, read_header
 from .numbers import printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .header import Header
 
 # SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID
 MAX_SIZE_DIFFERENCE = 128

@@ -8,9 +8,8 @@ has only the permanent one.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Union
+from typing import Mapping, NamedTuple, Union
 
 Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 

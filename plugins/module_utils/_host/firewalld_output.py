@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Dict
+from typing import Dict, Iterable, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from .firewalld import Service, Zone

@@ -11,17 +11,12 @@ import math
 import re
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Iterable, Mapping, Sequence
 
+from .._rpc.worker_status import WorkerStatus
 from .._run import worker_run
+from .._run.capabilities import Program
 from .._run.worker_run import Ending, Failure, OptionError, RunOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from .._rpc.worker_status import WorkerStatus
-    from .._run.capabilities import Program
-
 
 # The types that ggml_type_from_name knows in all supported builds (tools/llama-bench/llama-bench.cpp).
 CACHE_TYPES = ("f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")

@@ -6,17 +6,15 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, Tuple
 
 from .._status.report import safe_text
-from .benchmark_history import KINDS, series_of
+from .benchmark_data import Figure, Share
+from .benchmark_history import KINDS, Run, Test, series_of
 from .benchmark_words import shown_number, shown_speed, workers_of
 
-if TYPE_CHECKING:
-    from .benchmark_data import Figure, Share
-    from .benchmark_history import Run, Test
+Facts = Sequence[Tuple[str, object]]
 
-    Facts = Sequence[tuple[str, object]]
 
 _LONGEST = 300
 _DASH = "\u2013"

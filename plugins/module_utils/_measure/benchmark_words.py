@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
-from .benchmark_history import KINDS, series_of
-
-if TYPE_CHECKING:
-    from .benchmark_history import Run, Speed, Test
+from .benchmark_history import KINDS, Run, Speed, Test, series_of
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:

@@ -12,19 +12,15 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Sequence
 
+from .._rpc.worker_status import WorkerStatus
 from .._run import worker_run
+from .._run.capabilities import Program
 from .._run.watch import Watch
 from .._run.worker_run import Ending, Failure, OptionError, RunOptions
 from .._serve import options as server_options
 from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._rpc.worker_status import WorkerStatus
-    from .._run.capabilities import Program
 
 ADDRESS = "127.0.0.1"
 MAX_TOKENS = 1_000_000
@@ -36,7 +32,6 @@ _BOUNDS = {
     "repetitions": (1, 1000),
     "parallel": (1, 256),
     "ctx_size": (64, 100_000_000),
-    "cache_ram": (0, 100_000_000),
     "threads": (1, 512),
     "timeout": (1, 30 * 24 * 3600),
 }
@@ -50,7 +45,7 @@ _SETS = {
     "--device": "workers",
     "--tensor-split": "tensor_split",
     "--threads": "threads",
-    "--cache-ram": "cache_ram",
+    "--cache-ram": "",
 }
 _OWN = {names: _SETS[name] for names in server_options.OWN for name in names.split() if name in _SETS}
 _KNOWN = server_options.endings(_OWN, "the module")
@@ -67,7 +62,6 @@ class Options(RunOptions):
     repetitions: int
     parallel: int
     ctx_size: int
-    cache_ram: int
     extra_args: tuple[str, ...]
 
 
@@ -126,7 +120,8 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
         *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
         *(("--threads", str(options.threads)) if options.threads is not None else ()),
         *("--fit", "off"),
-        *("--cache-ram", str(options.cache_ram)),
+        # As of the role, in MiB; no request takes anything from it.
+        *("--cache-ram", "1024"),
         *(("--no-ui",) if server.has("--no-ui") else ()),
         *options.extra_args,
     ]
@@ -200,8 +195,6 @@ def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dic
     """Return the figures of all repetitions: the rate of each, and the times over all requests."""
     together = figures([stream for streams in repetitions for stream in streams])
     rates = [figures(streams)["tokens_per_second"] for streams in repetitions]
-    times = ("first_token_ms", "between_tokens_ms")
-    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
     return {
         "kind": "serving",
         "clients": options.clients,
@@ -212,5 +205,6 @@ def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dic
             "max": max(rates),
             "samples": rates,
         },
-        **{name: together[name] for name in (*times, *counts)},
+        "first_token_ms": together["first_token_ms"],
+        "between_tokens_ms": together["between_tokens_ms"],
     }

@@ -7,16 +7,14 @@ import math
 import time
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 from .._status.limits import MAX_WORKERS
 from .choice import choose, could_hold, holds
 from .inputs import Cluster, Load, SplitError, Worker
 from .options import DRAFT_MTP, PROJECTOR, SPECULATION, number_of, value_of, without
-
-if TYPE_CHECKING:
-    from .sizes import Asker, Sizes
+from .sizes import Asker, Sizes
 
 # The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")

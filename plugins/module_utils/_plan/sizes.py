@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Sequence
+from typing import NamedTuple, Protocol, Sequence
 
 from .assignment import Part
 from .engine import Engine, EngineError, EnginePlan
-
-if TYPE_CHECKING:
-    from .inputs import Load
+from .inputs import Load
 
 
 class Need(NamedTuple):

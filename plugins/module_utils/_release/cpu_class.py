@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Iterable, Sequence, TypedDict
 
 # Asks for no features beyond those that every CPU of a machine has.
 BASELINE = "baseline"

@@ -13,10 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Mapping
 
 COMPLETION_PROGRAM = "llama-completion"
 BENCH_PROGRAM = "llama-bench"

@@ -10,8 +10,10 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Iterable, Mapping, Sequence
 
+from .._rpc.worker_status import WorkerStatus
+from .capabilities import Program
 from .worker_run import (
     BASE_S,
     LOAD_BYTES_PER_S,
@@ -35,13 +37,6 @@ from .worker_run import (
     unknown,
     working,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from .._rpc.worker_status import WorkerStatus
-    from .capabilities import Program
-    from .perf_log import Perf
 
 # Linux takes at most 128 KiB as one argument (MAX_ARG_STRLEN); a longer prompt goes through a file.
 MAX_PROMPT_ARGUMENT_BYTES = 100_000
@@ -258,7 +253,7 @@ def _incomplete(ending: Ending) -> Failure | None:
     return OutputLost("unknown", None, message)
 
 
-def output_lost(failure: Failure | None, perf: Perf | None) -> bool:
+def output_lost(failure: Failure | None, perf: Mapping[str, Any] | None) -> bool:
     """Return whether a run lost its last lines: its message, its text, or the figures after the text."""
     if failure:
         return isinstance(failure, OutputLost)

@@ -6,13 +6,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
+from typing import IO, Any, Callable, Mapping, NamedTuple, Protocol, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import IO
-
-    from .watch import Watch
+from .watch import Watch
 
 # Seconds between SIGTERM and SIGKILL.
 KILL_AFTER_S = 5

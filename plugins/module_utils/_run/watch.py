@@ -13,12 +13,9 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
 from .._rpc.keepalive import GONE_AFTER_S, NotPermittedError, ask, sockets
-
-if TYPE_CHECKING:
-    from typing import Callable
 
 _LOOK_EVERY_S = 1.0
 # Any process uses less than this now and then, so less is no sign of life.

@@ -10,20 +10,16 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
 from .._gguf.header import GgufError, check_piece, model_parts, read_header
 from .._plan.options import planned_options, value_of
+from .._rpc.endpoint import Endpoint
 from .._rpc.keepalive import GONE_AFTER_S
+from .._rpc.worker_status import WorkerStatus
 from .._status.limits import MAX_WORKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._rpc.endpoint import Endpoint
-    from .._rpc.worker_status import WorkerStatus
-    from .perf_log import PerfLog
+from .perf_log import Figures
 
 # Start no debugger that prints a trace at an abort (ggml/src/ggml.c). Print messages in English and numbers in C form.
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
@@ -257,7 +253,7 @@ class Ending:
     timed_out: bool
     timeout: int
     stderr: str
-    log: PerfLog
+    log: Figures
     workers_after: Sequence[WorkerStatus]
     # If the run was ended because a worker's host no longer answered: the worker, as address and port.
     gone: tuple[str, int] | None = None

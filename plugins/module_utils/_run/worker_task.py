@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Protocol
+from typing import Any, Iterator, Mapping, NoReturn, Protocol, Sequence
 
 from .._rpc.endpoint import Endpoint, EndpointError
 from .._rpc.prober import probe
+from .._rpc.worker_status import WorkerStatus
 from .._status.report import safe_text
 from .capabilities import BinaryError, find_program, read_manifest
 from .perf_log import parse_log
@@ -17,11 +18,6 @@ from .runner import Listeners, Run, RunnerError, run
 from .runner import Module as RunsCommands
 from .watch import Watch
 from .worker_run import ENVIRONMENT, WITHOUT_ENVIRONMENT, Ending, Failure, ModelError, OptionError, worker_failure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .._rpc.worker_status import WorkerStatus
 
 PROBE_TIMEOUT_S = 5.0
 # A build takes milliseconds to print its version and its help.

@@ -54,11 +54,7 @@ class Stream:
     asked_s: float = 0.0
     # The arrival time of each piece of the answer: a token or, with speculation, the last of several tokens.
     arrivals_s: list[float] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
     tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
     problem: str = ""
 
 
@@ -153,10 +149,7 @@ class Server:
             connection.close()
         if not last or not stream.arrivals_s:
             raise LoadError("it broke off before its end")
-        stream.prompt_tokens = int(last["prompt_n"]) + int(last.get("cache_n", 0))
-        stream.cached_tokens = int(last.get("cache_n", 0))
         stream.tokens = int(last["predicted_n"])
-        stream.drafted, stream.accepted = int(last.get("draft_n", 0)), int(last.get("draft_n_accepted", 0))
 
 
 def run(server: Server, load: Load) -> list[Stream]:
@@ -203,17 +196,10 @@ def _spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 def figures(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the figures of these requests: times in milliseconds, and tokens of all clients per second."""
     wall_s = max(stream.arrivals_s[-1] for stream in streams) - min(stream.asked_s for stream in streams)
-    tokens = sum(stream.tokens for stream in streams)
     return {
-        "tokens_per_second": round(tokens / wall_s, 3),
+        "tokens_per_second": round(sum(stream.tokens for stream in streams) / wall_s, 3),
         "first_token_ms": _spread_ms([stream.arrivals_s[0] - stream.asked_s for stream in streams]),
         "between_tokens_ms": _spread_ms(
             [later - earlier for stream in streams for earlier, later in zip(stream.arrivals_s, stream.arrivals_s[1:])]
         ),
-        "prompt_tokens": sum(stream.prompt_tokens for stream in streams),
-        "cached_tokens": sum(stream.cached_tokens for stream in streams),
-        "generated_tokens": tokens,
-        "drafted_tokens": sum(stream.drafted for stream in streams),
-        "accepted_tokens": sum(stream.accepted for stream in streams),
-        "wall_s": round(wall_s, 3),
     }
