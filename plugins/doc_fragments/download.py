@@ -20,8 +20,7 @@ options:
     type: int
     default: 60
   retries:
-    description:
-      - How often in a row to retry a request that brings no byte, with growing pauses of up to 30 seconds.
+    description: How often in a row to retry a request that brings no byte, with growing pauses of up to 30 seconds.
     type: int
     default: 5
 notes:

@@ -10,6 +10,10 @@ class ModuleDocFragment:
 
     DOCUMENTATION = r"""
 options:
+  model:
+    description: Path of the GGUF file on the master. Of a split model, the first part.
+    type: path
+    required: true
   workers:
     description:
       - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
@@ -18,9 +22,8 @@ options:
     elements: str
     required: true
   n_gpu_layers:
-    description:
-      - How many layers to offload to the workers, at least one for each worker. A number larger than the model's
-        layers means all.
+    description: How many layers to offload to the workers, at least one for each worker. A number larger than the
+      model's layers means all.
     type: int
     default: 999
   tensor_split:
@@ -32,9 +35,8 @@ options:
     elements: float
     default: []
   threads:
-    description:
-      - The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its RPC
-        server.
+    description: The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its
+      RPC server.
     type: int
   bin_folder:
     description: Folder of the llama.cpp programs on the master.
@@ -48,6 +50,20 @@ options:
         when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part.
     type: bool
     default: true
+attributes:
+  check_mode:
+    description: In check mode the module checks everything, including the workers, and runs nothing.
+    support: full
+  diff_mode:
+    description: The module changes nothing, so there is no difference to show.
+    support: none
+  idempotent:
+    description: The module changes no host.
+    support: full
+notes:
+  - The program has no standard input and a time limit, so the task always ends.
+  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+  - Needs Python 3.8 or newer on the host, and only Python's standard library.
 requirements:
   - GNU coreutils, for C(timeout)
 """

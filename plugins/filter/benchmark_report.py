@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: benchmark_report
 short_description: Make the report of a benchmark, as data and Markdown
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Joins the results of modules of this collection into one report, and compares it with earlier runs. The playbook
     P(llama_cpp.cluster.benchmark#playbook) uses it.
@@ -30,7 +29,6 @@ options:
     required: true
   name:
     description: The file with the history, for messages.
-    version_added: 0.2.0
     type: str
     default: history.jsonl
 """

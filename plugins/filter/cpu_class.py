@@ -14,8 +14,7 @@ DOCUMENTATION = r"""
 name: cpu_class
 short_description: Find the class of hosts that can share one build of llama.cpp
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns facts about a host's CPU and C library into its CPU class. The class is the machine, the instruction-set
     features that llama.cpp has special code for, and the C library.
@@ -26,10 +25,9 @@ description:
   - The filter knows features of C(x86_64) and C(aarch64). The class of another machine has no features.
 options:
   _input:
-    description:
-      - Facts about the host. C(machine) as C(uname -m) prints it, C(cpu) the line of C(flags) or C(Features) of
-        C(/proc/cpuinfo), C(model) the name of the CPU for messages, and C(libc) the C library and its version, as
-        C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
+    description: Facts about the host. C(machine) as C(uname -m) prints it, C(cpu) the line of C(flags) or C(Features)
+      of C(/proc/cpuinfo), C(model) the name of the CPU for messages, and C(libc) the C library and its version, as
+      C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
     type: dict
     required: true
   features:
@@ -76,7 +74,6 @@ _value:
 
 
 def cpu_class(look: object, features: object = ()) -> CpuClass | dict[str, str]:
-    """Return the class, or the problem."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
     texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "model", "libc")}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: llama_perf
 short_description: Read performance figures, devices, offload and build from a llama.cpp log
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads what a llama.cpp program printed in one run and returns its figures as data.
   - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
@@ -38,12 +37,6 @@ EXAMPLES = r"""
 - name: Show the speed of generation in a saved log
   ansible.builtin.debug:
     msg: "{{ (lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf).perf.eval.tokens_per_second }}"
-
-- name: Show it with a JMESPath query, which needs jmespath on the controller
-  ansible.builtin.debug:
-    msg: >-
-      {{ lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf
-         | community.general.json_query('perf.eval.tokens_per_second') }}
 """
 
 RETURN = r"""
@@ -78,7 +71,6 @@ _value:
           in the slot's cache, and C(graphs_reused) counts since the server started.
       type: list
       elements: dict
-      version_added: 0.3.0
       sample:
         - slot: 3
           task: 0
@@ -105,9 +97,8 @@ _value:
           kv_buffer_mib: 136.0
           compute_buffer_mib: 99.06
     offload:
-      description:
-        - How many layers were to be offloaded, and how many there are. The output layer counts in both. Upstream prints
-          it even without a device.
+      description: How many layers were to be offloaded, and how many there are. The output layer counts in both.
+        Upstream prints it even without a device.
       type: dict
       sample: {layers: 33, layers_total: 33}
     build:
@@ -127,7 +118,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log im
 
 
 def llama_perf(text: object) -> dict[str, Any]:
-    """Return the figures of a log."""
     if not isinstance(text, str):
         raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is not text.")
     try:

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: open_holes
 short_description: List the known vulnerabilities of a build of llama.cpp
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Judges a build by its source, its build number or its RPC protocol, the first of these that is known.
   - A build of a version that O(llama_cpp.cluster.llama_cpp#role:main:llama_cpp_version) accepts has none.

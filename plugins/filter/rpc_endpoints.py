@@ -24,8 +24,7 @@ DOCUMENTATION = r"""
 name: rpc_endpoints
 short_description: List the endpoints of the RPC workers in an inventory
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns hosts of the inventory and their variables into the list of C(host:port) that llama.cpp and the modules of
     this collection take.
@@ -51,11 +50,9 @@ options:
         An empty string means the workers that have neither.
       - Without this option, the workers of all groups.
     type: str
-    version_added: 0.2.0
   details:
     description: Whether to return a dictionary for each worker, with its C(host), C(endpoint), C(address), C(port) and
       C(group).
-    version_added: 0.2.0
     type: bool
     default: false
 notes:

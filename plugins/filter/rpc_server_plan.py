@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: rpc_server_plan
 short_description: Plan the RPC servers of a host
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns what prevents the servers that are wanted from running, and each of them with its threads and CPUs and with
     its state on the host.
@@ -72,10 +71,9 @@ _value:
       type: list
       elements: str
     servers:
-      description:
-        - Each server with what was wanted for it, and with the C(name) of its unit, the number of its C(threads), its
-          C(cpus) (empty if it is not pinned), its C(clients) and C(state), and with C(sha256), C(enabled) and
-          C(running) of its unit, as RV(llama_cpp.cluster.rpc_server_info#module:units) has them.
+      description: Each server with what was wanted for it, and with the C(name) of its unit, the number of its
+        C(threads), its C(cpus) (empty if it is not pinned), its C(clients) and C(state), and with C(sha256), C(enabled)
+        and C(running) of its unit, as RV(llama_cpp.cluster.rpc_server_info#module:units) has them.
       type: list
       elements: dict
 """

@@ -11,8 +11,7 @@ DOCUMENTATION = r"""
 name: trusted_sources
 short_description: Turn trusted addresses into a list of networks
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns IPv4 and IPv6 addresses and CIDRs into the smallest list of CIDRs that covers the same, IPv4 first.
   - The filter does not fail for a wrong address. It returns one sentence for each, so that you can correct all of
@@ -37,10 +36,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(sources), the networks as CIDRs, and C(problems), a sentence for each wrong address.
+  description: C(sources), the networks as CIDRs, and C(problems), a sentence for each wrong address.
   type: dict
-  sample: {sources: [10.0.0.10/32, 10.0.1.0/24], problems: []}
 """
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: gguf_info
 short_description: Check whether a path is a complete GGUF model, and what it is
 version_added: 0.1.0
@@ -20,31 +19,25 @@ description:
   - It reads versions 2 and 3 of the format, in little-endian byte order. It refuses what llama.cpp itself refuses
     to load, such as overlapping tensors, and headers that are larger than those of any model.
   - It never fails because of a bad model. RV(valid) and RV(message) say what is wrong.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
     description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
   draft_model:
-    description:
-      - A model that drafts tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
-        accepts it. That depends on the vocabularies of both models.
+    description: A model that drafts tokens for this one (speculative decoding). RV(draft_problem) says whether
+      llama.cpp accepts it. That depends on the vocabularies of both models.
     type: path
-    version_added: 0.2.0
   joined:
     description:
       - If O(path) is a piece of a file that was cut, such as C(.part1of2), look at all pieces as if they were joined.
       - Without this, a piece is not RV(valid), because llama.cpp reads only the whole.
     type: bool
     default: false
-    version_added: 0.4.0
   mmproj:
-    description:
-      - A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
+    description: A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
     type: path
-    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -95,9 +88,8 @@ size_bytes:
   returned: success
   type: int
 metadata:
-  description: >-
-    The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000 characters, such as
-    a chat template, is cut after 1000, with V(…) at its end.
+  description: The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000
+    characters, such as a chat template, is cut after 1000, with V(…) at its end.
   returned: success
   type: dict
 architecture:
@@ -127,24 +119,19 @@ shape:
   returned: success
   type: dict
 weights_bytes:
-  description: >-
-    The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
+  description: The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
   returned: success
   type: int
 draft_problem:
-  description: >-
-    Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not RV(valid) or
-    without O(draft_model).
+  description: Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not
+    RV(valid) or without O(draft_model).
   returned: success
   type: str
-  version_added: 0.2.0
 mmproj_problem:
-  description: >-
-    Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the headers
-    say, V(null) if not RV(valid) or without O(mmproj).
+  description: Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the
+    headers say, V(null) if not RV(valid) or without O(mmproj).
   returned: success
   type: str
-  version_added: 0.4.0
 notes:
   description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success
@@ -231,7 +218,6 @@ def _problem(judge: Callable[[Path, Path], str], path: Path, other: Path | None)
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

@@ -15,22 +15,12 @@ description:
   - Returns the tokens per second of all clients together, the time to the first token, and the time between two
     tokens.
   - Workers serve one master at a time, so pause a service that uses them first. The playbook C(tune) does that.
-  - The program has no standard input and a time limit, so the task always ends.
-  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
-  - llama_cpp.cluster.reads_only
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
-  model:
-    description:
-      - Path of the GGUF file on the master. Of a split model, the first part.
-    type: path
-    required: true
   clients:
-    description:
-      - How many clients ask at the same time.
+    description: How many clients ask at the same time.
     type: int
     default: 4
   n_prompt:
@@ -40,29 +30,24 @@ options:
     type: int
     default: 128
   n_gen:
-    description:
-      - How many tokens of an answer are generated. With O(prompts), an answer may end earlier.
+    description: How many tokens of an answer are generated. With O(prompts), an answer may end earlier.
     type: int
     default: 32
   prompts:
-    description:
-      - The prompts of the clients, in turn, each as the first message of a chat.
+    description: The prompts of the clients, in turn, each as the first message of a chat.
     type: list
     elements: str
     default: []
   repetitions:
-    description:
-      - How often each client asks. With V(1) there is no spread.
+    description: How often each client asks. With V(1) there is no spread.
     type: int
     default: 3
   parallel:
-    description:
-      - How many slots the server has. Further clients wait.
+    description: How many slots the server has. Further clients wait.
     type: int
     default: 4
   ctx_size:
-    description:
-      - Context of each slot in tokens.
+    description: Context of each slot in tokens.
     type: int
     default: 4096
   extra_args:
@@ -80,9 +65,6 @@ options:
       - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each repetition and
         client one second for each 10 words read and 2 s for each token generated.
     type: int
-attributes:
-  check_mode:
-    description: In check mode the module checks everything, including the workers, and runs nothing.
 seealso:
   - module: llama_cpp.cluster.llama_bench
   - module: llama_cpp.cluster.llama_server_info
@@ -153,15 +135,12 @@ msg:
 
 import os
 import secrets
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import serving as serving_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import build_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import check_model, check_split_mode
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
@@ -169,30 +148,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load impo
 
 
 class Task(WorkerTask):
-    """One call of the module."""
-
     def __init__(self, module: AnsibleModule) -> None:
         names = ("build", "model", "wall_time_ms", "command", "failure")
         super().__init__(module, {"changed": False, "tests": [], "workers": [], **dict.fromkeys(names)})
 
-    def options(self) -> serving_of.Options:
-        """Return the options of the run, or fail with the first invalid value."""
-        given = self.module.params
-        chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(serving_of.Options)}
-        with self.refusing():
-            chosen.update(
-                model=str(Path(given["model"]).absolute()),
-                workers=tuple(parse_endpoints(given["workers"])),
-                **{name: tuple(given[name]) for name in ("tensor_split", "prompts", "extra_args")},
-            )
-            options = serving_of.Options(**chosen)
-            serving_of.check_options(options)
-        self.result["workers"] = options.endpoints
-        return options
-
     def main(self) -> None:
         """Check the options, verify the workers, run, and judge the result."""
-        options = self.options()
+        options = self.chosen(serving_of.Options, serving_of.check_options)
+        self.result["workers"] = options.endpoints
         with self.refusing():
             program = capabilities_of.describe(*self.asked(capabilities_of.SERVER_PROGRAM))
             model_bytes = check_model(options.model)
@@ -231,7 +194,6 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **WORKER_RUN,
-            "model": {"type": "path", "required": True},
             "clients": {"type": "int", "default": 4},
             "n_prompt": {"type": "int", "default": 128},
             "n_gen": {"type": "int", "default": 32},
@@ -240,7 +202,6 @@ def main() -> None:
             "parallel": {"type": "int", "default": 4},
             "ctx_size": {"type": "int", "default": 4096},
             "extra_args": {"type": "list", "elements": "str", "default": []},
-            "timeout": {"type": "int"},
         },
         supports_check_mode=True,
     )

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: llama_server_info
 short_description: Show the state of the OpenAI-compatible API services of a master
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the state of the services that the role P(llama_cpp.cluster.llama_server#role) has set up on this host,
     and asks their API.
@@ -42,7 +41,6 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 seealso:
@@ -111,15 +109,12 @@ servers:
       description: Whether it started before the last change of its unit, settings, programs or keys, or runs another
         release than the current one. Keys do not count if the release reads them again by itself.
       type: bool
-      version_added: 0.4.0
     plan:
       description: The division of its model that the role has recorded, with C(tensor_split); V(null) if there is none.
       type: dict
-      version_added: 0.4.0
     metrics_link:
       description: The link to its metrics in the folder of node_exporter; V(null) if there is none.
       type: str
-      version_added: 0.4.0
     open_paths:
       description: The paths that it wrongly answers without a key.
       type: list
@@ -133,13 +128,11 @@ missing:
   returned: success
   type: list
   elements: str
-  version_added: 0.4.0
 files_without_key:
   description: The files of keys that have no key.
   returned: success
   type: list
   elements: str
-  version_added: 0.4.0
 """
 
 from dataclasses import asdict
@@ -183,7 +176,6 @@ def journal_of(module: AnsibleModule, unit: str) -> str:
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
-    """Return the state of a service."""
     command = ["systemctl", "show", f"--property={','.join(services.PROPERTIES)}", service.unit]
     _code, text, _error = module.run_command(command)
     properties = services.read_properties(text)
@@ -224,7 +216,6 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ask": {"type": "bool", "default": True},

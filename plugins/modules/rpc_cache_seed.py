@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: rpc_cache_seed
 short_description: Put a model's tensors into the tensor cache of a worker
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Puts the tensors of a GGUF model that a master would otherwise send into the cache of a worker. The first load
     then finds them there and does not send them over the network.
@@ -90,7 +88,6 @@ entries:
   returned: success
   type: list
   elements: str
-  sample: [0d8b94d0035c31ab]
 added:
   description: How many were added.
   returned: success
@@ -127,7 +124,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
-    """Run the module."""
     part = {
         "first_layer": {"type": "int"},
         "layers": {"type": "int", "default": 0},

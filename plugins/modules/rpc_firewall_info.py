@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: rpc_firewall_info
 short_description: Find what must change in firewalld so that only trusted addresses reach the RPC ports
 version_added: 0.1.0
@@ -16,8 +15,7 @@ description:
   - Returns the changes, in an order that keeps the module's own SSH session open, and what prevents them. It
     changes nothing. The role P(llama_cpp.cluster.rpc_firewall#role) makes the changes.
   - For a host without firewalld, it returns what would have to change in firewalld's defaults.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   zone:
     description: The name of the zone.
@@ -39,17 +37,14 @@ options:
     elements: int
     default: []
   port_sources:
-    description:
-      - For each port that not all O(sources) may reach, the CIDRs that may. The CIDRs must be in O(sources), and
-        the port in O(ports).
+    description: For each port that not all O(sources) may reach, the CIDRs that may. The CIDRs must be in O(sources),
+      and the port in O(ports).
     type: dict
     default: {}
-    version_added: 0.2.0
   tunnel_port:
     description: The UDP port of a tunnel, which all O(sources) can reach. V(0) means that there is no tunnel.
     type: int
     default: 0
-    version_added: 0.2.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -331,7 +326,6 @@ def _parent(pid: int) -> int:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "zone": {"type": "str", "required": True},

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: rpc_server_info
 short_description: Show who listens on the RPC ports of a host, and whom it serves
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns which process and which systemd unit listen on each port, and which clients are connected. It reads this
     from C(/proc). It also returns how many weights the worker says it has repacked.
@@ -85,16 +84,6 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: worker.servers[0].clients | length == 0
     fail_msg: "The worker serves {{ worker.servers[0].clients | join(', ') }}."
-
-- name: Read the state of all workers of this host
-  llama_cpp.cluster.rpc_server_info:
-    ports: []
-    units: true
-    prefix: /opt/llama_cpp
-    account: llama-rpc
-    sets: [{}]
-    ask: true
-  register: found
 """
 
 RETURN = r"""
@@ -213,7 +202,6 @@ cores:
       type: str
     physical_cores:
       description: How many physical cores these CPUs are; 0 if there is a problem.
-      version_added: 0.2.0
       type: int
     usable_cores:
       description: How many threads run at full speed on them. These are the physical cores that are fast enough, within
@@ -251,7 +239,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ports": {"type": "list", "elements": "int", "required": True},

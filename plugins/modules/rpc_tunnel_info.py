@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: rpc_tunnel_info
 short_description: Show the state of the tunnel between masters and workers on a host
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the state of the WireGuard interface that the role P(llama_cpp.cluster.rpc_tunnel#role) sets up on this
     host.
@@ -79,9 +78,8 @@ new_key:
   returned: success
   type: bool
 state:
-  description: >-
-    V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys, other peers or
-    another port, V(down) if it does not exist or has another address.
+  description: V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys,
+    other peers or another port, V(down) if it does not exist or has another address.
   returned: success
   type: str
 overlapping:
@@ -132,7 +130,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel imp
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "network": {"type": "str", "default": NETWORK},

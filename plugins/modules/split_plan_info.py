@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: split_plan_info
 short_description: Divide a model among llama.cpp RPC workers and check whether it fits
 version_added: 0.3.0
@@ -23,8 +22,7 @@ description:
     each change before it names it.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
   - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   model:
     description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
@@ -55,7 +53,6 @@ options:
         description: How many devices it has. llama.cpp gives each of them a part.
         type: int
         default: 1
-        version_added: 0.4.0
   options:
     description:
       - The options with which llama.cpp will load the model. Those that change no memory are ignored.
@@ -63,19 +60,16 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.4.0
   program:
     description: >-
       The program that will load the model. V(llama-completion) has one sequence, and may need the output of each token.
     type: str
     choices: [llama-server, llama-completion]
     default: llama-server
-    version_added: 0.4.0
   bin_folder:
     description: The folder with the programs of that release, such as V(/opt/llama_cpp/current/bin); empty without one.
     type: path
     default: ""
-    version_added: 0.4.0
   master_other_bytes:
     description: Other memory that the program uses on the master, such as for prompts (C(--cache-ram), there in MiB).
     type: int
@@ -96,22 +90,18 @@ options:
     type: float
     default: 5
   master_memory_available_bytes:
-    description: >-
-      The memory that the master's host has available. Without it, the module shows the master's need and does not
-      check it.
+    description: The memory that the master's host has available. Without it, the module shows the master's need and
+      does not check it.
     type: int
   master_host:
-    description: >-
-      The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
+    description: The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
     type: str
   variables_of:
-    description:
-      - Whose variables RV(message) names in the changes that help. They are the options of this module, or variables of
-        a role or of the playbook V(size).
+    description: Whose variables RV(message) names in the changes that help. They are the options of this module, or
+      variables of a role or of the playbook V(size).
     type: str
     choices: [module, inference, llama_server, kubernetes, size]
     default: module
-    version_added: 0.3.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -139,15 +129,6 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: plan.fits
     fail_msg: "{{ plan.message }}"
-
-- name: Check a split of your own, with a smaller cache
-  llama_cpp.cluster.split_plan_info:
-    model: /srv/models/model.gguf
-    options: [--cache-type-k, q8_0, --cache-type-v, q8_0]
-    tensor_split: [2, 1]
-    workers:
-      - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000}
-      - {endpoint: "192.0.2.12:50052", memory_available_bytes: 8000000000}
 """
 
 RETURN = r"""
@@ -224,7 +205,6 @@ exact:
   description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
   type: bool
-  version_added: 0.4.0
 suggestions:
   description:
     - The smallest change of each C(kind) with which the model fits. Each was tried. Kinds that cannot help are missing.
@@ -261,7 +241,6 @@ WORKER: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "model": {"type": "path", "required": True},

@@ -33,7 +33,6 @@ class Host:
         return None if value == "" else value
 
     def error(self, variable: str, problem: object) -> AnsibleFilterError:
-        """Return an error to raise."""
         return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
 
 

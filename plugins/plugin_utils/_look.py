@@ -87,6 +87,5 @@ class NotedModule(AnyModule):  # type: ignore[misc]
         return str(self._connection._shell.env_prefix(**environment))  # noqa: SLF001
 
     def _noted(self) -> str:
-        """Return the note."""
         command = f"head -c 2000 {shlex.quote(self._progress_file)} 2>/dev/null"
         return str(self._low_level_execute_command(command)["stdout"])

@@ -42,10 +42,7 @@ class Beginning(RawIOBase):
         self.lacks = False  # whether more was read than has arrived
 
     def use(self, read: Callable[[Beginning], T]) -> T:
-        """Return what `read` makes of the stream; it reads again when more has arrived, if it lacked something.
-
-        Raises DownloadError, and whatever `read` raises.
-        """
+        """Return what `read` makes of the stream; it reads again when more has arrived, if it lacked something."""
         while True:
             patiently(self.url, self.limits, self._fetch)
             self._at, self.lacks = 0, False

@@ -38,7 +38,6 @@ class Note:
         self._length = 0
 
     def write(self, text: str) -> None:
-        """Replace the text."""
         if self._file is None:
             return
         # One write, never shorter than the last one, so that a reader gets either the old text or the new one.
@@ -57,7 +56,6 @@ class Step(NamedTuple):
     of: str = ""
 
     def noted(self) -> str:
-        """Return it as the text of a note."""
         return json.dumps(self._asdict())
 
 

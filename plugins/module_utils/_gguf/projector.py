@@ -38,10 +38,7 @@ def _problem(header: Header) -> str:
 
 
 def projector_problem(model: Path, projector: Path) -> str:
-    """Return a sentence that says why `model` cannot take pictures with `projector`; empty if it can.
-
-    Raises GgufError if one of them is not a complete GGUF file.
-    """
+    """Return a sentence that says why `model` cannot take pictures with `projector`; empty if it can."""
     header = read_header(projector)
     reason = _problem(header)
     if reason:

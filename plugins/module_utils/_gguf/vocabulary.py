@@ -93,10 +93,7 @@ def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
 
 
 def draft_problem(model: Path, draft: Path) -> str:
-    """Return a sentence that says why `draft` cannot draft tokens for `model`; empty if it can.
-
-    Raises GgufError if one of them is not a complete GGUF file.
-    """
+    """Return a sentence that says why `draft` cannot draft tokens for `model`; empty if it can."""
     difference = _difference(_read(model), _read(draft))
     if not difference:
         return ""

@@ -95,7 +95,6 @@ class Change(NamedTuple):
     state: str  # enabled or disabled; for a zone present or absent
 
     def text(self) -> str:
-        """Return the change as text for the user."""
         if self.kind == "zone":
             return f"zone {self.zone} {'made' if self.state == 'present' else 'removed'}"
         verb = "added to" if self.state == "enabled" else "removed from"

@@ -89,11 +89,7 @@ def check_build(options: Options, bench: Program) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under.
-
-    The latter is the sum of 120 s, the time to load the model at 10 MB/s and, for each repetition and the warm-up of
-    each test, the prompt at 10 tokens per second and 2 s for each generated token.
-    """
+    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under."""
     if options.timeout is not None:
         return options.timeout
     prompts = sum(prompt + depth for prompt, _gen in options.shapes for depth in options.n_depth)
@@ -154,12 +150,9 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         return failure
     if ending.exit_status == 0:
         return worker_run.dropped(options, ending, protocol)
-    return (
-        worker_run.failed(options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size")
-        or worker_run.context_rejected(ending)
-        or worker_run.model_invalid(options, ending)
-        or worker_run.unknown(ending)
-    )
+    return worker_run.failed(
+        options, ending, protocol, _option_rejected, "lower n_depth, n_prompt, n_gen or ubatch_size"
+    ) or worker_run.unknown(ending)
 
 
 def _option_rejected(ending: Ending, protocol: str | None) -> Failure | None:
@@ -185,7 +178,11 @@ def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
 
 
 def _rates(tokens: int, samples_ns: Sequence[int]) -> dict[str, Any]:
-    rates = [1e9 * tokens / ns for ns in samples_ns]
+    return spread_of([1e9 * tokens / ns for ns in samples_ns])
+
+
+def spread_of(rates: Sequence[float]) -> dict[str, Any]:
+    """Return the figures of several measurements in tokens per second."""
     return {
         "mean": round(statistics.mean(rates), 3),
         "stddev": round(statistics.stdev(rates), 3) if len(rates) > 1 else None,
@@ -245,7 +242,6 @@ def build_of(bench: Program, line: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def model_of(path: str, sha256: str | None, line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model that ran."""
     return {
         "path": path,
         "type": str(line.get("model_type", "")),

@@ -109,12 +109,7 @@ def split_note(split: Sequence[Share], *, exact: bool) -> str:
 
 
 def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> dict[str, Any]:
-    """Return the report of one benchmark; `before` are the runs of its history.
-
-    `results` holds `bench` (the result of llama_bench). The other keys may be missing or null: `run`
-    (distributed_inference), `plan` (split_plan_info), `model` (gguf_info), `workers` (list of rpc_worker_info), `hosts`
-    (a list with the facts of each host), `title`, `time` (UTC) and `settings`.
-    """
+    """Return the report of one benchmark; filter benchmark_report documents `results`, `before` are earlier runs."""
     bench, facts = results["bench"], results.get("model") or {}
     plan, inference = results.get("plan") or {}, results.get("run") or {}
     hosts = _hosts(results)

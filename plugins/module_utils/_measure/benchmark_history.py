@@ -46,7 +46,6 @@ def parse_history(text: str, name: str) -> list[Run]:
 
 
 def history_line(run: Run) -> str:
-    """Return the line that a run adds to the history."""
     return json.dumps(run, sort_keys=True, ensure_ascii=False, allow_nan=False)
 
 

@@ -25,7 +25,6 @@ _SPLIT_HEADER = ("host", "layers", "weights", "KV cache", "compute", "total", "m
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
-    """Return the report as Markdown."""
     notes = [note for note in (report["split_note"], report["plan"].get("message")) if note]
     time = report["time"]
     parts = [f"# {_text(report['title'])}", _text(report["summary"], whole=True), f"{time[:10]}, {time[11:16]} UTC"]

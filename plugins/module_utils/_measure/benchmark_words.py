@@ -10,7 +10,6 @@ from .benchmark_history import KINDS, Run, Speed, Test, series_of
 
 
 def speed_of(tests: Sequence[Test], kind: str) -> Speed | None:
-    """Return the speed of the first test of a kind."""
     return next((test["tokens_per_second"] for test in tests if test["kind"] == kind), None)
 
 

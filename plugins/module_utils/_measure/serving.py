@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import socket
-import statistics
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from .._run.watch import Watch
 from .._run.worker_run import Ending, Failure, OptionError, RunOptions
 from .._serve import options as server_options
 from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
+from .bench import spread_of
 
 ADDRESS = "127.0.0.1"
 MAX_TOKENS = 1_000_000
@@ -80,11 +80,7 @@ def check_options(options: Options) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under.
-
-    The latter is the sum of 120 s, the time to load the model at 10 MB/s and, for each repetition and client, a prompt
-    at 10 tokens per second and 2 s for each generated token.
-    """
+    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under."""
     if options.timeout is not None:
         return options.timeout
     once = options.n_prompt / worker_run.PROMPT_TOKENS_PER_S + options.n_gen * worker_run.S_PER_TOKEN
@@ -183,7 +179,6 @@ def classify(options: Options, ending: Ending, client: Client, protocol: str | N
     failure = worker_run.given_up(options, ending) or worker_run.failed(
         options, ending, protocol, worker_run.argument_rejected, "lower ctx_size, parallel or the physical batch"
     )
-    failure = failure or worker_run.context_rejected(ending) or worker_run.model_invalid(options, ending)
     if failure:
         return failure
     if client.problem:
@@ -198,13 +193,7 @@ def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dic
     return {
         "kind": "serving",
         "clients": options.clients,
-        "tokens_per_second": {
-            "mean": round(statistics.mean(rates), 3),
-            "stddev": round(statistics.stdev(rates), 3) if len(rates) > 1 else None,
-            "min": min(rates),
-            "max": max(rates),
-            "samples": rates,
-        },
+        "tokens_per_second": spread_of(rates),
         "first_token_ms": together["first_token_ms"],
         "between_tokens_ms": together["between_tokens_ms"],
     }

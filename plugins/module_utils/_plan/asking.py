@@ -63,6 +63,5 @@ def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bits(headers: Sequence[Header]) -> float:
-    """Return the bits of a weight."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     return 8 * sum(it.bytes or 0 for it in tensors) / max(1, sum(it.elements for it in tensors))

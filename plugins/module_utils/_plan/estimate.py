@@ -34,7 +34,6 @@ class ByHeader:
     """The estimate for a model."""
 
     def __init__(self, headers: Sequence[Header], *, tail: int, why: str) -> None:
-        """Read the model's layers; raises SplitError for a model that cannot be divided."""
         self.model = model = describe(headers)
         self.tail = tail
         notes = " ".join(model.notes)

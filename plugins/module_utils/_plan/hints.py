@@ -91,7 +91,6 @@ def in_words(count: float) -> str:
 
 
 def enumerated(words: Sequence[str], last: str = "and") -> str:
-    """Return the words as one enumeration."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
@@ -107,7 +106,6 @@ class Shrunk:
     """An asker about the same model with smaller weights, as another quantisation has them."""
 
     def __init__(self, asker: Asker, factor: float) -> None:
-        """Ask the other asker."""
         self.asker, self.factor = asker, factor
         self.tail, self.bits, self.notes = asker.tail, asker.bits * factor, asker.notes
 
@@ -129,7 +127,6 @@ class Hints:
     """The changes with which a model would fit on a cluster."""
 
     def __init__(self, asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, typed: str) -> None:
-        """Prepare the changes of a load that was planned with these sizes."""
         self.asker, self.typed, self.bits = asker, TYPED[typed], asker.bits
         self.ends = time.monotonic() + _LIMIT_S
         self.serves, self.slots = "-np" in load.options, sizes.slots
@@ -281,7 +278,6 @@ class Hints:
         )
 
     def _said(self, trial: Trial, *kinds: Kind) -> dict[str, Any]:
-        """Return a change as the result has it."""
         return {
             "kind": kinds[0].name if len(kinds) == 1 else "pair",
             "message": " and ".join(self.typed_as(kind.name, trial) for kind in kinds),

@@ -173,7 +173,6 @@ def short_words(machine: str, features: Iterable[str]) -> list[str]:
 
 
 def _choose(machine: str, cpu: str, wanted: Sequence[str], model: str) -> list[str]:
-    """Return the features to build for."""
     has = features_of(machine, cpu)
     if not wanted:
         return has

@@ -39,10 +39,7 @@ class Piece(NamedTuple):
 
 
 def pieces(model: Path, part: Part | None = None) -> list[Piece]:
-    """Return the tensors that a worker with this part is asked for by hash; without a part, those of all workers.
-
-    Raises GgufError if the model is not complete.
-    """
+    """Return the tensors that a worker with this part is asked for by hash; without a part, those of all workers."""
     headers = read_model(model)
     tied = describe(headers).weights.tied_embeddings
     found = []

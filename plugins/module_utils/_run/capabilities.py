@@ -177,10 +177,7 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
 
 
 def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Program:
-    """Return a build of llama-bench, as `describe` does.
-
-    Builds before protocol 7 do not answer --version; their results name the build.
-    """
+    """Return a build of llama-bench, as `describe` does; those before protocol 7 do not answer --version."""
     known = frozenset().union(*_options(help_text))
     if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
         raise BinaryError(

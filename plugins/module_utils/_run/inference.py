@@ -26,13 +26,11 @@ from .worker_run import (
     argument_rejected,
     check_number,
     check_workers,
-    context_rejected,
     device_names,
     dropped,
     errors,
     failed,
     given_up,
-    model_invalid,
     shares,
     unknown,
     working,
@@ -93,8 +91,6 @@ class OutputLost(Failure):
 
 @dataclass(frozen=True)
 class Options(RunOptions):
-    """The options of one run."""
-
     prompt: str
     n_predict: int
     ctx_size: int
@@ -148,10 +144,7 @@ def check_extra_args(extra_args: Iterable[str], capabilities: Program) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: the requested one, or a default that even slow hosts meet.
-
-    The default is 120 s, the model at 10 MB/s, the prompt at 40 bytes (10 tokens) a second, and 2 s for each token.
-    """
+    """Return the time limit of the run in seconds: the requested one, or a default that even slow hosts meet."""
     if options.timeout is not None:
         return options.timeout
     load = model_bytes / LOAD_BYTES_PER_S
@@ -162,9 +155,7 @@ def time_limit(options: Options, model_bytes: int) -> int:
 def stall_limit(options: Options, model_bytes: int) -> int:
     """Return how many seconds a run may stand still: the requested limit, or a default that even slow hosts meet.
 
-    While a worker computes a batch of the prompt, no progress can be seen. The default is 120 s plus the
-    time of that batch at 40 bytes (10 tokens) a second. For a model above 4 GB, the time of the batch grows in
-    proportion to the model's size.
+    While a worker computes a batch of the prompt, no progress can be seen.
     """
     if options.stall_timeout is not None:
         return options.stall_timeout
@@ -237,8 +228,6 @@ def classify(options: Options, ending: Ending, protocol: str | None) -> Failure 
         return _incomplete(ending) or dropped(options, ending, protocol)
     return (
         failed(options, ending, protocol, _option_rejected, "lower ctx_size")
-        or context_rejected(ending)
-        or model_invalid(options, ending)
         or _message_lost(options, ending)
         or unknown(ending)
     )

@@ -57,7 +57,6 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def begin(self, process: Any) -> None:  # noqa: ANN401 (a Popen, of whatever pipes)
-        """Watch the child of this process."""
         self.moved()
         self._thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
         self._thread.start()
@@ -76,7 +75,6 @@ class Watch:
         return listen
 
     def end(self) -> None:
-        """Stop watching."""
         self._over.set()
         if self._thread:
             self._thread.join()

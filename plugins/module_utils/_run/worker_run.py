@@ -548,7 +548,7 @@ def failed(
     option_rejected: Callable[[Ending, str | None], Failure | None],
     smaller: str,
 ) -> Failure | None:
-    """Return the failure of a run, None if the cause is the model or the program itself."""
+    """Return the failure of a run, None if its cause is not known."""
     return (
         _cannot_run(ending)
         or option_rejected(ending, protocol)
@@ -559,6 +559,8 @@ def failed(
         or _not_divided(options, ending)
         or _cut_off(options, ending, protocol)
         or _ended_itself(ending)
+        or _context_rejected(ending)
+        or _model_invalid(options, ending)
     )
 
 
@@ -581,7 +583,7 @@ def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     return None
 
 
-def context_rejected(ending: Ending) -> Failure | None:
+def _context_rejected(ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp loads the model, and refuses to make a context with these options."""
     if not _NO_CONTEXT.search(ending.stderr):
         return None
@@ -597,7 +599,7 @@ def _not_loaded(log: str) -> str:
     return str([*header, *reversed(_BAD_MODEL.findall(log)), ""][0])
 
 
-def model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
+def _model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
     reason = _not_loaded(ending.stderr)
     if not reason and not _NO_MODEL.search(ending.stderr):

@@ -100,7 +100,7 @@ def status(endpoint: str, state: str = "ready") -> WorkerStatus:
     version = {"version": "7.0.0", "major": 7, "minor": 0, "patch": 0} if state == "ready" else None
     devices = [{"index": 0, "memory_free_bytes": 1000, "memory_total_bytes": 1000}]
     return WorkerStatus(
-        endpoint, host, int(port), host, state, state == "ready", version, devices, 1.0, f"{endpoint} is {state}."
+        endpoint, host, int(port), host, state, state == "ready", version, devices, f"{endpoint} is {state}."
     )
 
 
