@@ -69,9 +69,9 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchma
     BenchmarkError,
     history_line,
     parse_history,
+    slower_than_before,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
 
 
 def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") -> dict[str, Any]:

@@ -146,9 +146,14 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    GgufError,
+    model_parts,
+    piece_paths,
+    read_model,
+    read_pieces,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_problem
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 

@@ -113,8 +113,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld 
     State,
     View,
     Zone,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import (
     parse_service,
     parse_zones,
     read_service,

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence
 
-from .benchmark_history import SCHEMA_VERSION, Run
-from .benchmark_words import summary_of, workers_of
+from .benchmark_history import SCHEMA_VERSION, Run, summary_of, workers_of
 
 MIB = 1024 * 1024
 # The largest deviations from a plan that llama.cpp itself has made. A log has MiB with two decimal places.

@@ -10,8 +10,7 @@ from typing import Any, Mapping, Sequence, Tuple
 
 from .._status.report import safe_text
 from .benchmark_data import Figure, Share
-from .benchmark_history import KINDS, Run, Test, series_of
-from .benchmark_words import shown_number, shown_speed, workers_of
+from .benchmark_history import KINDS, Run, Test, series_of, shown_number, shown_speed, workers_of
 
 Facts = Sequence[Tuple[str, object]]
 
