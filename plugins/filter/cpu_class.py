@@ -62,14 +62,6 @@ _value:
       exactly this class.
     - If there is no class, only C(problem), a sentence without its end.
   type: dict
-  sample:
-    name: aarch64-dotprod-fp16-glibc2.36
-    machine: aarch64
-    features: [asimddp, asimdhp]
-    libc: glibc 2.36
-    march: armv8.2-a+dotprod+fp16
-    flags: [-march=armv8.2-a+dotprod+fp16]
-    cmake_options: {GGML_NATIVE: false, GGML_CPU_ARM_ARCH: armv8.2-a+dotprod+fp16}
 """
 
 

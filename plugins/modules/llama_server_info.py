@@ -61,19 +61,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 servers:
-  description: The services of this host, by port.
+  description:
+    - The services of this host, by port, each with its systemd C(unit), its C(address) and C(port), the name of the
+      model in the API as C(alias), the C(workers) that it holds or waits for, as C(host:port), and how often systemd
+      has started it again by itself as C(restarts).
+    - It is C(healthy) if it serves, generates a token with the key, and refuses requests without a key. Checks that
+      were not made do not count. C(models) are those that the API names, C(answered) says whether it generated a token,
+      C(text) how it continued O(prompt) (both V(null) if it was not asked, and C(text) if it serves only embeddings),
+      and C(open_paths) which paths it wrongly answers without a key.
+    - C(release) is the id of the llama.cpp release that runs, and C(load) has, while the model is loaded, C(sent_bytes)
+      to workers and C(model_bytes) in all. C(plan) is the division of its model that the role has recorded, with
+      C(tensor_split), and C(metrics_link) the link to its metrics in the folder of node_exporter. Each is V(null) if
+      there is none.
+    - It is C(outdated) if it started before the last change of its unit, settings, programs or keys, or runs another
+      release than the current one. Keys do not count if the release reads them again by itself.
   returned: success
   type: list
   elements: dict
   contains:
-    unit:
-      description: The systemd unit. The service listens on C(address) and C(port), and C(alias) is the name of the
-        model.
-      type: str
-    workers:
-      description: The workers that it holds or waits for, as C(host:port).
-      type: list
-      elements: str
     state:
       description:
         - "V(serving): The API answers."
@@ -82,43 +87,6 @@ servers:
         - "V(stopped): Somebody, or a playbook, stopped the service."
         - "V(failed): systemd could not start the service."
       type: str
-    healthy:
-      description: Whether it serves, generates a token with the key, and refuses requests without a key. Checks that
-        were not made do not count.
-      type: bool
-    restarts:
-      description: How often systemd has started it again by itself.
-      type: int
-    models:
-      description: The models that the API names; empty if it was not asked.
-      type: list
-      elements: str
-    answered:
-      description: Whether it generated a token; V(null) if it was not asked for one.
-      type: bool
-    text:
-      description: How it continued O(prompt); V(null) if it was not asked, or serves only embeddings.
-      type: str
-    release:
-      description: The id of the llama.cpp release that runs; V(null) if none runs.
-      type: str
-    load:
-      description: While it is V(loading), C(sent_bytes) to workers and C(model_bytes) in all; V(null) if not visible.
-      type: dict
-    outdated:
-      description: Whether it started before the last change of its unit, settings, programs or keys, or runs another
-        release than the current one. Keys do not count if the release reads them again by itself.
-      type: bool
-    plan:
-      description: The division of its model that the role has recorded, with C(tensor_split); V(null) if there is none.
-      type: dict
-    metrics_link:
-      description: The link to its metrics in the folder of node_exporter; V(null) if there is none.
-      type: str
-    open_paths:
-      description: The paths that it wrongly answers without a key.
-      type: list
-      elements: str
     message:
       description: One sentence about its state, and what to do if it does not serve. If C(llama-server) has ended since
         systemd started the service, a second one with the reason that its log gives.

@@ -137,28 +137,15 @@ servers:
         - C(kept_since) is the time at which the timer that tidies it was made; V(null) if there is none.
       type: dict
 units:
-  description: The units that are there, by port.
+  description:
+    - The units that are there, by port, each with its C(name), the C(port) in it, whether it starts with the host
+      (C(enabled)), and the C(sha256) digest of its file, V(null) if that is not a file of root with mode 0644, such as
+      the link of a masked unit.
+    - C(running) says whether a process of the unit listens on the port, was started with this file, and with O(prefix)
+      runs a program of the release in use.
   returned: with O(units)
   type: list
   elements: dict
-  contains:
-    name:
-      description: The name of the unit.
-      type: str
-    port:
-      description: The port in its name.
-      type: int
-    sha256:
-      description: The digest of the file; V(null) if it is not a file of root with mode 0644, such as the link of a
-        masked unit.
-      type: str
-    enabled:
-      description: Whether it starts with the host.
-      type: bool
-    running:
-      description: Whether a process of the unit listens on the port, was started with this file, and with O(prefix)
-        runs a program of the release in use.
-      type: bool
 metrics:
   description:
     - The C(units) that write metrics for Prometheus' node_exporter; V(null) if there are none. After an interrupted
@@ -192,24 +179,14 @@ account:
   returned: with O(account)
   type: dict
 cores:
-  description: The result for each of O(sets), in order.
+  description:
+    - The result for each of O(sets), in order. Its usable C(cpus), such as V(0-15), how many C(physical_cores) they
+      are, and a sentence as C(problem) if something is wrong with the set, or else V(null).
+    - C(usable_cores) is how many threads run at full speed on them. These are the physical cores that are fast enough,
+      within the limit of CPU time. Both numbers are 0 if there is a problem.
   returned: with O(sets)
   type: list
   elements: dict
-  contains:
-    cpus:
-      description: The usable CPUs of the set, such as V(0-15).
-      type: str
-    physical_cores:
-      description: How many physical cores these CPUs are; 0 if there is a problem.
-      type: int
-    usable_cores:
-      description: How many threads run at full speed on them. These are the physical cores that are fast enough, within
-        the limit of CPU time; 0 if there is a problem.
-      type: int
-    problem:
-      description: One sentence about what is wrong with the set; V(null) if nothing is.
-      type: str
 """
 
 import re

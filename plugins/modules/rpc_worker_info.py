@@ -112,33 +112,15 @@ workers:
     protocol:
       description: The protocol that the worker speaks; V(null) if it did not say.
       type: dict
-      contains:
-        version:
-          description: The version as text.
-          type: str
-        major:
-          description: The first number.
-          type: int
-        minor:
-          description: The second number.
-          type: int
-        patch:
-          description: The third number.
-          type: int
+      sample: {version: 7.0.0, major: 7, minor: 0, patch: 0}
     devices:
-      description: The devices that the worker offers; empty unless RV(workers[].state) is V(ready).
+      description:
+        - The devices that the worker offers, numbered from 0; empty unless RV(workers[].state) is V(ready).
+        - Workers that compute on the CPU report all of their memory as free.
       type: list
       elements: dict
-      contains:
-        index:
-          description: The number of the device on this worker, from 0.
-          type: int
-        memory_free_bytes:
-          description: Memory that is free; workers that compute on the CPU report all of their memory.
-          type: int
-        memory_total_bytes:
-          description: All memory.
-          type: int
+      sample:
+        - {index: 0, memory_free_bytes: 67430023168, memory_total_bytes: 67430023168}
     message:
       description: One sentence that tells what to do next.
       type: str

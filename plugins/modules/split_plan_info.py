@@ -160,37 +160,17 @@ layers:
   returned: success
   type: int
 workers:
-  description: What each worker gets; empty if there are more workers than layers.
+  description:
+    - What each worker gets; empty if there are more workers than layers. Its C(endpoint), its C(first_layer), from 0
+      (V(null) if it gets none), its C(layers) without the output, and C(has_output), whether it computes that.
+    - C(weights_bytes) is what llama.cpp's log calls its model buffer, C(kv_bytes) its KV buffer, with the states of
+      recurrent layers, C(compute_bytes) its compute buffer, and C(total_bytes) all three.
+    - C(memory_available_bytes) is what it can use. Workers of one O(workers[].host) have equal parts of the host's
+      memory. C(reserve_bytes) of it stay free, and C(headroom_bytes) are left beyond that; negative if memory is
+      missing.
   returned: success
   type: list
   elements: dict
-  contains:
-    endpoint:
-      description: The worker.
-      type: str
-    first_layer:
-      description: Its first layer, from 0; V(null) if it gets none.
-      type: int
-    layers:
-      description: How many layers it gets, without the output.
-      type: int
-    has_output:
-      description: Whether it computes the output.
-      type: bool
-    weights_bytes:
-      description: What llama.cpp's log calls its model buffer.
-      type: int
-    kv_bytes:
-      description: Its KV buffer, with the states of recurrent layers.
-      type: int
-    compute_bytes:
-      description: Its compute buffer. C(total_bytes) are all three.
-      type: int
-    memory_available_bytes:
-      description:
-        - What it can use. Workers of one O(workers[].host) have equal parts of the host's memory.
-        - C(reserve_bytes) of it stay free, and C(headroom_bytes) are left beyond that; negative if memory is missing.
-      type: int
 master:
   description:
     - What the master holds itself (the token embedding, buffers, and layers that do not go to workers), with the keys

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the data that filters read about the hosts of an inventory: variables, groups, and tunnel address."""
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def keys(values: dict[str, Any]) -> dict[str, Any]:
         name: keys(value["contains"])
         if "contains" in value
         else shown(value["sample"])
-        if name in OF_FILTER and "sample" in value
+        if name in (*OF_FILTER, "protocol") and "sample" in value
         else None
         for name, value in values.items()
     }

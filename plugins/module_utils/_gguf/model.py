@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: describes a model from its headers: shape, and weights by layer.
 
 `describe` never fails. A value is None if the header does not give it, or if llama.cpp could not use it. Then `notes`

@@ -30,8 +30,6 @@ _BOUNDS = {
     "batch_size": (1, MAX_TOKENS),
     "ubatch_size": (1, MAX_TOKENS),
     "repetitions": (1, 1000),
-    "threads": (1, 512),
-    "timeout": (1, 30 * 24 * 3600),
 }
 
 
@@ -58,11 +56,7 @@ class Options(RunOptions):
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    worker_run.check_workers(options)
-    for name, (low, high) in _BOUNDS.items():
-        given = getattr(options, name)
-        for value in given if isinstance(given, tuple) else () if given is None else (given,):
-            worker_run.check_number(name, value, low, high)
+    worker_run.check_numbers(options, _BOUNDS)
     for name in ("n_depth", "batch_size", "ubatch_size"):
         if not getattr(options, name):
             raise OptionError(f"{name} is empty; give at least one number.")

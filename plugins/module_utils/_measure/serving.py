@@ -32,8 +32,6 @@ _BOUNDS = {
     "repetitions": (1, 1000),
     "parallel": (1, 256),
     "ctx_size": (64, 100_000_000),
-    "threads": (1, 512),
-    "timeout": (1, 30 * 24 * 3600),
 }
 # Options of llama-server that the module sets itself, and the option of the module to use instead.
 _SETS = {
@@ -67,11 +65,7 @@ class Options(RunOptions):
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    worker_run.check_workers(options)
-    for name, (low, high) in _BOUNDS.items():
-        value = getattr(options, name)
-        if value is not None:
-            worker_run.check_number(name, value, low, high)
+    worker_run.check_numbers(options, _BOUNDS)
     if any("\0" in word for word in (options.model, *options.extra_args)):
         raise OptionError("model or extra_args contains a NUL character, which no program accepts; remove it.")
     refused = server_options.refusals(options.extra_args, "extra_args", _KNOWN)

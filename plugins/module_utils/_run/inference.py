@@ -24,8 +24,7 @@ from .worker_run import (
     OptionError,
     RunOptions,
     argument_rejected,
-    check_number,
-    check_workers,
+    check_numbers,
     device_names,
     dropped,
     errors,
@@ -45,6 +44,13 @@ _BATCH_BYTES = 2048 * 4
 # Slow hosts read 10 tokens a second with models of up to this size.
 _QUICK_MODEL_BYTES = 4e9
 
+_BOUNDS = {
+    "n_predict": (1, 1_000_000),
+    "ctx_size": (0, 2**31 - 1),
+    "seed": (-1, 2**32 - 1),
+    "temperature": (0, 100),
+    "stall_timeout": (1, 30 * 24 * 3600),
+}
 # Upstream options that the module sets itself, with the module's option to use instead; None if there is none.
 _OWNED: dict[str, str | None] = {
     "--model": "model",
@@ -105,17 +111,7 @@ class Options(RunOptions):
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    check_workers(options)
-    check_number("n_predict", options.n_predict, 1, 1_000_000)
-    check_number("ctx_size", options.ctx_size, 0, 2**31 - 1)
-    check_number("seed", options.seed, -1, 2**32 - 1)
-    check_number("temperature", options.temperature, 0, 100)
-    if options.threads is not None:
-        check_number("threads", options.threads, 1, 512)
-    if options.timeout is not None:
-        check_number("timeout", options.timeout, 1, 30 * 24 * 3600)
-    if options.stall_timeout is not None:
-        check_number("stall_timeout", options.stall_timeout, 1, 30 * 24 * 3600)
+    check_numbers(options, _BOUNDS)
     if 0 < options.ctx_size <= options.n_predict:
         raise OptionError(
             f"n_predict is {options.n_predict}, which leaves no room for the prompt in ctx_size "

@@ -10,7 +10,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
 from .._gguf.header import GgufError, check_piece, model_parts, read_header
@@ -78,18 +78,25 @@ class RunOptions:
 # Before the run
 
 
-def check_number(name: str, value: float, low: float, high: float) -> None:
-    """Raise OptionError for a number that is out of bounds."""
+def _check_number(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise OptionError(f"{name} is {value}; give a number from {low} to {high}.")
 
 
-def check_workers(options: RunOptions) -> None:
-    """Raise OptionError if these workers cannot share these layers in any build."""
+def check_numbers(options: RunOptions, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise OptionError for the first number that is not within its bounds, or if workers cannot share these layers."""
+    _check_workers(options)
+    for name, (low, high) in {**bounds, "threads": (1, 512), "timeout": (1, 30 * 24 * 3600)}.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
+            _check_number(name, value, low, high)
+
+
+def _check_workers(options: RunOptions) -> None:
     count = len(options.workers)
     if not 1 <= count <= MAX_WORKERS:
         raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_WORKERS}.")
-    check_number("n_gpu_layers", options.n_gpu_layers, 1, 1_000_000)
+    _check_number("n_gpu_layers", options.n_gpu_layers, 1, 1_000_000)
     if options.n_gpu_layers < count:
         raise OptionError(
             f"n_gpu_layers is {options.n_gpu_layers} for {count} workers; "
