@@ -47,6 +47,16 @@ options:
         when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part.
     type: bool
     default: true
+  timeout:
+    description:
+      - The time limit of the run in seconds, including repetitions. The module then stops the program, and returns what
+        it has until then.
+      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
+        service manager should do that.
+      - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
+        one second for each 10 tokens or words or 40 bytes read, plus 2 s for each token generated, of all tests,
+        repetitions and clients.
+    type: int
 attributes:
   check_mode:
     description: In check mode the module checks everything, including the workers, and runs nothing.

@@ -58,14 +58,6 @@ options:
     type: list
     elements: str
     default: []
-  timeout:
-    description:
-      - The time limit of the run in seconds, including repetitions. The module then stops the program.
-      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
-        service manager should do that.
-      - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
-        one second for each 40 bytes of the prompt, plus 2 s for each token of O(n_predict).
-    type: int
   stall_timeout:
     description:
       - The module ends the run after so many seconds without any progress. Progress is output, data to or from a

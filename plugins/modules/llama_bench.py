@@ -16,6 +16,7 @@ description:
     program exits with 0.
   - About every ten seconds, shows the phase (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
+  - Only O(timeout) ends a run whose worker hangs.
   - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
     one of the programs that role P(llama_cpp.cluster.llama_cpp#role) gives a master.
 extends_documentation_fragment:
@@ -75,19 +76,6 @@ options:
     description: How often each test is repeated after a warm-up. With V(1) there is no spread.
     type: int
     default: 5
-  timeout:
-    description:
-      - The time limit of the run in seconds. The module then stops the program, and returns what was measured until
-        then.
-      - Only this limit ends a run whose worker hangs or whose worker's host has disappeared.
-      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
-        service manager should do that.
-      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each test, repetition
-        and warm-up one second for each 10 tokens read and 2 s for each token generated.
-    type: int
-seealso:
-  - module: llama_cpp.cluster.distributed_inference
-  - module: llama_cpp.cluster.rpc_worker_info
 """
 
 EXAMPLES = r"""

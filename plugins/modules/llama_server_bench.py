@@ -59,12 +59,6 @@ options:
     type: list
     elements: str
     default: []
-  timeout:
-    description:
-      - The time limit of the run in seconds. The module then stops the program.
-      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each repetition and
-        client one second for each 10 words read and 2 s for each token generated.
-    type: int
 seealso:
   - module: llama_cpp.cluster.llama_bench
   - module: llama_cpp.cluster.llama_server_info

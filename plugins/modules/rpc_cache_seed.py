@@ -68,7 +68,6 @@ attributes:
 notes:
   - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
 seealso:
-  - module: llama_cpp.cluster.split_plan_info
   - module: llama_cpp.cluster.rpc_server_info
 """
 

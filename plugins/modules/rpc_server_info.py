@@ -69,8 +69,6 @@ extends_documentation_fragment:
 notes:
   - Without root, processes of other users are unknown. Unknown values are V(null).
   - The module sees only its own network namespace, not that of a container.
-seealso:
-  - module: llama_cpp.cluster.rpc_worker_info
 """
 
 EXAMPLES = r"""

@@ -171,10 +171,6 @@ def _name(n_prompt: int, n_gen: int, n_depth: int) -> str:
     return (f"pp{n_prompt}" if n_prompt else f"tg{n_gen}") + (f" @ d{n_depth}" if n_depth else "")
 
 
-def _rates(tokens: int, samples_ns: Sequence[int]) -> dict[str, Any]:
-    return spread_of([1e9 * tokens / ns for ns in samples_ns])
-
-
 def spread_of(rates: Sequence[float]) -> dict[str, Any]:
     """Return the figures of several measurements in tokens per second."""
     return {
@@ -216,7 +212,7 @@ def figures_of(raw: Mapping[str, Any]) -> dict[str, Any]:
         "n_depth": n_depth,
         "batch_size": int(raw["n_batch"]),
         "ubatch_size": int(raw["n_ubatch"]),
-        "tokens_per_second": _rates(n_prompt + n_gen, raw["samples_ns"]),
+        "tokens_per_second": spread_of([1e9 * (n_prompt + n_gen) / ns for ns in raw["samples_ns"]]),
     }
 
 

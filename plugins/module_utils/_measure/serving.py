@@ -10,7 +10,7 @@ import math
 import socket
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Sequence
 
 from .._rpc.worker_status import WorkerStatus
@@ -149,9 +149,10 @@ class Client(Watch):
                 time.sleep(LOOK_EVERY_S)
             warm_up(self.server, self._left_s())
             for number in range(self.options.repetitions):
-                load = Load(self.options.clients, self.options.n_prompt, self.options.n_gen)
-                load = replace(load, prompts=self.options.prompts, limit_s=self._left_s())
-                self.repetitions.append(run(self.server, replace(load, first=number * load.clients)))
+                given = self.options
+                first = number * given.clients
+                load = Load(given.clients, given.n_prompt, given.n_gen, given.prompts, self._left_s(), first)
+                self.repetitions.append(run(self.server, load))
         except LoadError as error:
             self.problem = str(error)
         finally:

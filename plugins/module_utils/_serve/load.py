@@ -31,7 +31,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of `clients` at a time, each with `requests` one after the other; times in seconds.
+    """One request of each of `clients` at the same time; times in seconds.
 
     Without `prompts`, each prompt has `prompt_words` random words (see synthetic_prompt), and each answer has exactly
     `n_predict` tokens. With them, each request is a chat with the next prompt, and its answer may be shorter.
@@ -40,7 +40,6 @@ class Load:
     clients: int
     prompt_words: int = 1
     n_predict: int = 64
-    requests: int = 1
     prompts: tuple[str, ...] = ()
     limit_s: float = 600.0
     # The number of the first request. Other numbers give other prompts.
@@ -156,14 +155,11 @@ def run(server: Server, load: Load) -> list[Stream]:
     """Return all requests of a load, whose clients all start at the same time; raises LoadError."""
     deadline = time.monotonic() + load.limit_s
     begin = threading.Barrier(load.clients)
-    streams: list[list[Stream]] = [[] for _client in range(load.clients)]
+    done: list[Stream] = []
 
     def client(number: int) -> None:
         begin.wait()
-        for index in range(load.requests):
-            streams[number].append(server.ask(load, load.first + index * load.clients + number, deadline))
-            if streams[number][-1].problem:
-                return
+        done.append(server.ask(load, load.first + number, deadline))
 
     threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(load.clients)]
     for thread in threads:
@@ -172,12 +168,9 @@ def run(server: Server, load: Load) -> list[Stream]:
         thread.join(max(0.0, deadline - time.monotonic()) + 2 * GRACE_S)
     if any(thread.is_alive() for thread in threads):
         raise LoadError(f"A load of {load.clients} clients did not end within {load.limit_s:g} s.")
-    done = [stream for of_client in streams for stream in of_client]
     problems = [stream.problem for stream in done if stream.problem]
     if problems:
-        raise LoadError(
-            f"{len(problems)} of {load.clients * load.requests} requests failed, the first one: {problems[0]}"
-        )
+        raise LoadError(f"{len(problems)} of {load.clients} requests failed, the first one: {problems[0]}")
     return done
 
 
