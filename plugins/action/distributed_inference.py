@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Run the module of the same name unchanged, and show its progress meanwhile.
 
 The module notes its progress in a file on the host (module_utils/_run/progress.py). This action reads the file now and
@@ -19,7 +18,6 @@ class ActionModule(NotedModule):
     """The action that runs the module, with a thread that looks at its progress."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Run the module."""
         result: dict[str, Any]
         if self._task.async_val or self._task.check_mode or not wanted():
             result = super().run(tmp, task_vars)

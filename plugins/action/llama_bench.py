@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Run the module of the same name unchanged, and show its progress, with the action of distributed_inference."""
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Run the module of the same name detached from the connection, send it the controller's files, and show the progress.
 
 Over SSH a long silence could end the play. So the module runs as a task with `async` does, and this action asks for its

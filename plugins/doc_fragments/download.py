@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What modules that fetch something from the network have in common."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Found by its name: C(extends_documentation_fragment)."""
-
     DOCUMENTATION = r"""
 options:
   token:
@@ -20,8 +17,7 @@ options:
     type: int
     default: 60
   retries:
-    description:
-      - How often in a row to retry a request that brings no byte, with growing pauses of up to 30 seconds.
+    description: How often in a row to retry a request that brings no byte, with growing pauses of up to 30 seconds.
     type: int
     default: 5
 notes:

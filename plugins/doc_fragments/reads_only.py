@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What modules that only look have in common."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Found by its name: C(extends_documentation_fragment)."""
-
     DOCUMENTATION = r"""
 options: {}
 attributes:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """What modules that run a program over workers have in common."""
 
 from __future__ import annotations
 
 
 class ModuleDocFragment:
-    """Found by its name: C(extends_documentation_fragment)."""
-
     DOCUMENTATION = r"""
 options:
+  model:
+    description: Path of the GGUF file on the master. Of a split model, the first part.
+    type: path
+    required: true
   workers:
     description:
       - The workers as V(host) or V(host:port), in the order in which they get the layers. The default port is 50052.
@@ -18,9 +19,8 @@ options:
     elements: str
     required: true
   n_gpu_layers:
-    description:
-      - How many layers to offload to the workers, at least one for each worker. A number larger than the model's
-        layers means all.
+    description: How many layers to offload to the workers, at least one for each worker. A number larger than the
+      model's layers means all.
     type: int
     default: 999
   tensor_split:
@@ -32,9 +32,8 @@ options:
     elements: float
     default: []
   threads:
-    description:
-      - The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its RPC
-        server.
+    description: The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its
+      RPC server.
     type: int
   bin_folder:
     description: Folder of the llama.cpp programs on the master.
@@ -48,6 +47,30 @@ options:
         when it reaches the abandoned connection. A GPU of the master that llama.cpp can use may also take part.
     type: bool
     default: true
+  timeout:
+    description:
+      - The time limit of the run in seconds, including repetitions. The module then stops the program, and returns what
+        it has until then.
+      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
+        service manager should do that.
+      - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
+        one second for each 10 tokens or words or 40 bytes read, plus 2 s for each token generated, of all tests,
+        repetitions and clients.
+    type: int
+attributes:
+  check_mode:
+    description: In check mode the module checks everything, including the workers, and runs nothing.
+    support: full
+  diff_mode:
+    description: The module changes nothing, so there is no difference to show.
+    support: none
+  idempotent:
+    description: The module changes no host.
+    support: full
+notes:
+  - The program has no standard input and a time limit, so the task always ends.
+  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
+  - Needs Python 3.8 or newer on the host, and only Python's standard library.
 requirements:
   - GNU coreutils, for C(timeout)
 """

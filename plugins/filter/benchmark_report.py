@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: benchmark_report
 short_description: Make the report of a benchmark, as data and Markdown
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Joins the results of modules of this collection into one report, and compares it with earlier runs. The playbook
     P(llama_cpp.cluster.benchmark#playbook) uses it.
@@ -30,7 +29,6 @@ options:
     required: true
   name:
     description: The file with the history, for messages.
-    version_added: 0.2.0
     type: str
     default: history.jsonl
 """
@@ -64,19 +62,16 @@ _value:
   type: dict
 """
 
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Callable, Mapping
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_data import build_report
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_history import (
     BenchmarkError,
     history_line,
     parse_history,
+    slower_than_before,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_markdown import render_markdown
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.benchmark_words import slower_than_before
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") -> dict[str, Any]:
@@ -98,8 +93,5 @@ def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") ->
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
         return {"benchmark_report": benchmark_report}

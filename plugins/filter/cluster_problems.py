@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: cluster_problems
 short_description: Find what is wrong in the inventory of a cluster
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns one sentence for each problem that keeps the hosts of the inventory from being a cluster. If there is
     none, the list is empty.
@@ -34,7 +33,6 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.2.0
   endpoints:
     description:
       - The workers as C(host:port), if they are not those of the inventory.
@@ -67,8 +65,6 @@ _value:
   description: One sentence for each problem.
   type: list
   elements: str
-  sample:
-    - "There is no master: put a host into the group llama_masters of the inventory."
 """
 
 from typing import Any, Callable, Iterator, Mapping, Sequence
@@ -193,8 +189,5 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"cluster_problems": cluster_problems}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: cluster_status
 short_description: Tell whether a cluster is healthy
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Joins what workers report about themselves with what masters see, and returns a sentence for each problem.
   - A worker that serves a client is healthy.
@@ -68,7 +67,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import c
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of the cluster."""
     views = {
         name: view
         if "workers" in view
@@ -85,8 +83,5 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"cluster_status": cluster_status}

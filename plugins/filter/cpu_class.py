@@ -4,22 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import CpuClass, CpuClassError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import cpu_class as class_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 DOCUMENTATION = r"""
 name: cpu_class
 short_description: Find the class of hosts that can share one build of llama.cpp
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns facts about a host's CPU and C library into its CPU class. The class is the machine, the instruction-set
     features that llama.cpp has special code for, and the C library.
@@ -30,10 +25,9 @@ description:
   - The filter knows features of C(x86_64) and C(aarch64). The class of another machine has no features.
 options:
   _input:
-    description:
-      - Facts about the host. C(machine) as C(uname -m) prints it, C(cpu) the line of C(flags) or C(Features) of
-        C(/proc/cpuinfo), C(model) the name of the CPU for messages, and C(libc) the C library and its version, as
-        C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
+    description: Facts about the host. C(machine) as C(uname -m) prints it, C(cpu) the line of C(flags) or C(Features)
+      of C(/proc/cpuinfo), C(model) the name of the CPU for messages, and C(libc) the C library and its version, as
+      C(getconf GNU_LIBC_VERSION) prints it, or V(musl).
     type: dict
     required: true
   features:
@@ -68,19 +62,10 @@ _value:
       exactly this class.
     - If there is no class, only C(problem), a sentence without its end.
   type: dict
-  sample:
-    name: aarch64-dotprod-fp16-glibc2.36
-    machine: aarch64
-    features: [asimddp, asimdhp]
-    libc: glibc 2.36
-    march: armv8.2-a+dotprod+fp16
-    flags: [-march=armv8.2-a+dotprod+fp16]
-    cmake_options: {GGML_NATIVE: false, GGML_CPU_ARM_ARCH: armv8.2-a+dotprod+fp16}
 """
 
 
 def cpu_class(look: object, features: object = ()) -> CpuClass | dict[str, str]:
-    """Return the class, or the problem."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
     texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "model", "libc")}
@@ -102,8 +87,5 @@ def _words(value: object) -> list[str]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"cpu_class": cpu_class}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: failure_reason
 short_description: Return in one line why a task has failed
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the result of a failed task (C(ansible_failed_result) in a rescue). For a loop, it reads the first item
     that failed.
@@ -20,9 +19,8 @@ options:
     type: dict
     required: true
   output:
-    description: >-
-      Whether to use the output of a program that failed without a message, with the following lines if the output is
-      kept in a log. The result then has no punctuation at its end.
+    description: Whether to use the output of a program that failed without a message, with the following lines if the
+      output is kept in a log. The result then has no punctuation at its end.
     type: bool
     default: false
   task:
@@ -80,8 +78,5 @@ def _shortened(text: str) -> str:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"failure_reason": failure_reason}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: gateway_groups
 short_description: List the groups behind a gateway
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns masters of the inventory into the groups that the role P(llama_cpp.cluster.llama_gateway#role) takes. It
     reads each master's variables of the role P(llama_cpp.cluster.llama_server#role).
@@ -42,9 +41,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description:
-    - The groups, each with its C(name) (C(llama_group), or else the name of the master's host), the C(model) that it
-      serves, C(address) and C(port) of its API, the C(ready_port), and its C(slots).
+  description: The groups, each with its C(name) (C(llama_group), or else the name of the master's host), the C(model)
+    that it serves, C(address) and C(port) of its API, the C(ready_port), and its C(slots).
   type: list
   elements: dict
 """
@@ -152,8 +150,5 @@ def _model(host: Host) -> str:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"gateway_groups": gateway_groups}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: group_members
 short_description: List the hosts of the same group
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - An inventory may have several clusters. C(llama_group) of a host names its cluster. Hosts without
     it are one group without a name.
@@ -47,7 +46,6 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
-    """Return the hosts that share a group with `host`."""
     asked = [host] if isinstance(host, str) else host
     known = known_groups(asked, hostvars)
     groups = {name: set(known.get(name) or groups_of(Host(name, hostvars[name]))) for name in (*hosts, *asked)}
@@ -56,8 +54,5 @@ def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str |
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"group_members": group_members}

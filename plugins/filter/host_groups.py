@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: host_groups
 short_description: Find the groups that each host belongs to
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - An inventory may have several clusters. C(llama_group) of a host names its cluster. C(group) of
     an entry in C(rpc_server_instances) does so for one server of the host.
@@ -41,7 +40,6 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool = False) -> dict[str, list[str]]:
-    """Return the groups of each host."""
     found = {name: groups_of(Host(name, hostvars[name])) for name in hosts}
     return _linked(found) if linked else found
 
@@ -56,8 +54,5 @@ def _linked(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"host_groups": host_groups}

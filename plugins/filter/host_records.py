@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: host_records
 short_description: Collect variables of several hosts
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Collects variables of hosts, most often facts that tasks have set there, into one dictionary for each host.
   - Each further option is a key of these dictionaries, and its value is the name of the variable. If a host does
@@ -52,7 +51,6 @@ def host_records(
     endpoints: bool = False,
     **variables: str,
 ) -> dict[str, dict[str, Any]]:
-    """Return a record of each host."""
     records: dict[str, dict[str, Any]] = {}
     for host in hosts:
         known = hostvars[host]
@@ -73,8 +71,5 @@ def _endpoints(host: str, hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"host_records": host_records}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: llama_perf
 short_description: Read performance figures, devices, offload and build from a llama.cpp log
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads what a llama.cpp program printed in one run and returns its figures as data.
   - Understands C(llama_print_timings), C(llama_perf_sampler_print) and C(llama_perf_context_print),
@@ -38,12 +37,6 @@ EXAMPLES = r"""
 - name: Show the speed of generation in a saved log
   ansible.builtin.debug:
     msg: "{{ (lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf).perf.eval.tokens_per_second }}"
-
-- name: Show it with a JMESPath query, which needs jmespath on the controller
-  ansible.builtin.debug:
-    msg: >-
-      {{ lookup('ansible.builtin.file', 'run.log') | llama_cpp.cluster.llama_perf
-         | community.general.json_query('perf.eval.tokens_per_second') }}
 """
 
 RETURN = r"""
@@ -52,162 +45,69 @@ _value:
   type: dict
   contains:
     perf:
-      description: The last performance report in the text.
+      description:
+        - The last performance report in the text, with times in milliseconds.
+        - C(load) is loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out. C(sampling)
+          is choosing tokens. Builds from b7115 on have C(samplers_time_ms), the samplers alone, and C(tokens) there,
+          and earlier ones have C(runs), C(ms_per_token) and C(tokens_per_second).
+        - C(prompt_eval) is reading the prompt, C(eval) generating, with C(runs), one for each token that was computed,
+          and C(total) all from the end of the load to the report.
+        - C(unaccounted) is what of the total is in no other figure (builds from b7115 on), and may be negative.
+          C(graphs_reused) says how often a compute graph was used again.
       type: dict
-      contains:
-        load:
-          description: Loading, as upstream counts it. With C(--no-warmup) this leaves most of the load out.
-          type: dict
-          contains:
-            time_ms: &milliseconds
-              description: Milliseconds.
-              type: float
+      sample:
+        load: {time_ms: 148.68}
         sampling:
-          description: Choosing tokens.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            samplers_time_ms:
-              description: Milliseconds of the samplers alone; builds from b7115 on.
-              type: float
-            runs:
-              description: Tokens sampled or accepted; builds before b7115.
-              type: int
-            tokens:
-              description: Tokens sampled or accepted; builds from b7115 on.
-              type: int
-            ms_per_token:
-              description: Milliseconds per token; builds before b7115.
-              type: float
-            tokens_per_second:
-              description: Tokens per second; builds before b7115.
-              type: float
-        prompt_eval: &prompt_eval
-          description: Reading the prompt; in a server, the part of it that is not in the slot's cache.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            tokens:
-              description: Tokens of the prompt, or of that part.
-              type: int
-            ms_per_token: &ms_per_token
-              description: Milliseconds per token.
-              type: float
-            tokens_per_second: &tokens_per_second
-              description: Tokens per second.
-              type: float
-        eval: &eval
-          description: Generating.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            runs:
-              description: Tokens computed, one per run.
-              type: int
-            ms_per_token: *ms_per_token
-            tokens_per_second: *tokens_per_second
-        total:
-          description: From the end of the load to the report.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            tokens:
-              description: Tokens of prompt and generation.
-              type: int
-        unaccounted:
-          description: What of the total is in no other figure; builds from b7115 on. May be negative.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            percent:
-              description: Percent of the total.
-              type: float
-        graphs_reused:
-          description: How often a compute graph was used again.
-          type: int
+          {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null, tokens_per_second: null}
+        prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
+        eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
+        total: {time_ms: 264.68, tokens: 76}
+        unaccounted: {time_ms: 2.26, percent: 0.9}
+        graphs_reused: 62
     requests:
-      description: The requests that a C(llama-server) has answered, in the order in which they ended; otherwise empty.
+      description:
+        - The requests that a C(llama-server) has answered, in the order in which they ended; otherwise empty.
+        - C(slot) and C(task) are the server's numbers of the slot and the request. C(prompt_eval) leaves out what was
+          in the slot's cache, and C(graphs_reused) counts since the server started.
       type: list
       elements: dict
-      version_added: 0.3.0
-      contains:
-        slot:
-          description: The number of the slot that computed the request.
-          type: int
-        task:
-          description: The server's number of the request.
-          type: int
-        prompt_eval: *prompt_eval
-        eval: *eval
-        total:
-          description: Both together.
-          type: dict
-          contains:
-            time_ms: *milliseconds
-            tokens:
-              description: Tokens read and generated.
-              type: int
-        graphs_reused:
-          description: How often the server has used a compute graph again, since it started.
-          type: int
+      sample:
+        - slot: 3
+          task: 0
+          prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
+          eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
+          total: {time_ms: 231.88, tokens: 76}
+          graphs_reused: 62
     devices:
       description:
-        - What each device holds. The filter adds up several buffers of one device. For the compute buffer, the last
-          reservation counts.
+        - What each device holds, in MiB. The filter adds up several buffers of one device. For the compute buffer, the
+          last reservation counts. The KV buffer includes recurrent states.
         - The values come from the buffer lines, or else from the memory table at the end (whole MiB, rounded down).
           Empty if the log has neither.
+        - C(endpoint) is the worker's, V(null) for a device of the master.
+        - C(layers) counts the output too. It comes from debug output, or else from the share of the KV cache if that
+          determines it. Otherwise it is V(null).
       type: list
       elements: dict
-      contains:
-        name:
-          description: Upstream's name of the device.
-          type: str
-          sample: RPC0[192.0.2.11:50052]
-        endpoint:
-          description: The worker's endpoint, V(null) for a device of the master.
-          type: str
-          sample: 192.0.2.11:50052
-        layers:
-          description:
-            - Layers on the device, including the output layer.
-            - The value comes from debug output, or else from the share of the KV cache if that determines it. Otherwise
-              it is V(null).
-          type: int
-        model_buffer_mib:
-          description: Weights, in MiB.
-          type: float
-        kv_buffer_mib:
-          description: KV cache and recurrent state, in MiB.
-          type: float
-        compute_buffer_mib:
-          description: Compute buffer, in MiB.
-          type: float
+      sample:
+        - name: RPC0[192.0.2.11:50052]
+          endpoint: 192.0.2.11:50052
+          layers: 17
+          model_buffer_mib: 2190.5
+          kv_buffer_mib: 136.0
+          compute_buffer_mib: 99.06
     offload:
-      description: The requested offload. Upstream prints it even without a device.
+      description: How many layers were to be offloaded, and how many there are. The output layer counts in both.
+        Upstream prints it even without a device.
       type: dict
-      contains:
-        layers:
-          description: Layers offloaded.
-          type: int
-        layers_total:
-          description: Layers of the model, including the output layer.
-          type: int
+      sample: {layers: 33, layers_total: 33}
     build:
-      description: Which upstream build ran.
+      description: The upstream build that ran. Builds from an archive have no real C(number), but 0 or 1.
       type: dict
-      contains:
-        number:
-          description: Build number; 0 or 1 in builds from an archive.
-          type: int
-        commit:
-          description: Commit, abbreviated.
-          type: str
-        version:
-          description: Version, in builds that have one.
-          type: str
+      sample: {number: 1, commit: 0c1e57098, version: null}
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import (
@@ -218,7 +118,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log im
 
 
 def llama_perf(text: object) -> dict[str, Any]:
-    """Return the figures of a log."""
     if not isinstance(text, str):
         raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is not text.")
     try:
@@ -229,8 +128,5 @@ def llama_perf(text: object) -> dict[str, Any]:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"llama_perf": llama_perf}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: llama_report
 short_description: Print the result of a distributed run as plain-text tables
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Renders the result of M(llama_cpp.cluster.distributed_inference) as three parts, aligned for a terminal of 100
     columns, namely the workers and what each of them holds, the generated text, and the performance figures.
@@ -53,14 +52,11 @@ _value:
   type: str
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import render_report
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"llama_report": render_report}

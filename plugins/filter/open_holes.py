@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: open_holes
 short_description: List the known vulnerabilities of a build of llama.cpp
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Judges a build by its source, its build number or its RPC protocol, the first of these that is known.
   - A build of a version that O(llama_cpp.cluster.llama_cpp#role:main:llama_cpp_version) accepts has none.
@@ -57,7 +56,7 @@ _value:
 """
 
 from dataclasses import asdict
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Sequence
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.holes import holes_of
 
@@ -71,8 +70,5 @@ def open_holes(
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"open_holes": open_holes}

@@ -4,18 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Callable, Sequence
 
 DOCUMENTATION = r"""
 name: refused_options
 short_description: Find options that the API of a master refuses
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns one sentence for each option of C(llama-server) that the role P(llama_cpp.cluster.llama_server#role) does
     not pass on. The role sets it itself, the option breaks what the pages say of the API, or the llama.cpp version that
@@ -43,8 +38,6 @@ _value:
   description: One sentence for each option that is refused; empty if there is none.
   type: list
   elements: str
-  sample:
-    - llama_server_extra_args holds --port, which the role sets itself: use llama_server_port.
 """
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.options import VARIABLE, refusals
@@ -58,8 +51,5 @@ def refused_options(extra_args: Any) -> list[str]:  # noqa: ANN401 - whatever a 
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
         return {"refused_options": refused_options}

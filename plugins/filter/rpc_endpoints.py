@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import (
@@ -21,15 +20,11 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
     tunnel_address,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 DOCUMENTATION = r"""
 name: rpc_endpoints
 short_description: List the endpoints of the RPC workers in an inventory
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns hosts of the inventory and their variables into the list of C(host:port) that llama.cpp and the modules of
     this collection take.
@@ -55,11 +50,9 @@ options:
         An empty string means the workers that have neither.
       - Without this option, the workers of all groups.
     type: str
-    version_added: 0.2.0
   details:
     description: Whether to return a dictionary for each worker, with its C(host), C(endpoint), C(address), C(port) and
       C(group).
-    version_added: 0.2.0
     type: bool
     default: false
 notes:
@@ -158,8 +151,5 @@ def _endpoint(host: Host, address: object, port: object, address_from: str, port
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"rpc_endpoints": rpc_endpoints}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: rpc_server_plan
 short_description: Plan the RPC servers of a host
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns what prevents the servers that are wanted from running, and each of them with its threads and CPUs and with
     its state on the host.
@@ -56,28 +55,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The plan.
+  description:
+    - C(addresses) has a sentence for each address that the host does not have, C(ports) for each port that another
+      program uses, and C(cores) for each server that has too few cores for its threads.
+    - C(servers) has each server with what was wanted for it, and with the C(name) of its unit, the number of its
+      C(threads), its C(cpus) (empty if it is not pinned), its C(clients) and C(state), and with C(sha256), C(enabled)
+      and C(running) of its unit, as RV(llama_cpp.cluster.rpc_server_info#module:units) has them.
   type: dict
-  contains:
-    addresses:
-      description: A sentence for each address that the host does not have.
-      type: list
-      elements: str
-    ports:
-      description: A sentence for each port that another program uses.
-      type: list
-      elements: str
-    cores:
-      description: A sentence for each server that has too few cores for its threads.
-      type: list
-      elements: str
-    servers:
-      description:
-        - Each server with what was wanted for it, and with the C(name) of its unit, the number of its C(threads), its
-          C(cpus) (empty if it is not pinned), its C(clients) and C(state), and with C(sha256), C(enabled) and
-          C(running) of its unit, as RV(llama_cpp.cluster.rpc_server_info#module:units) has them.
-      type: list
-      elements: dict
 """
 
 from typing import Any, Callable, Mapping, Sequence
@@ -178,8 +162,5 @@ def rpc_server_plan(
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"rpc_server_plan": rpc_server_plan}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: safe_text
 short_description: Replace characters that control a terminal
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Ansible prints the messages of failed tasks as they are. So this filter is for what a message quotes of a program's
     output, of a log or of a model's answer.
@@ -35,22 +34,11 @@ _value:
   type: str
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text as without_controls
-
-
-def safe_text(value: object) -> str:
-    """Return a text without characters that control a terminal."""
-    return without_controls(str(value))
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report import safe_text
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"safe_text": safe_text}

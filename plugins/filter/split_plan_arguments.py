@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: split_plan_arguments
 short_description: Make the options of split_plan_info for the workers of an inventory
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns endpoints of workers, C(/proc/meminfo) of their hosts and options of llama.cpp into options of the module
     P(llama_cpp.cluster.split_plan_info#module).
@@ -74,12 +73,10 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size), C(cache_type_k),
-    C(cache_type_v), C(flash_attn) and C(split_mode) in the form of M(llama_cpp.cluster.llama_bench) (each V(null) if it
-    is not set). C(left) has a sentence for each host that groups share, with the memory
-    that is left to the other groups. C(skipped) is a sentence with the reason if there can be no plan, and empty
-    otherwise.
+  description: C(workers), C(master_memory_available_bytes), C(master_host), C(batch_size), C(ubatch_size),
+    C(cache_type_k), C(cache_type_v), C(flash_attn) and C(split_mode) in the form of M(llama_cpp.cluster.llama_bench)
+    (each V(null) if it is not set). C(left) has a sentence for each host that groups share, with the memory that is
+    left to the other groups. C(skipped) is a sentence with the reason if there can be no plan, and empty otherwise.
   type: dict
 """
 
@@ -228,8 +225,5 @@ def split_plan_arguments(
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"split_plan_arguments": split_plan_arguments}

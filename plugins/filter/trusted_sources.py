@@ -5,18 +5,13 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Union
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, Callable, Iterable, Union
 
 DOCUMENTATION = r"""
 name: trusted_sources
 short_description: Turn trusted addresses into a list of networks
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Turns IPv4 and IPv6 addresses and CIDRs into the smallest list of CIDRs that covers the same, IPv4 first.
   - The filter does not fail for a wrong address. It returns one sentence for each, so that you can correct all of
@@ -41,10 +36,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: >-
-    C(sources), the networks as CIDRs, and C(problems), a sentence for each wrong address.
+  description: C(sources), the networks as CIDRs, and C(problems), a sentence for each wrong address.
   type: dict
-  sample: {sources: [10.0.0.10/32, 10.0.1.0/24], problems: []}
 """
 
 
@@ -107,8 +100,5 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
 
 
 class FilterModule:
-    """The filters of this file."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filters by name."""
         return {"trusted_sources": trusted_sources}

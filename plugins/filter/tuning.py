@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: tuning
 short_description: Choose the fastest of measured settings of a cluster
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - The playbook P(llama_cpp.cluster.tune#playbook) uses it. The present settings are measured first and last. In
     between, each candidate is measured with the fastest settings so far, and kept if it is faster than them by more
@@ -17,9 +16,8 @@ description:
 positional: _input, present, records
 options:
   _input:
-    description:
-      - The candidates, a list of values for each option of llama.cpp in its long form, such as C(--ubatch-size), or for
-        C(parallel), C(tensor_split), C(threads) or C(rpc_server_threads).
+    description: The candidates, a list of values for each option of llama.cpp in its long form, such as
+      C(--ubatch-size), or for C(parallel), C(tensor_split), C(threads) or C(rpc_server_threads).
     type: dict
     required: true
   present:
@@ -100,7 +98,6 @@ def _split(words: Sequence[str], option: str) -> tuple[list[str], str | None]:
 
 
 def _with(settings: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the option of a run."""
     option, value = run["option"], run["value"]
     if option in ("", *_SETTINGS):
         return {**settings, **({option: value} if option else {})}
@@ -191,8 +188,5 @@ def _summary(won: Sequence[str], rate: float, own: Sequence[float], again: Mappi
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
     def filters(self) -> dict[str, Callable[..., Any]]:
-        """Return the filter by its name."""
         return {"tuning": tuning}

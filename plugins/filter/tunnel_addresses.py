@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: tunnel_addresses
 short_description: Find the addresses of hosts in the tunnel between masters and workers
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - The address of a host is C(rpc_tunnel_address). Without it, the filter derives an address of
     C(rpc_tunnel_network) from the host's inventory name. So the address stays when you add or remove other hosts.
@@ -32,7 +31,6 @@ RETURN = r"""
 _value:
   description: The address of each host, by its name, in the same order.
   type: dict
-  sample: {node1: 10.213.62.9, node2: 10.213.140.77}
 """
 
 from typing import Any, Callable, Mapping, Sequence
@@ -86,8 +84,5 @@ def _check_outer(host: Host, network: str) -> None:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"tunnel_addresses": tunnel_addresses}

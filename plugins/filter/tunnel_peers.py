@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: tunnel_peers
 short_description: Check what hosts have reported for the files of their peers in the tunnel
 version_added: 0.4.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - For the role P(llama_cpp.cluster.rpc_tunnel#role). A host that somebody has taken over can report anything, and root
     reads on its peers what it has reported. So this filter fails, with the host's name, unless the public key is a
@@ -33,18 +32,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: The name, the public key, the address in the tunnel and the endpoint of each host, in the same order.
+  description: The name of each C(host), its C(public_key), its C(address) in the tunnel and its C(endpoint), in the
+    same order.
   type: list
   elements: dict
-  sample:
-    - host: node1
-      public_key: mPgJXSLqk2T1bIlTT3dCzBoVkiY+nSwvbo4JmRyWqHw=
-      address: 10.213.62.9
-      endpoint: 10.0.0.11:51820
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel import PORT, TunnelError, check_peer
@@ -53,7 +47,6 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def tunnel_peers(hosts: Sequence[str], hostvars: Mapping[str, Any], reader: str) -> list[dict[str, str]]:
-    """Return the checked peers of the host `reader`."""
     found: list[dict[str, str]] = []
     owners = {str(Host(reader, hostvars.get(reader, {})).get("__rpc_tunnel_public_key")): reader}
     for name in hosts:
@@ -93,8 +86,5 @@ def _names(host: Host) -> set[str]:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"tunnel_peers": tunnel_peers}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: unknown_variables
 short_description: Find misspelt variables of this collection
 version_added: 0.3.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns one sentence for each variable of the hosts that begins with the name of a role of this collection, and that
     no role or playbook of it knows.
@@ -38,10 +37,6 @@ _value:
   description: One sentence for each unknown variable.
   type: list
   elements: str
-  sample:
-    - >-
-      No role or playbook of llama_cpp.cluster knows rpc_server_treads (of worker1): write rpc_server_threads, or list
-      rpc_server_treads in llama_cpp_allow_unknown_variables.
 """
 
 import difflib
@@ -131,8 +126,5 @@ def _sentence(name: str, hosts: Sequence[str]) -> str:
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"unknown_variables": unknown_variables}

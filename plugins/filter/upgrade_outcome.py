@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: upgrade_outcome
 short_description: Report the outcome of an upgrade for each host
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns which llama.cpp each host has after an upgrade or a failed upgrade, and what is left to do.
   - The playbook P(llama_cpp.cluster.upgrade#playbook) uses it.
@@ -54,28 +53,11 @@ _value:
   type: dict
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
-def upgrade_outcome(
-    hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
-) -> dict[str, Any]:
-    """Return the outcome of the upgrade."""
-    found = {host: {"lost": False, **known, "after": _asked(known)} for host, known in hosts.items()}
-    return upgrade.outcome(found, planned, end, rollback=rollback)
-
-
-def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the present journal of a host; None if the host stopped answering or release_journal_info failed there."""
-    now: Mapping[str, Any] | None = known["after"]
-    return now if now and "current" in now and not known.get("lost") else None
-
-
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"upgrade_outcome": upgrade_outcome}
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"upgrade_outcome": upgrade.outcome}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: upgrade_plan
 short_description: Choose the llama.cpp release for each host of an upgrade
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the notes of all hosts. If an upgrade was interrupted, it returns how to finish it. Otherwise it returns
     which release each host gets, and whether that is possible.
@@ -65,25 +64,11 @@ _value:
   type: dict
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import upgrade
 
 
-def upgrade_plan(
-    looks: Mapping[str, Mapping[str, Any]],
-    master: str,
-    wanted: Mapping[str, str] | None = None,
-    rollback: bool = False,
-    staged: bool = True,
-) -> dict[str, Any]:
-    """Return the plan of an upgrade or a rollback."""
-    return upgrade.plan(looks, master, wanted, rollback=rollback, staged=staged)
-
-
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
-        return {"upgrade_plan": upgrade_plan}
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        return {"upgrade_plan": upgrade.plan}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: virtual_address
 short_description: Check a virtual address of several gateways
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Checks an address that moves among the gateways of an inventory. It returns what the role
     P(llama_cpp.cluster.llama_gateway#role) needs for it, and what prevents it.
@@ -45,9 +44,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description:
-    - The C(address) without prefix, the C(interface) of this host for it (empty if the facts are missing), the
-      addresses of the other gateways as C(peers), a C(router_id) for VRRP, and C(problems), one sentence each.
+  description: The C(address) without prefix, the C(interface) of this host for it (empty if the facts are missing), the
+    addresses of the other gateways as C(peers), a C(router_id) for VRRP, and C(problems), one sentence each.
   type: dict
 """
 
@@ -141,8 +139,5 @@ def _unfit_network(address: IPv4Address, length: int | None, network: IPv4Networ
 
 
 class FilterModule:
-    """The filter in the form that Ansible expects."""
-
-    def filters(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the filter by its name."""
+    def filters(self) -> dict[str, Callable[..., Any]]:
         return {"virtual_address": virtual_address}

@@ -8,8 +8,7 @@ DOCUMENTATION = r"""
 name: source_patches
 short_description: Find patches of a source on the controller and check them
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Finds patches, and checks them as far as possible without the source, or with O(archive) whether they apply.
   - A patch is a unified diff C(<name>.patch), with lines before its first change that say what it is made for. See
@@ -17,9 +16,8 @@ description:
   - The lookup does not fail for a bad patch. RV(_value.problem) says what is wrong.
 options:
   _terms:
-    description:
-      - The patches, in order. A name without an extension is a patch in O(own). Any other entry is the path of a file
-        C(<name>.patch), absolute or relative as for other files of tasks.
+    description: The patches, in order. A name without an extension is a patch in O(own). Any other entry is the path of
+      a file C(<name>.patch), absolute or relative as for other files of tasks.
     type: list
     elements: str
     required: true
@@ -70,24 +68,11 @@ _value:
     problem:
       description: What is wrong with the first wrong patch, as one sentence; empty if there is none.
       type: str
-      sample: ""
     patches:
-      description: The patches, in their order; none if there is a problem.
+      description: The patches, in their order; none if there is a problem. Each has the C(name) of its file, without
+        the extension, its C(sha256) digest, and its C(path) on the controller.
       type: list
       elements: dict
-      contains:
-        name:
-          description: The name of the file, without its extension.
-          type: str
-          sample: rpc-repack
-        sha256:
-          description: The digest of the file.
-          type: str
-          sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
-        path:
-          description: The file on the controller.
-          type: str
-          sample: /srv/patches/rpc-repack.patch
 """
 
 import lzma
@@ -98,7 +83,7 @@ from pathlib import Path
 from typing import Any, Container
 
 from ansible.plugins.lookup import LookupBase
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import digest_of_file, wrong_digest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import (
     Patch,
     PatchError,

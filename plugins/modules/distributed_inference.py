@@ -14,7 +14,6 @@ description:
     layers of the model on RPC workers, and returns the text and the performance figures.
   - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
     program exits with 0.
-  - The program has no standard input and a time limit, so the task always ends.
   - About every ten seconds, shows one line with the host, the elapsed time, the phase (verifying, loading the model,
     reading the prompt, generating), how much of the model is loaded or of the text is generated (at least), and an
     estimate of the time that the phase still takes.
@@ -22,17 +21,10 @@ description:
     not known to be for people.
   - llama.cpp builds since 2026 can exit before they have written their last lines. The module then repeats the run,
     at most five times and within O(timeout). It never returns a text that may be truncated.
-  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
-  model:
-    description:
-      - Path of the GGUF file on the master. Of a split model, the first part.
-    type: path
-    required: true
   prompt:
     description:
       - Text to continue. It is taken as it is, without a chat template and without escape sequences.
@@ -41,8 +33,7 @@ options:
     type: str
     required: true
   n_predict:
-    description:
-      - How many tokens to generate. The text is shorter if the model ends it earlier.
+    description: How many tokens to generate. The text is shorter if the model ends it earlier.
     type: int
     default: 64
   ctx_size:
@@ -53,13 +44,11 @@ options:
     type: int
     default: 2048
   seed:
-    description:
-      - Seed of the sampler. V(-1) takes a new one each time.
+    description: Seed of the sampler. V(-1) takes a new one each time.
     type: int
     default: 1
   temperature:
-    description:
-      - The sampling temperature. V(0) always takes the likeliest token.
+    description: The sampling temperature. V(0) always takes the likeliest token.
     type: float
     default: 0.0
   extra_args:
@@ -69,14 +58,6 @@ options:
     type: list
     elements: str
     default: []
-  timeout:
-    description:
-      - The time limit of the run in seconds, including repetitions. The module then stops the program.
-      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
-        service manager should do that.
-      - By default 120 s, plus the time that the model (all its parts) takes over a link of 100 Mbit/s (10 MB/s), plus
-        one second for each 40 bytes of the prompt, plus 2 s for each token of O(n_predict).
-    type: int
   stall_timeout:
     description:
       - The module ends the run after so many seconds without any progress. Progress is output, data to or from a
@@ -87,16 +68,8 @@ options:
         model of more than 4 GB it is longer in proportion.
     type: int
 attributes:
-  check_mode:
-    description: In check mode the module checks everything, including the workers, and runs nothing.
-    support: full
-  diff_mode:
-    description: The module changes nothing, so there is no difference to show.
-    support: none
   idempotent:
-    description: >-
-      The module changes no host. The text is the same each time with O(temperature=0), or with a fixed O(seed).
-    support: full
+    description: The module changes no host. The text is the same with O(temperature=0), or with a fixed O(seed).
 seealso:
   - module: llama_cpp.cluster.rpc_worker_info
 """
@@ -114,15 +87,6 @@ EXAMPLES = r"""
 - name: Show the text
   ansible.builtin.debug:
     var: inference.text
-
-- name: Give the second worker three times as much
-  llama_cpp.cluster.distributed_inference:
-    model: /srv/models/model.gguf
-    prompt: Once upon a time
-    workers: [10.0.0.11, 10.0.0.12]
-    tensor_split: [1, 3]
-    n_predict: 128
-    extra_args: ["--top-k", "20"]
 """
 
 RETURN = r"""
@@ -132,22 +96,12 @@ text:
     - V(null) if no program was run.
   returned: always
   type: str
-  sample: " Who's there?"
 perf:
   description:
     - llama.cpp's own performance figures, as the filter P(llama_cpp.cluster.llama_perf#filter) finds them in its log.
     - A figure that llama.cpp did not report is V(null).
   returned: always
   type: dict
-  sample:
-    load: {time_ms: 148.68}
-    sampling:
-      {time_ms: 30.54, samplers_time_ms: 1.92, tokens: 77, runs: null, ms_per_token: null, tokens_per_second: null}
-    prompt_eval: {time_ms: 13.37, tokens: 13, ms_per_token: 1.03, tokens_per_second: 972.11}
-    eval: {time_ms: 218.51, runs: 63, ms_per_token: 3.47, tokens_per_second: 288.32}
-    total: {time_ms: 264.68, tokens: 76}
-    unaccounted: {time_ms: 2.26, percent: 0.9}
-    graphs_reused: 62
 devices:
   description:
     - The layers and buffers of each device, from the same log. C(endpoint) is V(null) for devices of the master.
@@ -156,13 +110,6 @@ devices:
   returned: always
   type: list
   elements: dict
-  sample:
-    - name: RPC0[10.0.0.11:50052]
-      endpoint: 10.0.0.11:50052
-      layers: 17
-      model_buffer_mib: 2190.5
-      kv_buffer_mib: 136.0
-      compute_buffer_mib: 99.06
 offload:
   description:
     - How many layers were offloaded, and how many there are. The output layer counts in both.
@@ -231,13 +178,10 @@ msg:
 
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import inference
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress, progress_in
@@ -255,39 +199,10 @@ REPETITIONS = 5
 
 
 class Task(WorkerTask):
-    """One call of the module."""
-
     def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
-        result: dict[str, Any] = {
-            "changed": False,
-            "text": None,
-            "perf": None,
-            "devices": [],
-            "offload": None,
-            "build": None,
-            "wall_time_ms": None,
-            "attempts": 0,
-            "command": None,
-            "failure": None,
-        }
-        super().__init__(module, result, progress)
+        names = ("text", "perf", "offload", "build", "wall_time_ms", "command", "failure")
+        super().__init__(module, {"changed": False, "devices": [], "attempts": 0, **dict.fromkeys(names)}, progress)
         self.model_bytes = 0
-
-    def options(self) -> inference.Options:
-        """Return the options of the run, or fail with the first invalid value."""
-        given = self.module.params
-        with self.refusing():
-            options = inference.Options(
-                **{
-                    **{field.name: given[field.name] for field in fields(inference.Options)},
-                    "model": str(Path(given["model"]).absolute()),
-                    "workers": tuple(parse_endpoints(given["workers"])),
-                    "tensor_split": tuple(given["tensor_split"]),
-                    "extra_args": tuple(given["extra_args"]),
-                }
-            )
-            inference.check_options(options)
-        return options
 
     def capabilities(self) -> capabilities_of.Program:
         """Return the identity and the capabilities of the build in `bin_folder`."""
@@ -311,7 +226,7 @@ class Task(WorkerTask):
 
     def main(self) -> None:
         """Check the options, verify the workers, run, and judge the result."""
-        options = self.options()
+        options = self.chosen(inference.Options, inference.check_options)
         capabilities = self.capabilities()
         with self.refusing():
             inference.check_extra_args(options.extra_args, capabilities)
@@ -370,14 +285,12 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **WORKER_RUN,
-            "model": {"type": "path", "required": True},
             "prompt": {"type": "str", "required": True},
             "n_predict": {"type": "int", "default": 64},
             "ctx_size": {"type": "int", "default": 2048},
             "seed": {"type": "int", "default": 1},
             "temperature": {"type": "float", "default": 0.0},
             "extra_args": {"type": "list", "elements": "str", "default": []},
-            "timeout": {"type": "int"},
             "stall_timeout": {"type": "int"},
         },
         supports_check_mode=True,

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: gguf_header
 short_description: Fetch the header of a GGUF model without its weights
 version_added: 0.3.0
@@ -20,15 +19,13 @@ description:
     M(llama_cpp.cluster.split_plan_info) read them like the model. No program can load them.
   - It asks the server for ranges, and after an interruption for the rest. If a server has no ranges, it ends the
     connection after the header.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   url:
     description: The URL of the model, with C(http) or C(https). Exactly one of O(url) and O(shape) is required.
     type: str
   shape:
-    description: >-
-      The shape of a common model, in Q4_0 or, for gpt-oss, in MXFP4. The page on sizes lists them
+    description: The shape of a common model, in Q4_0 or, for gpt-oss, in MXFP4. The page on sizes lists them
       (docs/how-to/size.md).
     type: str
     choices: [3B, 8B, 14B, 32B, 70B, gpt-oss-20b, Qwen3-30B-A3B, GLM-4.5-Air, gpt-oss-120b, Qwen3-235B-A22B,
@@ -74,12 +71,10 @@ path:
   description: The file with the header; for a split model, that of the first part.
   returned: success
   type: str
-  sample: /var/tmp/header/model.gguf
 fetched_bytes:
   description: How many bytes of the model have arrived; 0 for a shape.
   returned: success
   type: int
-  sample: 7929856
 """
 
 from pathlib import Path
@@ -168,7 +163,6 @@ def get(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = QuietModule(
         argument_spec={
             "url": {"type": "str"},

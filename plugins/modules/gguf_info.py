@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: gguf_info
 short_description: Check whether a path is a complete GGUF model, and what it is
 version_added: 0.1.0
@@ -20,31 +19,25 @@ description:
   - It reads versions 2 and 3 of the format, in little-endian byte order. It refuses what llama.cpp itself refuses
     to load, such as overlapping tensors, and headers that are larger than those of any model.
   - It never fails because of a bad model. RV(valid) and RV(message) say what is wrong.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
     description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
     type: path
     required: true
   draft_model:
-    description:
-      - A model that drafts tokens for this one (speculative decoding). RV(draft_problem) says whether llama.cpp
-        accepts it. That depends on the vocabularies of both models.
+    description: A model that drafts tokens for this one (speculative decoding). RV(draft_problem) says whether
+      llama.cpp accepts it. That depends on the vocabularies of both models.
     type: path
-    version_added: 0.2.0
   joined:
     description:
       - If O(path) is a piece of a file that was cut, such as C(.part1of2), look at all pieces as if they were joined.
       - Without this, a piece is not RV(valid), because llama.cpp reads only the whole.
     type: bool
     default: false
-    version_added: 0.4.0
   mmproj:
-    description:
-      - A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
+    description: A projector, with which this model takes pictures. RV(mmproj_problem) says whether it is one that fits.
     type: path
-    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -82,114 +75,63 @@ message:
   returned: success
   type: str
 files:
-  description: The files of the model, the first part first, whether they are there or not.
+  description:
+    - The files of the model, the first part first, whether they are there or not, each with its C(path), its
+      C(size_bytes), and as C(stamp) its size and its modification time in nanoseconds; V(null) if it is not there.
+    - C(origin) and C(sha256) are what M(llama_cpp.cluster.model_file) recorded when it put the file there; V(null) if
+      it did not, or if the file was changed since.
   returned: success
   type: list
   elements: dict
-  contains:
-    path:
-      description: The file.
-      type: str
-    size_bytes:
-      description: Its size; V(null) if it is not there.
-      type: int
-    stamp:
-      description: Its size, and its modification time in nanoseconds; V(null) if it is not there.
-      type: list
-      elements: int
-    origin:
-      description: >-
-        What M(llama_cpp.cluster.model_file) recorded when it put the file there; V(null) if it did not, or if the file
-        was changed since.
-      type: dict
-    sha256:
-      description: The SHA-256 digest that was recorded with it, V(null) like RV(files[].origin).
-      type: str
 size_bytes:
   description: The size of all files that are there.
   returned: success
   type: int
 metadata:
-  description: >-
-    The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000 characters, such as
-    a chat template, is cut after 1000, with V(…) at its end.
+  description: The metadata of the first file, without arrays; empty if not RV(valid). A text of more than 1000
+    characters, such as a chat template, is cut after 1000, with V(…) at its end.
   returned: success
   type: dict
-  sample: {general.architecture: llama, general.name: model, llama.block_count: 32}
 architecture:
   description: The architecture, as llama.cpp names it; V(null) if not RV(valid), or if the file does not say.
   returned: success
   type: str
-  sample: llama
 name:
   description: The model's name; V(null) like RV(architecture).
   returned: success
   type: str
-  sample: Meta Llama 3.1 8B Instruct
 file_type:
-  description: The quantisation, as in llama.cpp's log; V(null) if not RV(valid), or if the file does not say.
+  description: The quantisation, as in llama.cpp's log, such as V(Q4_K - Medium); V(null) like RV(architecture).
   returned: success
   type: str
-  sample: Q4_K - Medium
 parameters:
   description: How many weights all tensors have; V(null) if not RV(valid).
   returned: success
   type: int
 shape:
-  description: The model's dimensions; V(null) if not RV(valid). Each is V(null) if the file does not contain it.
+  description:
+    - The model's dimensions; V(null) if not RV(valid). Each is V(null) if the file does not contain it.
+    - The repeating C(layers), the C(embedding_length), the C(heads) and C(kv_heads) of attention (V(null) if layers
+      differ), the C(experts) of a layer (0 if there are none) and the C(experts_used) of them that a token goes
+      through, at most, the C(context_length) in training, and the C(vocabulary) in tokens.
+    - C(predict_layers) of the layers, at the end, only predict further tokens (multi-token prediction). llama.cpp loads
+      few of their weights unless an option asks for them.
   returned: success
   type: dict
-  contains:
-    layers:
-      description: How many repeating layers there are.
-      type: int
-    predict_layers:
-      description: >-
-        How many of them, at the end, only predict further tokens (multi-token prediction). llama.cpp loads few of their
-        weights unless an option asks for them.
-      type: int
-    embedding_length:
-      description: The width of the model.
-      type: int
-    heads:
-      description: Attention heads; V(null) if layers differ.
-      type: int
-    kv_heads:
-      description: Heads of keys and values; V(null) if layers differ.
-      type: int
-    experts:
-      description: Experts of a layer; 0 if the model has none.
-      type: int
-    experts_used:
-      description: How many of them a token goes through, at most.
-      type: int
-    context_length:
-      description: For how many tokens of context the model was trained.
-      type: int
-    vocabulary:
-      description: The size of the vocabulary, in tokens.
-      type: int
 weights_bytes:
-  description: >-
-    The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
+  description: The bytes of all tensors, without padding; V(null) if not RV(valid), or if a tensor has an unknown type.
   returned: success
   type: int
 draft_problem:
-  description: >-
-    Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not RV(valid) or
-    without O(draft_model).
+  description: Why O(draft_model) cannot draft tokens for the model, in a sentence; empty if it can, V(null) if not
+    RV(valid) or without O(draft_model).
   returned: success
   type: str
-  version_added: 0.2.0
-  sample: ""
 mmproj_problem:
-  description: >-
-    Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the headers
-    say, V(null) if not RV(valid) or without O(mmproj).
+  description: Why the model cannot take pictures with O(mmproj), in a sentence; empty if nothing is wrong as far as the
+    headers say, V(null) if not RV(valid) or without O(mmproj).
   returned: success
   type: str
-  version_added: 0.4.0
-  sample: ""
 notes:
   description: A sentence for each thing about a RV(valid) model that is unknown or unusual.
   returned: success
@@ -204,9 +146,14 @@ from typing import Any, Callable
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, model_parts, read_model
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    GgufError,
+    model_parts,
+    piece_paths,
+    read_model,
+    read_pieces,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.model import describe
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.projector import projector_problem
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.vocabulary import draft_problem
 
@@ -276,7 +223,6 @@ def _problem(judge: Callable[[Path, Path], str], path: Path, other: Path | None)
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: hub_files_info
 short_description: Look up files of a Hugging Face repository
 version_added: 0.3.0
@@ -15,8 +14,7 @@ description:
     the form that M(llama_cpp.cluster.model_file) takes.
   - For a part of a split GGUF file (C(...-00001-of-00003.gguf)) it returns all parts. For a piece of a file that was
     cut (C(.gguf.part1of2), C(.gguf-split-a)) it returns all pieces.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   repo:
     description: The repository, as C(owner/name).
@@ -65,20 +63,13 @@ commit:
   description: The commit of all files.
   returned: success
   type: str
-  sample: f9c28bcd85737ffc5aef028638d3341d49869c27
 files:
-  description: >-
-    The files, each with its URL for exactly this commit, the SHA-256 digest of a large file or the git object name of a
-    small one (the other is V(null)), and its size (V(null) if the hub does not say).
+  description: The files, each with its C(name), its C(url) for exactly this commit, the SHA-256 digest of a large file
+    (C(sha256)) or the git object name of a small one (C(git_blob); the other is V(null)), and its C(size_bytes)
+    (V(null) if the hub does not say).
   returned: success
   type: list
   elements: dict
-  sample:
-    - name: gemma-3-1b-it-Q4_K_M.gguf
-      url: https://huggingface.co/ggml-org/gemma-3-1b-it-GGUF/resolve/f9c28bcd85737ffc5aef028638d3341d49869c27/gemma-3-1b-it-Q4_K_M.gguf
-      sha256: f1ef0da719559b876a1d95011dc1a36c7474e701b3bcbb0ab9d9b5d2e2243577
-      git_blob: null
-      size_bytes: 806058240
 size_bytes:
   description: The size of all files.
   returned: success
@@ -201,7 +192,6 @@ class Hub:
 
 
 def main() -> None:
-    """Run the module."""
     module = QuietModule(
         argument_spec={
             "repo": {"type": "str", "required": True},

@@ -14,44 +14,34 @@ description:
     second the workers read and generate, and returns the figures with their spread.
   - Checks that every worker took part. If a worker held no part of the model, the run has failed, even if the
     program exits with 0.
-  - The program has no standard input and a time limit, so the task always ends.
   - About every ten seconds, shows the phase (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
+  - Only O(timeout) ends a run whose worker hangs.
   - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
     one of the programs that role P(llama_cpp.cluster.llama_cpp#role) gives a master.
-  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
-  - llama_cpp.cluster.reads_only
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   model:
-    description:
-      - Path of the GGUF file on the master, without a comma. Of a split model, the first part.
-    type: path
-    required: true
+    description: Path of the GGUF file on the master, without a comma. Of a split model, the first part.
   n_prompt:
-    description:
-      - How many tokens to read, one test for each number. V(0) or an empty list means none.
+    description: How many tokens to read, one test for each number. V(0) or an empty list means none.
     type: list
     elements: int
     default: [512]
   n_gen:
-    description:
-      - How many tokens to generate, one test for each number. V(0) or an empty list means none.
+    description: How many tokens to generate, one test for each number. V(0) or an empty list means none.
     type: list
     elements: int
     default: [128]
   n_depth:
-    description:
-      - How many tokens are in the context before the clock starts. Each number repeats all tests.
+    description: How many tokens are in the context before the clock starts. Each number repeats all tests.
     type: list
     elements: int
     default: [0]
   batch_size:
-    description:
-      - Logical batch in tokens. Each number repeats all tests, with the model loaded once.
+    description: Logical batch in tokens. Each number repeats all tests, with the model loaded once.
     type: list
     elements: int
     default: [2048]
@@ -63,20 +53,17 @@ options:
     elements: int
     default: [512]
   cache_type_k:
-    description:
-      - Type of the cache of keys.
+    description: Type of the cache of keys.
     type: str
     choices: [f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl]
     default: f16
   cache_type_v:
-    description:
-      - Type of the cache of values. All but V(f16) and V(bf16) need flash attention.
+    description: Type of the cache of values. All but V(f16) and V(bf16) need flash attention.
     type: str
     choices: [f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, iq4_nl]
     default: f16
   flash_attn:
-    description:
-      - Whether to use flash attention. By default llama.cpp decides. Builds of early 2026 have no V(auto).
+    description: Whether to use flash attention. By default llama.cpp decides. Builds of early 2026 have no V(auto).
     type: str
     choices: ["on", "off", auto]
   split_mode:
@@ -86,26 +73,9 @@ options:
     choices: [layer, tensor]
     default: layer
   repetitions:
-    description:
-      - How often each test is repeated after a warm-up. With V(1) there is no spread.
+    description: How often each test is repeated after a warm-up. With V(1) there is no spread.
     type: int
     default: 5
-  timeout:
-    description:
-      - The time limit of the run in seconds. The module then stops the program, and returns what was measured until
-        then.
-      - Only this limit ends a run whose worker hangs or whose worker's host has disappeared.
-      - A worker that answers a master that has exited dies (SIGPIPE), so workers may have to be restarted then. A
-        service manager should do that.
-      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each test, repetition
-        and warm-up one second for each 10 tokens read and 2 s for each token generated.
-    type: int
-attributes:
-  check_mode:
-    description: In check mode the module checks everything, including the workers, and runs nothing.
-seealso:
-  - module: llama_cpp.cluster.distributed_inference
-  - module: llama_cpp.cluster.rpc_worker_info
 """
 
 EXAMPLES = r"""
@@ -134,35 +104,16 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: The figures of each test, in the order in which they ran; after a failure, those of the completed tests.
+  description:
+    - The figures of each test, in the order in which they ran; after a failure, those of the completed tests.
+    - C(name) is upstream's short name, such as V(pp512) for reading 512 tokens and V(tg128) for generating 128, and
+      C(kind) is V(prompt) or V(generation). C(n_prompt) tokens were read and C(n_gen) generated, with C(n_depth) in the
+      context before. C(batch_size) and C(ubatch_size) are as the options of these names.
+    - C(tokens_per_second) has over the repetitions the C(mean), the C(stddev) of the sample (V(null) for one
+      repetition), the slowest as C(min), the fastest as C(max), and each as C(samples).
   returned: always
   type: list
   elements: dict
-  contains:
-    name:
-      description: Upstream's short name, such as V(pp512) for reading 512 tokens and V(tg128) for generating 128.
-      type: str
-    kind:
-      description: V(prompt) or V(generation).
-      type: str
-    n_prompt:
-      description: Tokens read.
-      type: int
-    n_gen:
-      description: Tokens generated.
-      type: int
-    n_depth:
-      description: Tokens in the context before the test.
-      type: int
-    batch_size: &batch
-      description: Like the option of this name.
-      type: int
-    ubatch_size: *batch
-    tokens_per_second:
-      description: >-
-        Over the repetitions the C(mean), the C(stddev) of the sample (V(null) for one repetition), the slowest as
-        C(min), the fastest as C(max), and each as C(samples).
-      type: dict
 build:
   description:
     - The llama.cpp build that was used, in the form of the filter P(llama_cpp.cluster.llama_perf#filter). Unknown
@@ -173,50 +124,29 @@ build:
   type: dict
   sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-dispatcher]}
 model:
-  description: The model that was measured; V(null) if nothing was measured.
+  description:
+    - The model that was measured; V(null) if nothing was measured. Its C(path), upstream's description as C(type), such
+      as V(llama 8B Q4_0), the C(size_bytes) of its weights and the number of its parameters as C(n_params).
+    - C(sha256) is the digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
   returned: always
   type: dict
-  contains:
-    path:
-      description: Where it is.
-      type: str
-    type:
-      description: Upstream's description, such as V(llama 8B Q4_0).
-      type: str
-    size_bytes:
-      description: Size of its weights.
-      type: int
-    n_params:
-      description: Number of its parameters.
-      type: int
-    sha256:
-      description: Digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
-      type: str
 workers:
   description: The workers as V(host:port), in order.
   returned: always
   type: list
   elements: str
 devices:
-  description: What each device held, with some keys of what M(llama_cpp.cluster.distributed_inference) returns.
+  description: The C(name), C(endpoint), C(layers) and C(model_buffer_mib) of each device, as in
+    M(llama_cpp.cluster.distributed_inference).
   returned: always
   type: list
   elements: dict
-  sample:
-    - {name: "RPC0[10.0.0.11:50052]", endpoint: "10.0.0.11:50052", layers: 17, model_buffer_mib: 2190.5}
 options:
-  description: The options that were in effect and that affect the figures; V(null) if nothing was measured.
+  description: The options that were in effect and that affect the figures, namely O(split_mode), O(tensor_split),
+    O(n_gpu_layers), O(cache_type_k), O(cache_type_v), O(flash_attn), O(threads) and O(repetitions); V(null) if nothing
+    was measured.
   returned: always
   type: dict
-  sample:
-    split_mode: layer
-    tensor_split: []
-    n_gpu_layers: 999
-    cache_type_k: f16
-    cache_type_v: f16
-    flash_attn: auto
-    threads: 4
-    repetitions: 5
 wall_time_ms:
   description: The time from the start of the program to its end, including the load; V(null) if nothing was run.
   returned: always
@@ -242,7 +172,6 @@ msg:
 """
 
 import os
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -250,7 +179,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import bench as bench_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.progress import Progress, progress_in
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
@@ -263,43 +191,17 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task
 
 
 class Task(WorkerTask):
-    """One call of the module."""
-
     def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
-        result: dict[str, Any] = {
-            "changed": False,
-            "tests": [],
-            "build": None,
-            "model": None,
-            "workers": [],
-            "devices": [],
-            "options": None,
-            "wall_time_ms": None,
-            "command": None,
-            "failure": None,
-        }
-        super().__init__(module, result, progress)
-
-    def options(self) -> bench_of.Options:
-        """Return the options of the run, or fail with the first invalid value."""
-        given = self.module.params
-        chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(bench_of.Options)}
-        for name in ("n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size"):
-            chosen[name] = tuple(dict.fromkeys(given[name]))
-        with self.refusing():
-            chosen.update(
-                model=str(Path(given["model"]).absolute()),
-                workers=tuple(parse_endpoints(given["workers"])),
-                tensor_split=tuple(given["tensor_split"]),
-            )
-            options = bench_of.Options(**chosen)
-            bench_of.check_options(options)
-        self.result["workers"] = options.endpoints
-        return options
+        names = ("build", "model", "options", "wall_time_ms", "command", "failure")
+        lists: dict[str, Any] = {"tests": [], "workers": [], "devices": []}
+        super().__init__(module, {"changed": False, **lists, **dict.fromkeys(names)}, progress)
 
     def main(self) -> None:
         """Check the options, verify the workers, run, and judge the result."""
-        options = self.options()
+        for name in ("n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size"):
+            self.module.params[name] = list(dict.fromkeys(self.module.params[name]))
+        options = self.chosen(bench_of.Options, bench_of.check_options)
+        self.result["workers"] = options.endpoints
         with self.refusing():
             bench = capabilities_of.describe_bench(*self.asked(capabilities_of.BENCH_PROGRAM))
             self.result["build"] = bench_of.build_of(bench, None)
@@ -352,7 +254,6 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **WORKER_RUN,
-            "model": {"type": "path", "required": True},
             "n_prompt": {"type": "list", "elements": "int", "default": [512]},
             "n_gen": {"type": "list", "elements": "int", "default": [128]},
             "n_depth": {"type": "list", "elements": "int", "default": [0]},
@@ -363,7 +264,6 @@ def main() -> None:
             "flash_attn": {"type": "str", "choices": ["on", "off", "auto"]},
             "split_mode": {"type": "str", "choices": ["layer", "tensor"], "default": "layer"},
             "repetitions": {"type": "int", "default": 5},
-            "timeout": {"type": "int"},
         },
         supports_check_mode=True,
     )

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: llama_gateway_info
 short_description: Show which groups a gateway sends requests to
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Asks the HAProxy that role P(llama_cpp.cluster.llama_gateway#role) has set up on this host.
   - It never fails because of a bad gateway or group. RV(message) says what is wrong.
@@ -21,7 +20,6 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 seealso:
@@ -46,9 +44,8 @@ running:
   returned: success
   type: bool
 healthy:
-  description:
-    - Whether it runs, all groups take requests, its certificate does not expire soon, and it can take the virtual
-      address if there is one.
+  description: Whether it runs, all groups take requests, its certificate does not expire soon, and it can take the
+    virtual address if there is one.
   returned: success
   type: bool
 groups:
@@ -58,10 +55,7 @@ groups:
   elements: dict
   contains:
     name:
-      description: The name of the group.
-      type: str
-    model:
-      description: The model that it serves.
+      description: The name of the group. It serves C(model), and has C(busy) of the C(slots) requests that it may have.
       type: str
     state:
       description:
@@ -73,14 +67,6 @@ groups:
     reason:
       description: Why no request goes there; empty if it is V(in).
       type: str
-    busy:
-      description: How many requests it has.
-      type: int
-    slots:
-      description: How many it may have.
-      type: int
-  sample:
-    - {name: a, model: llama-70b-q4_0, state: in, reason: "", busy: 1, slots: 4}
 queued:
   description: How many requests wait for each model.
   returned: success
@@ -91,23 +77,19 @@ certificate_days:
   returned: success
   type: int
 outdated:
-  description:
-    - What has changed since HAProxy started with it, V(unit) or V(configuration); empty if nothing has. A changed
-      configuration needs a reload, and a changed unit a restart.
+  description: What has changed since HAProxy started with it, V(unit) or V(configuration); empty if nothing has. A
+    changed configuration needs a reload, and a changed unit a restart.
   returned: success
   type: str
-  version_added: 0.4.0
 missing:
   description: Those of O(paths) that are not there.
   returned: success
   type: list
   elements: str
-  version_added: 0.4.0
 message:
   description: What is wrong, or that all groups take requests.
   returned: success
   type: str
-  sample: All 2 groups take requests.
 """
 
 from ansible.module_utils.basic import AnsibleModule
@@ -116,7 +98,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service i
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"paths": {"type": "list", "elements": "str", "default": []}}, supports_check_mode=True
     )

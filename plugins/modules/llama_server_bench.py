@@ -15,22 +15,12 @@ description:
   - Returns the tokens per second of all clients together, the time to the first token, and the time between two
     tokens.
   - Workers serve one master at a time, so pause a service that uses them first. The playbook C(tune) does that.
-  - The program has no standard input and a time limit, so the task always ends.
-  - Environment variables that begin with V(LLAMA_ARG_) or V(LLAMA_LOG_) are not passed on to the program.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
-  - llama_cpp.cluster.reads_only
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
-  model:
-    description:
-      - Path of the GGUF file on the master. Of a split model, the first part.
-    type: path
-    required: true
   clients:
-    description:
-      - How many clients ask at the same time.
+    description: How many clients ask at the same time.
     type: int
     default: 4
   n_prompt:
@@ -40,36 +30,26 @@ options:
     type: int
     default: 128
   n_gen:
-    description:
-      - How many tokens of an answer are generated. With O(prompts), an answer may end earlier.
+    description: How many tokens of an answer are generated. With O(prompts), an answer may end earlier.
     type: int
     default: 32
   prompts:
-    description:
-      - The prompts of the clients, in turn, each as the first message of a chat.
+    description: The prompts of the clients, in turn, each as the first message of a chat.
     type: list
     elements: str
     default: []
   repetitions:
-    description:
-      - How often each client asks. With V(1) there is no spread.
+    description: How often each client asks. With V(1) there is no spread.
     type: int
     default: 3
   parallel:
-    description:
-      - How many slots the server has. Further clients wait.
+    description: How many slots the server has. Further clients wait.
     type: int
     default: 4
   ctx_size:
-    description:
-      - Context of each slot in tokens.
+    description: Context of each slot in tokens.
     type: int
     default: 4096
-  cache_ram:
-    description:
-      - Memory in MiB for earlier prompts of slots.
-    type: int
-    default: 1024
   extra_args:
     description:
       - Further options of C(llama-server). An option and its value are two items.
@@ -79,15 +59,6 @@ options:
     type: list
     elements: str
     default: []
-  timeout:
-    description:
-      - The time limit of the run in seconds. The module then stops the program.
-      - By default 120 s, plus the size of the model (all its parts) divided by 10 MB/s, plus for each repetition and
-        client one second for each 10 words read and 2 s for each token generated.
-    type: int
-attributes:
-  check_mode:
-    description: In check mode the module checks everything, including the workers, and runs nothing.
 seealso:
   - module: llama_cpp.cluster.llama_bench
   - module: llama_cpp.cluster.llama_server_info
@@ -110,58 +81,23 @@ EXAMPLES = r"""
 
 RETURN = r"""
 tests:
-  description: One entry with the figures; empty after a failure.
+  description:
+    - One entry with the figures; empty after a failure. Its C(kind) is V(serving), and C(clients) how many asked.
+    - C(tokens_per_second) are the generated tokens per second of all clients together, from the first request to the
+      last token, with prompts, with the keys of M(llama_cpp.cluster.llama_bench).
+    - C(first_token_ms) is the time from a request to its first token, and C(between_tokens_ms) from one token of an
+      answer to the next, each as C(median) and C(p95) of all requests.
   returned: always
   type: list
   elements: dict
-  contains:
-    kind:
-      description: V(serving).
-      type: str
-    clients:
-      description: How many clients asked at the same time.
-      type: int
-    tokens_per_second:
-      description: >-
-        Generated tokens per second of all clients together, from the first request to the last token, with prompts. Its
-        keys are those of M(llama_cpp.cluster.llama_bench).
-      type: dict
-    first_token_ms:
-      description: The time from a request to its first token, as C(median) and C(p95) of all requests.
-      type: dict
-    between_tokens_ms:
-      description: The time from one token of an answer to the next, as C(median) and C(p95).
-      type: dict
-    prompt_tokens:
-      description: Tokens read, of all requests.
-      type: int
-    cached_tokens:
-      description: How many of these tokens were cached.
-      type: int
-    generated_tokens:
-      description: Tokens generated, of all requests.
-      type: int
-    drafted_tokens:
-      description: Tokens that speculation has guessed.
-      type: int
-    accepted_tokens:
-      description: How many of these tokens the model accepted.
-      type: int
 build:
   description: The llama.cpp build that was used, in the form of M(llama_cpp.cluster.llama_bench).
   returned: always
   type: dict
 model:
-  description: The model that was measured; V(null) if nothing was measured.
+  description: The C(path) and the C(sha256) of the model, as in M(llama_cpp.cluster.llama_bench).
   returned: always
   type: dict
-  contains:
-    path:
-      description: Where it is.
-      type: str
-    sha256:
-      description: Digest of the file, if role P(llama_cpp.cluster.gguf_model#role) put it there; V(null) otherwise.
-      type: str
 workers:
   description: The workers as V(host:port), in order.
   returned: always
@@ -193,15 +129,12 @@ msg:
 
 import os
 import secrets
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import known
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure import serving as serving_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._measure.bench import build_of
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import capabilities as capabilities_of
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import check_model, check_split_mode
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task import WORKER_RUN, WorkerTask
@@ -209,30 +142,14 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load impo
 
 
 class Task(WorkerTask):
-    """One call of the module."""
-
     def __init__(self, module: AnsibleModule) -> None:
         names = ("build", "model", "wall_time_ms", "command", "failure")
         super().__init__(module, {"changed": False, "tests": [], "workers": [], **dict.fromkeys(names)})
 
-    def options(self) -> serving_of.Options:
-        """Return the options of the run, or fail with the first invalid value."""
-        given = self.module.params
-        chosen: dict[str, Any] = {field.name: given[field.name] for field in fields(serving_of.Options)}
-        with self.refusing():
-            chosen.update(
-                model=str(Path(given["model"]).absolute()),
-                workers=tuple(parse_endpoints(given["workers"])),
-                **{name: tuple(given[name]) for name in ("tensor_split", "prompts", "extra_args")},
-            )
-            options = serving_of.Options(**chosen)
-            serving_of.check_options(options)
-        self.result["workers"] = options.endpoints
-        return options
-
     def main(self) -> None:
         """Check the options, verify the workers, run, and judge the result."""
-        options = self.options()
+        options = self.chosen(serving_of.Options, serving_of.check_options)
+        self.result["workers"] = options.endpoints
         with self.refusing():
             program = capabilities_of.describe(*self.asked(capabilities_of.SERVER_PROGRAM))
             model_bytes = check_model(options.model)
@@ -271,7 +188,6 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             **WORKER_RUN,
-            "model": {"type": "path", "required": True},
             "clients": {"type": "int", "default": 4},
             "n_prompt": {"type": "int", "default": 128},
             "n_gen": {"type": "int", "default": 32},
@@ -279,9 +195,7 @@ def main() -> None:
             "repetitions": {"type": "int", "default": 3},
             "parallel": {"type": "int", "default": 4},
             "ctx_size": {"type": "int", "default": 4096},
-            "cache_ram": {"type": "int", "default": 1024},
             "extra_args": {"type": "list", "elements": "str", "default": []},
-            "timeout": {"type": "int"},
         },
         supports_check_mode=True,
     )

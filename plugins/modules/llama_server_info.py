@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: llama_server_info
 short_description: Show the state of the OpenAI-compatible API services of a master
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the state of the services that the role P(llama_cpp.cluster.llama_server#role) has set up on this host,
     and asks their API.
@@ -42,7 +41,6 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.4.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 seealso:
@@ -63,27 +61,24 @@ EXAMPLES = r"""
 
 RETURN = r"""
 servers:
-  description: The services of this host, by port.
+  description:
+    - The services of this host, by port, each with its systemd C(unit), its C(address) and C(port), the name of the
+      model in the API as C(alias), the C(workers) that it holds or waits for, as C(host:port), and how often systemd
+      has started it again by itself as C(restarts).
+    - It is C(healthy) if it serves, generates a token with the key, and refuses requests without a key. Checks that
+      were not made do not count. C(models) are those that the API names, C(answered) says whether it generated a token,
+      C(text) how it continued O(prompt) (both V(null) if it was not asked, and C(text) if it serves only embeddings),
+      and C(open_paths) which paths it wrongly answers without a key.
+    - C(release) is the id of the llama.cpp release that runs, and C(load) has, while the model is loaded, C(sent_bytes)
+      to workers and C(model_bytes) in all. C(plan) is the division of its model that the role has recorded, with
+      C(tensor_split), and C(metrics_link) the link to its metrics in the folder of node_exporter. Each is V(null) if
+      there is none.
+    - It is C(outdated) if it started before the last change of its unit, settings, programs or keys, or runs another
+      release than the current one. Keys do not count if the release reads them again by itself.
   returned: success
   type: list
   elements: dict
   contains:
-    unit:
-      description: The systemd unit.
-      type: str
-    address:
-      description: The address that it listens on.
-      type: str
-    port:
-      description: The port that it listens on.
-      type: int
-    alias:
-      description: The name of the model in the API.
-      type: str
-    workers:
-      description: The workers that it holds or waits for, as C(host:port).
-      type: list
-      elements: str
     state:
       description:
         - "V(serving): The API answers."
@@ -92,78 +87,20 @@ servers:
         - "V(stopped): Somebody, or a playbook, stopped the service."
         - "V(failed): systemd could not start the service."
       type: str
-    healthy:
-      description: Whether it serves, generates a token with the key, and refuses requests without a key. Checks that
-        were not made do not count.
-      type: bool
-    restarts:
-      description: How often systemd has started it again by itself.
-      type: int
-    models:
-      description: The models that the API names; empty if it was not asked.
-      type: list
-      elements: str
-    answered:
-      description: Whether it generated a token; V(null) if it was not asked for one.
-      type: bool
-    text:
-      description: How it continued O(prompt); V(null) if it was not asked, or serves only embeddings.
-      type: str
-    release:
-      description: The id of the llama.cpp release that runs; V(null) if none runs.
-      type: str
-    outdated:
-      description: Whether it started before the last change of its unit, settings, programs or keys, or runs another
-        release than the current one. Keys do not count if the release reads them again by itself.
-      type: bool
-      version_added: 0.4.0
-    plan:
-      description: The division of its model that the role has recorded, with C(tensor_split); V(null) if there is none.
-      type: dict
-      version_added: 0.4.0
-    metrics_link:
-      description: The link to its metrics in the folder of node_exporter; V(null) if there is none.
-      type: str
-      version_added: 0.4.0
-    open_paths:
-      description: The paths that it wrongly answers without a key.
-      type: list
-      elements: str
     message:
       description: One sentence about its state, and what to do if it does not serve. If C(llama-server) has ended since
         systemd started the service, a second one with the reason that its log gives.
       type: str
-  sample:
-    - unit: llama-server@8080.service
-      address: 127.0.0.1
-      port: 8080
-      alias: llama-70b-q4_0
-      workers: ["10.0.0.11:50052", "10.0.0.12:50052"]
-      state: serving
-      healthy: true
-      restarts: 0
-      models: [llama-70b-q4_0]
-      answered: true
-      text: " river"
-      release: 0.3.36-0c1e57098-3f0a1b2c
-      load: null
-      outdated: false
-      plan: null
-      metrics_link: null
-      open_paths: []
-      message: http://127.0.0.1:8080/v1 serves llama-70b-q4_0 over 2 workers.
 missing:
   description: Those of O(paths) that are not there.
   returned: success
   type: list
   elements: str
-  version_added: 0.4.0
 files_without_key:
   description: The files of keys that have no key.
   returned: success
   type: list
   elements: str
-  version_added: 0.4.0
 """
 
 from dataclasses import asdict
@@ -207,7 +144,6 @@ def journal_of(module: AnsibleModule, unit: str) -> str:
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
-    """Return the state of a service."""
     command = ["systemctl", "show", f"--property={','.join(services.PROPERTIES)}", service.unit]
     _code, text, _error = module.run_command(command)
     properties = services.read_properties(text)
@@ -248,7 +184,6 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ask": {"type": "bool", "default": True},

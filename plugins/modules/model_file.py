@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: model_file
 short_description: Bring the verified files of a model to their place
 version_added: 0.1.0
@@ -24,12 +23,10 @@ description:
     for it. If the header cannot be read, the download shows why.
   - It sends files from the controller directly to their folder on the host. Unlike M(ansible.builtin.copy), it makes no
     second copy in a temporary folder, and shows the progress.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
-    description: >-
-      The model. For a split model, its first part (C(...-00001-of-00003.gguf)), which stands for all parts.
+    description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)), which stands for all parts.
     type: path
     required: true
   state:
@@ -160,19 +157,16 @@ staging:
   description: The folder beside the model that holds its files until they are complete.
   returned: success
   type: str
-  sample: /srv/models/.model.gguf.staging
 needed:
   description: The names of the files that were missing.
   returned: success
   type: list
   elements: str
-  sample: [model.gguf]
 removed:
   description: The files and folders that were removed.
   returned: with O(state=absent)
   type: list
   elements: str
-  sample: [/srv/models/.model.gguf.llama_cpp.json]
 """
 
 import contextlib
@@ -186,9 +180,14 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.beginning import Beginning
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file, wrong_digest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import Wanted, Whole, fetch, make, plan
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.joined import join
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.download import (
+    Wanted,
+    Whole,
+    fetch,
+    join,
+    make,
+    plan,
+)
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import (
     VARIABLE,
     Count,
@@ -200,11 +199,13 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.quiet imp
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import (
     FileError,
     claim,
+    digest_of_file,
     put,
     reason,
     record_path,
     records_in,
     require_space,
+    wrong_digest,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.web import (
     DownloadError,
@@ -473,7 +474,6 @@ def change(module: AnsibleModule, note: Note) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the module."""
     module = QuietModule(
         argument_spec={
             "path": {"type": "path", "required": True},

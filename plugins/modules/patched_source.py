@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: patched_source
 short_description: Apply patches to an unpacked source, all of them or none
 version_added: 0.4.0
@@ -16,8 +15,7 @@ description:
     there, but may have moved. The module refuses renames, binary files, and paths of what is no plain file.
   - A line C(Made-for:) before its first change names the commit or the digest of the source that it is made for.
   - The program C(patch) is not used, because minimal hosts lack it, and it accepts lines that do not fit exactly.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   path:
     description: The folder of the source.
@@ -69,7 +67,6 @@ patched:
   returned: success
   type: list
   elements: str
-  sample: [ggml/src/ggml-rpc/ggml-rpc.cpp]
 """
 
 import hashlib
@@ -98,7 +95,6 @@ def _patch(given: dict[str, Any]) -> Patch:
 
 
 def main() -> None:
-    """Run the module."""
     required = {"type": "str", "required": True}
     module = AnsibleModule(
         argument_spec={

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: release_journal_info
 short_description: Show which llama.cpp releases a host has, and what an upgrade has noted there
 version_added: 0.3.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns which releases the role P(llama_cpp.cluster.llama_cpp#role) has put on a host, which one is in use,
     whether an upgrade is under way there, and which upgrade was the last that succeeded.
@@ -40,7 +39,6 @@ current:
   description: The name of the release in use; V(null) if there is none.
   returned: success
   type: str
-  sample: 0.3.36-0c1e57098-b0b4dbc1c4a5
 releases:
   description: The manifests of the releases that are there, by their names.
   returned: success
@@ -51,12 +49,6 @@ unfinished:
     - The upgrade that has not ended, with its C(run), C(from), C(to), C(time) and C(way); V(null) if there is none.
   returned: success
   type: dict
-  sample:
-    from: 0.3.35-4df29be4f-0d2b58c7f1aa
-    run: "4711"
-    time: 2026-11-22 10:00:00 UTC
-    to: 0.3.36-0c1e57098-b0b4dbc1c4a5
-    way: upgrade
 finished:
   description: The last upgrade that succeeded, with the same keys; V(null) if there was none.
   returned: success
@@ -70,7 +62,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import 
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"prefix": {"type": "path", "default": "/opt/llama_cpp"}, "patience": {"type": "int"}},
         supports_check_mode=True,

@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: release_trial
 short_description: Run each program of a llama.cpp release once
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Runs each program of a llama.cpp release once, so that llama.cpp's CPU code is initialised. It reads no model, opens
     no port and uses no GPU.
@@ -121,7 +120,6 @@ def missing_features(manifest: dict[str, object]) -> list[str]:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"path": {"type": "path", "required": True}, "timeout": {"type": "int", "default": 20}},
         supports_check_mode=True,

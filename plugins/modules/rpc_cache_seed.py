@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: rpc_cache_seed
 short_description: Put a model's tensors into the tensor cache of a worker
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Puts the tensors of a GGUF model that a master would otherwise send into the cache of a worker. The first load
     then finds them there and does not send them over the network.
@@ -70,7 +68,6 @@ attributes:
 notes:
   - Limit its time with the C(timeout) of the task. A disk reads some 500 MB in a second.
 seealso:
-  - module: llama_cpp.cluster.split_plan_info
   - module: llama_cpp.cluster.rpc_server_info
 """
 
@@ -90,7 +87,6 @@ entries:
   returned: success
   type: list
   elements: str
-  sample: [0d8b94d0035c31ab]
 added:
   description: How many were added.
   returned: success
@@ -105,10 +101,6 @@ replaced:
   type: int
 there:
   description: How many were there.
-  returned: success
-  type: int
-there_bytes:
-  description: Their bytes.
   returned: success
   type: int
 """
@@ -131,7 +123,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
-    """Run the module."""
     part = {
         "first_layer": {"type": "int"},
         "layers": {"type": "int", "default": 0},

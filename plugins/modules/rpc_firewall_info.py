@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: rpc_firewall_info
 short_description: Find what must change in firewalld so that only trusted addresses reach the RPC ports
 version_added: 0.1.0
@@ -16,8 +15,7 @@ description:
   - Returns the changes, in an order that keeps the module's own SSH session open, and what prevents them. It
     changes nothing. The role P(llama_cpp.cluster.rpc_firewall#role) makes the changes.
   - For a host without firewalld, it returns what would have to change in firewalld's defaults.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   zone:
     description: The name of the zone.
@@ -39,17 +37,14 @@ options:
     elements: int
     default: []
   port_sources:
-    description:
-      - For each port that not all O(sources) may reach, the CIDRs that may. The CIDRs must be in O(sources), and
-        the port in O(ports).
+    description: For each port that not all O(sources) may reach, the CIDRs that may. The CIDRs must be in O(sources),
+      and the port in O(ports).
     type: dict
     default: {}
-    version_added: 0.2.0
   tunnel_port:
     description: The UDP port of a tunnel, which all O(sources) can reach. V(0) means that there is no tunnel.
     type: int
     default: 0
-    version_added: 0.2.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -76,7 +71,6 @@ firewalld:
   description: V(running), V(stopped), or V(absent) if it is not installed.
   returned: success
   type: str
-  sample: running
 enabled:
   description: Whether firewalld starts with the host.
   returned: success
@@ -96,22 +90,14 @@ changes:
   returned: success
   type: list
   elements: str
-  sample: [source 10.0.0.10/32 added to zone llama-rpc]
 commands:
   description: The commands that change it, in this order. On a host without firewalld they assume its defaults.
   returned: success
   type: list
   elements: dict
-  contains:
-    argv:
-      description: The command and its arguments.
-      type: list
-      elements: str
-      sample: [firewall-cmd, --permanent, --zone=llama-rpc, --add-source=10.0.0.10/32]
-    text:
-      description: What it does, for a reader.
-      type: str
-      sample: source 10.0.0.10/32 added to zone llama-rpc (permanent)
+  sample:
+    - argv: [firewall-cmd, --permanent, --zone=llama-rpc, --add-source=10.0.0.10/32]
+      text: source 10.0.0.10/32 added to zone llama-rpc (permanent)
 """
 
 import ipaddress
@@ -127,8 +113,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld 
     State,
     View,
     Zone,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import (
     parse_service,
     parse_zones,
     read_service,
@@ -340,7 +324,6 @@ def _parent(pid: int) -> int:
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "zone": {"type": "str", "required": True},

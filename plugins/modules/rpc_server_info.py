@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: rpc_server_info
 short_description: Show who listens on the RPC ports of a host, and whom it serves
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Returns which process and which systemd unit listen on each port, and which clients are connected. It reads this
     from C(/proc). It also returns how many weights the worker says it has repacked.
@@ -70,8 +69,6 @@ extends_documentation_fragment:
 notes:
   - Without root, processes of other users are unknown. Unknown values are V(null).
   - The module sees only its own network namespace, not that of a container.
-seealso:
-  - module: llama_cpp.cluster.rpc_worker_info
 """
 
 EXAMPLES = r"""
@@ -85,16 +82,6 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: worker.servers[0].clients | length == 0
     fail_msg: "The worker serves {{ worker.servers[0].clients | join(', ') }}."
-
-- name: Read the state of all workers of this host
-  llama_cpp.cluster.rpc_server_info:
-    ports: []
-    units: true
-    prefix: /opt/llama_cpp
-    account: llama-rpc
-    sets: [{}]
-    ask: true
-  register: found
 """
 
 RETURN = r"""
@@ -108,34 +95,17 @@ servers:
       description: The port.
       type: int
     listeners:
-      description: The sockets that listen on it; there can be one for each address.
+      description:
+        - The sockets that listen on it; there can be one for each address. Each has its C(address), the C(pid) and the
+          path of the C(program) of its process, and the systemd C(unit) that it belongs to, V(null) if to none.
+        - C(unit_digest) is the value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, a digest of the
+          unit that it was started with.
       type: list
       elements: dict
-      contains:
-        address:
-          description: The address that it is bound to.
-          type: str
-        pid:
-          description: The process.
-          type: int
-        program:
-          description: The path of its program.
-          type: str
-          sample: /opt/llama_cpp/releases/0.3.36-0c1e57098-5f2c/bin/rpc-server
-        unit:
-          description: The systemd service that it belongs to; V(null) if it belongs to none.
-          type: str
-          sample: llama-rpc-server@50052.service
-        unit_digest:
-          description: The value of E(LLAMA_CPP_CLUSTER_UNIT) in the environment of the process, a digest of the unit
-            that it was started with.
-          type: str
-          sample: 3f786850e387550f
     clients:
       description: Connections that the server has accepted, each as C(address:port).
       type: list
       elements: str
-      sample: ["10.0.0.10:41324"]
     waiting:
       description: Connections that the server has not accepted yet, each as C(address:port). A worker serves one client
         at a time.
@@ -145,189 +115,76 @@ servers:
       description: The state from its answer, as in M(llama_cpp.cluster.rpc_worker_info), such as V(ready); V(null) if
         it was not asked.
       type: str
-      sample: ready
     repack:
       description:
         - What the service C(llama-rpc-server@PORT) reports about weights that it has repacked for faster kernels, in
           the current load or the last one. V(null) if it reports nothing, as stock upstream does.
+        - Whether it repacks weights (C(enabled)), see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_environment),
+          and whether there are C(kernels) for its CPU. C(weights) of C(of_weights) that it multiplies with, of all
+          types, are repacked, C(mib) of C(of_mib).
       type: dict
-      contains:
-        enabled:
-          description: Whether it repacks weights; see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_environment).
-          type: bool
-        kernels:
-          description: Whether there are such kernels for its CPU; V(false) if it does not repack.
-          type: bool
-        weights:
-          description: How many weights are repacked.
-          type: int
-        mib:
-          description: Their size in MiB.
-          type: float
-        of_weights:
-          description: How many weights it multiplies with, of all types, including 32-bit floats.
-          type: int
-        of_mib:
-          description: Their size in MiB.
-          type: float
     cache:
       description:
-        - The tensor cache of the service C(llama-rpc-server@PORT), and the last report of the service
-          C(llama-rpc-cache@PORT), which tidies it. V(null) if there is no such cache.
+        - The tensor cache of the service C(llama-rpc-server@PORT). V(null) if there is no such cache.
+        - Its C(folder), the number of C(entries) and their C(bytes), and C(free_bytes) of its disk (V(null) if the
+          folder does not exist yet).
+        - The last report of the service C(llama-rpc-cache@PORT), which tidies it, each V(null) if it never did. It may
+          hold C(max_bytes) (V(null) also without a limit), C(min_free_bytes) of its disk stay free, and it was
+          C(tidied_at) so many seconds since 1970. C(corrupted) entries were damaged and are removed, and C(evicted)
+          because of the limits.
+        - C(kept_since) is the time at which the timer that tidies it was made; V(null) if there is none.
       type: dict
-      contains:
-        folder:
-          description: Where the entries are.
-          type: str
-          sample: /var/cache/llama_cpp/rpc
-        entries:
-          description: How many tensors it holds.
-          type: int
-        bytes:
-          description: Their bytes.
-          type: int
-        free_bytes:
-          description: How much of its disk is free; V(null) if the folder does not exist yet.
-          type: int
-        max_bytes:
-          description: How much it may hold; V(null) if there is no limit, or it was not tidied yet.
-          type: int
-        min_free_bytes:
-          description: How much of its disk must stay free; V(null) if it was not tidied yet.
-          type: int
-        kept_since:
-          description:
-            - When the timer that tidies it was made, in seconds since 1970; V(null) if there is none.
-          type: int
-        tidied_at:
-          description: When it was last tidied, in seconds since 1970; V(null) if it never was.
-          type: int
-        corrupted:
-          description: How many damaged entries have been removed so far.
-          type: int
-        evicted:
-          description: How many entries have been removed so far because of the limits.
-          type: int
 units:
-  description: The units that are there, by port.
+  description:
+    - The units that are there, by port, each with its C(name), the C(port) in it, whether it starts with the host
+      (C(enabled)), and the C(sha256) digest of its file, V(null) if that is not a file of root with mode 0644, such as
+      the link of a masked unit.
+    - C(running) says whether a process of the unit listens on the port, was started with this file, and with O(prefix)
+      runs a program of the release in use.
   returned: with O(units)
   type: list
   elements: dict
-  contains:
-    name:
-      description: The name of the unit.
-      type: str
-      sample: llama-rpc-server@50052.service
-    port:
-      description: The port in its name.
-      type: int
-    sha256:
-      description: The digest of the file; V(null) if it is not a file of root with mode 0644, such as the link of a
-        masked unit.
-      type: str
-      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
-    enabled:
-      description: Whether it starts with the host.
-      type: bool
-    running:
-      description: Whether a process of the unit listens on the port, was started with this file, and with O(prefix)
-        runs a program of the release in use.
-      type: bool
 metrics:
-  description: The units that write metrics for Prometheus' node_exporter; V(null) if there are none.
+  description:
+    - The C(units) that write metrics for Prometheus' node_exporter; V(null) if there are none. After an interrupted
+      run, there may be only one of the two.
+    - C(folder) has the link to them, see O(llama_cpp.cluster.rpc_server#role:main:rpc_server_metrics_folder).
   returned: with O(units)
   type: dict
-  contains:
-    folder:
-      description: The folder with the link to them, see
-        O(llama_cpp.cluster.rpc_server#role:main:rpc_server_metrics_folder).
-      type: str
-      sample: /var/lib/prometheus/node-exporter
-    units:
-      description: The units that write them. After an interrupted run, there may be only one of the two.
-      type: list
-      elements: str
-      sample: [llama-rpc-metrics.timer, llama-rpc-metrics.service]
 caches:
   description: The names of the tensor caches in C(/var/cache/llama_cpp), also of those that no worker uses any more. A
     name is C(rpc), or a port if the host has several workers.
   returned: with O(units)
   type: list
   elements: str
-  sample: [rpc]
 timed_units:
-  description: The services that maintain workers, and their timers; those of the host first, then by port.
+  description:
+    - The services that maintain workers, and their timers; those of the host first (C(port) is 0), then by port.
+    - Each has a C(name) and a C(sha256) as in RV(units). It is C(active) if systemd has loaded the current file and,
+      for a timer, if it runs and starts with the host.
   returned: with O(units)
   type: list
   elements: dict
-  contains:
-    name:
-      description: The name of the unit.
-      type: str
-      sample: llama-rpc-cache@50052.timer
-    port:
-      description: The port in its name; 0 if it is for all workers of the host.
-      type: int
-    sha256:
-      description: The digest of the file, as in RV(units).
-      type: str
-      sample: 5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03
-    active:
-      description: Whether systemd has loaded the current file. For a timer, also whether it runs and starts with the
-        host.
-      type: bool
 release:
-  description: The release in use.
+  description:
+    - The C(id) of the release in use (V(null) if there is none), and whether its C(rpc-server) (C(program)) and its
+      C(rpc-cache), which cleans the tensor cache (C(cache_program)), can be run.
+    - C(upgrade) says whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal_info).
   returned: with O(prefix)
   type: dict
-  contains:
-    id:
-      description: Its name; V(null) if there is none.
-      type: str
-      sample: 0.3.36-0c1e57098-5f2c
-    program:
-      description: Whether its C(rpc-server) can be run.
-      type: bool
-    cache_program:
-      description: Whether its C(rpc-cache), which cleans the tensor cache, can be run.
-      type: bool
-    upgrade:
-      description: Whether an upgrade to or from it has not ended; see M(llama_cpp.cluster.release_journal_info).
-      type: bool
 account:
-  description: The account; V(null) if there is none of that name.
+  description: The C(uid) of the account and its C(comment) (the GECOS field); V(null) if there is none of that name.
   returned: with O(account)
   type: dict
-  contains:
-    uid:
-      description: Its number.
-      type: int
-    comment:
-      description: Its comment (the GECOS field).
-      type: str
-      sample: llama.cpp RPC server
 cores:
-  description: The result for each of O(sets), in order.
+  description:
+    - The result for each of O(sets), in order. Its usable C(cpus), such as V(0-15), how many C(physical_cores) they
+      are, and a sentence as C(problem) if something is wrong with the set, or else V(null).
+    - C(usable_cores) is how many threads run at full speed on them. These are the physical cores that are fast enough,
+      within the limit of CPU time. Both numbers are 0 if there is a problem.
   returned: with O(sets)
   type: list
   elements: dict
-  contains:
-    cpus:
-      description: The usable CPUs of the set.
-      type: str
-      sample: 0-15
-    physical_cores:
-      description: How many physical cores these CPUs are; 0 if there is a problem.
-      version_added: 0.2.0
-      type: int
-    usable_cores:
-      description: How many threads run at full speed on them. These are the physical cores that are fast enough, within
-        the limit of CPU time; 0 if there is a problem.
-      type: int
-    problem:
-      description: One sentence about what is wrong with the set; V(null) if nothing is.
-      type: str
-      sample: "there is no NUMA node 2 on this host; there are: 0, 1"
 """
 
 import re
@@ -357,7 +214,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ports": {"type": "list", "elements": "int", "required": True},

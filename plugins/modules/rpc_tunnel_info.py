@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: rpc_tunnel_info
 short_description: Show the state of the tunnel between masters and workers on a host
 version_added: 0.2.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Reads the state of the WireGuard interface that the role P(llama_cpp.cluster.rpc_tunnel#role) sets up on this
     host.
@@ -79,9 +78,8 @@ new_key:
   returned: success
   type: bool
 state:
-  description: >-
-    V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys, other peers or
-    another port, V(down) if it does not exist or has another address.
+  description: V(current) if the interface matches the key and the configuration, V(outdated) if it has other keys,
+    other peers or another port, V(down) if it does not exist or has another address.
   returned: success
   type: str
 overlapping:
@@ -90,7 +88,6 @@ overlapping:
   returned: success
   type: list
   elements: str
-  sample: [10.213.7.0/24 dev eth1]
 port_taken:
   description: Whether another program uses O(port).
   returned: success
@@ -111,29 +108,16 @@ peers:
   type: list
   elements: dict
 links:
-  description: The links to these peers; empty without O(links).
+  description:
+    - The links to these peers; empty without O(links). C(host), C(address) and C(endpoint) are as in RV(peers).
+    - C(handshake_age_s) is how many seconds ago the last handshake was, V(null) if there was none, C(round_trip_ms) how
+      long a ping took, V(null) without an answer.
+    - C(received_bytes) came from the peer, and C(sent_bytes) went to it. C(through_tunnel) says whether packets to its
+      address go into the tunnel, and C(connections) how many TCP connections there are to it.
   returned: success
   type: list
   elements: dict
   contains:
-    host:
-      description: The name of the peer in the inventory. C(address) and C(endpoint) are as in RV(peers).
-      type: str
-    handshake_age_s:
-      description: How many seconds ago the last handshake was; V(null) if there was none.
-      type: int
-    received_bytes:
-      description: How many bytes came from it; C(sent_bytes) went to it.
-      type: int
-    round_trip_ms:
-      description: How long a ping took; V(null) without an answer.
-      type: float
-    through_tunnel:
-      description: Whether packets to this address go into the tunnel.
-      type: bool
-    connections:
-      description: How many TCP connections there are to it.
-      type: int
     message:
       description: What is wrong; empty if nothing is.
       type: str
@@ -146,7 +130,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel imp
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "network": {"type": "str", "default": NETWORK},

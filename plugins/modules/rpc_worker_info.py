@@ -9,8 +9,7 @@ DOCUMENTATION = r"""
 module: rpc_worker_info
 short_description: Check llama.cpp RPC workers over their own protocol
 version_added: 0.1.0
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 description:
   - Connects to each endpoint, does the handshake of the llama.cpp RPC protocol, and reports the protocol version, the
     devices and their memory.
@@ -41,9 +40,8 @@ options:
       - Write it in quotes, or YAML reads it as a number.
     type: str
   wait:
-    description:
-      - How many seconds, from 0 to 3600, to wait for workers that are not ready. The module checks them every
-        second, and stops as soon as all workers are ready.
+    description: How many seconds, from 0 to 3600, to wait for workers that are not ready. The module checks them every
+      second, and stops as soon as all workers are ready.
     type: float
     default: 0
 extends_documentation_fragment:
@@ -75,13 +73,6 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: cluster.all_ready
     fail_msg: "{{ cluster.workers | rejectattr('state', 'eq', 'ready') | map(attribute='message') | join(' ') }}"
-
-- name: Wait up to a minute until the worker answers
-  llama_cpp.cluster.rpc_worker_info:
-    endpoints: ["10.0.0.11:50052"]
-    timeout: 2
-    wait: 60
-  register: worker
 """
 
 RETURN = r"""
@@ -94,19 +85,15 @@ workers:
     endpoint:
       description: The endpoint, always with its port.
       type: str
-      sample: node1:50052
     host:
       description: The host part of the endpoint, as given.
       type: str
-      sample: node1
     port:
       description: The port.
       type: int
-      sample: 50052
     address:
       description: The IPv4 address that was used; V(null) if the name could not be resolved.
       type: str
-      sample: 10.0.0.11
     state:
       description:
         - "V(ready): The worker answered, and can be used."
@@ -119,63 +106,28 @@ workers:
         - "V(not_rpc): Something other than an RPC worker answers."
         - "V(incompatible): The worker speaks another protocol than O(expected_protocol)."
       type: str
-      sample: ready
     reachable:
       description: Whether a connection was made.
       type: bool
-      sample: true
     protocol:
       description: The protocol that the worker speaks; V(null) if it did not say.
       type: dict
-      contains:
-        version:
-          description: The version as text.
-          type: str
-          sample: 7.0.0
-        major:
-          description: The first number.
-          type: int
-          sample: 7
-        minor:
-          description: The second number.
-          type: int
-          sample: 0
-        patch:
-          description: The third number.
-          type: int
-          sample: 0
+      sample: {version: 7.0.0, major: 7, minor: 0, patch: 0}
     devices:
-      description: The devices that the worker offers; empty unless RV(workers[].state) is V(ready).
+      description:
+        - The devices that the worker offers, numbered from 0; empty unless RV(workers[].state) is V(ready).
+        - Workers that compute on the CPU report all of their memory as free.
       type: list
       elements: dict
-      contains:
-        index:
-          description: The number of the device on this worker, from 0.
-          type: int
-          sample: 0
-        memory_free_bytes:
-          description: Memory that is free; workers that compute on the CPU report all of their memory.
-          type: int
-          sample: 67430023168
-        memory_total_bytes:
-          description: All memory.
-          type: int
-          sample: 67430023168
-    latency_ms:
-      description: Time from the start of the connection to the answer of the handshake, in milliseconds; V(null) if
-        there was no answer.
-      type: float
-      sample: 0.412
+      sample:
+        - {index: 0, memory_free_bytes: 67430023168, memory_total_bytes: 67430023168}
     message:
       description: One sentence that tells what to do next.
       type: str
-      sample: "node2:50052 refuses connections: start the RPC server on that host and check that it listens on
-        10.0.0.12, port 50052."
 all_ready:
   description: Whether every worker is V(ready).
   returned: success
   type: bool
-  sample: false
 counts:
   description: How many workers are in each state.
   returned: success
@@ -194,7 +146,6 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_stat
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "endpoints": {"type": "list", "elements": "str", "required": True},

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: source_address_info
 short_description: Find the address under which another host sees this one
 version_added: 0.1.0
@@ -15,8 +14,7 @@ description:
     destinations need not exist.
   - It does not detect address translation (NAT) on the way. Behind NAT you have to configure the address that the
     other side sees.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   destinations:
     description: IPv4 or IPv6 addresses, or names that this host can resolve.
@@ -67,7 +65,6 @@ _PORT = 9
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={"destinations": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
     )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: split_plan_info
 short_description: Divide a model among llama.cpp RPC workers and check whether it fits
 version_added: 0.3.0
@@ -23,8 +22,7 @@ description:
     each change before it names it.
   - Runs on the host that has the model, reads only the header of the model, and contacts no worker.
   - The module does not fail if a model does not fit. RV(fits) and RV(message) say so.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   model:
     description: The model. For a split model, its first part (C(...-00001-of-00003.gguf)).
@@ -55,7 +53,6 @@ options:
         description: How many devices it has. llama.cpp gives each of them a part.
         type: int
         default: 1
-        version_added: 0.4.0
   options:
     description:
       - The options with which llama.cpp will load the model. Those that change no memory are ignored.
@@ -63,19 +60,16 @@ options:
     type: list
     elements: str
     default: []
-    version_added: 0.4.0
   program:
     description: >-
       The program that will load the model. V(llama-completion) has one sequence, and may need the output of each token.
     type: str
     choices: [llama-server, llama-completion]
     default: llama-server
-    version_added: 0.4.0
   bin_folder:
     description: The folder with the programs of that release, such as V(/opt/llama_cpp/current/bin); empty without one.
     type: path
     default: ""
-    version_added: 0.4.0
   master_other_bytes:
     description: Other memory that the program uses on the master, such as for prompts (C(--cache-ram), there in MiB).
     type: int
@@ -96,22 +90,18 @@ options:
     type: float
     default: 5
   master_memory_available_bytes:
-    description: >-
-      The memory that the master's host has available. Without it, the module shows the master's need and does not
-      check it.
+    description: The memory that the master's host has available. Without it, the module shows the master's need and
+      does not check it.
     type: int
   master_host:
-    description: >-
-      The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
+    description: The O(workers[].host) that is also the master. The master's need is then taken from that host's memory.
     type: str
   variables_of:
-    description:
-      - Whose variables RV(message) names in the changes that help. They are the options of this module, or variables of
-        a role or of the playbook V(size).
+    description: Whose variables RV(message) names in the changes that help. They are the options of this module, or
+      variables of a role or of the playbook V(size).
     type: str
     choices: [module, inference, llama_server, kubernetes, size]
     default: module
-    version_added: 0.3.0
 extends_documentation_fragment:
   - llama_cpp.cluster.reads_only
 notes:
@@ -139,15 +129,6 @@ EXAMPLES = r"""
   ansible.builtin.assert:
     that: plan.fits
     fail_msg: "{{ plan.message }}"
-
-- name: Check a split of your own, with a smaller cache
-  llama_cpp.cluster.split_plan_info:
-    model: /srv/models/model.gguf
-    options: [--cache-type-k, q8_0, --cache-type-v, q8_0]
-    tensor_split: [2, 1]
-    workers:
-      - {endpoint: "192.0.2.11:50052", memory_available_bytes: 16000000000}
-      - {endpoint: "192.0.2.12:50052", memory_available_bytes: 8000000000}
 """
 
 RETURN = r"""
@@ -155,7 +136,6 @@ fits:
   description: Whether each host has enough memory with its reserve left free, and each worker gets a layer.
   returned: success
   type: bool
-  sample: true
 message:
   description: The result, with what is missing and what would help, or with the host that could hold the model alone.
   returned: success
@@ -175,118 +155,52 @@ ctx_size:
   description: The context that is planned for.
   returned: success
   type: int
-  sample: 8192
 layers:
   description: The layers of the model, without the output.
   returned: success
   type: int
-  sample: 32
 workers:
-  description: What each worker gets; empty if there are more workers than layers.
+  description:
+    - What each worker gets; empty if there are more workers than layers. Its C(endpoint), its C(first_layer), from 0
+      (V(null) if it gets none), its C(layers) without the output, and C(has_output), whether it computes that.
+    - C(weights_bytes) is what llama.cpp's log calls its model buffer, C(kv_bytes) its KV buffer, with the states of
+      recurrent layers, C(compute_bytes) its compute buffer, and C(total_bytes) all three.
+    - C(memory_available_bytes) is what it can use. Workers of one O(workers[].host) have equal parts of the host's
+      memory. C(reserve_bytes) of it stay free, and C(headroom_bytes) are left beyond that; negative if memory is
+      missing.
   returned: success
   type: list
   elements: dict
-  contains:
-    endpoint:
-      description: The worker.
-      type: str
-    first_layer:
-      description: Its first layer, from 0; V(null) if it gets none.
-      type: int
-    layers:
-      description: How many layers it gets, without the output.
-      type: int
-    has_output:
-      description: Whether it computes the output.
-      type: bool
-    weights_bytes:
-      description: What llama.cpp's log calls its model buffer.
-      type: int
-    kv_bytes:
-      description: Its KV buffer, with the states of recurrent layers.
-      type: int
-    compute_bytes:
-      description: Its compute buffer.
-      type: int
-    total_bytes: &total
-      description: All three.
-      type: int
-    memory_available_bytes:
-      description: What it can use. Workers of one O(workers[].host) have equal parts of the host's memory.
-      type: int
-    reserve_bytes:
-      description: How much of that stays free.
-      type: int
-    headroom_bytes: &headroom
-      description: What is left beyond that; negative if memory is missing.
-      type: int
 master:
-  description: >-
-    What the master holds itself (the token embedding, buffers, and layers that do not go to workers); V(null) if there
-    are more workers than layers. The values for available memory are V(null) without O(master_memory_available_bytes).
+  description:
+    - What the master holds itself (the token embedding, buffers, and layers that do not go to workers), with the keys
+      of RV(workers); V(null) if there are more workers than layers.
+    - The first C(layers) stay there. C(compute_bytes) has the output buffers too, and C(other_bytes) all of a draft
+      model and a projector that are on the master, and O(master_other_bytes).
+    - The values for available memory are V(null) without O(master_memory_available_bytes). On a worker's host,
+      C(reserve_bytes) is V(0), because the worker's reserve counts.
   returned: success
   type: dict
-  contains:
-    layers:
-      description: How many layers stay there, the first ones.
-      type: int
-    weights_bytes:
-      description: Like RV(workers[].weights_bytes).
-      type: int
-    kv_bytes:
-      description: Like RV(workers[].kv_bytes).
-      type: int
-    compute_bytes:
-      description: Its compute and output buffers.
-      type: int
-    other_bytes:
-      description: All of a draft model and a projector that are on the master, and O(master_other_bytes).
-      type: int
-    total_bytes:
-      description: All of these.
-      type: int
-    memory_available_bytes:
-      description: What it can use.
-      type: int
-    reserve_bytes:
-      description: How much of that stays free; V(0) on a worker's host, where the worker's reserve counts.
-      type: int
-    headroom_bytes: *headroom
 exact:
   description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
   type: bool
-  sample: true
-  version_added: 0.4.0
 suggestions:
   description:
-    - The smallest change of each kind with which the model fits. Each was tried. Kinds that cannot help are missing.
-    - If no change alone is enough, up to three pairs of changes.
+    - The smallest change of each C(kind) with which the model fits. Each was tried. Kinds that cannot help are missing.
+      If no change alone is enough, up to three pairs of changes.
+    - The kinds are V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation)
+      and V(projector) (leave it out), V(workers), V(quantisation), and V(pair), which has two of them.
+    - C(message) is the change in words, with its value, and with the variables of O(variables_of). C(ctx_size) is the
+      context after it, and C(workers) how many more workers there are, each with the memory of the largest one.
   returned: success
   type: list
   elements: dict
-  contains:
-    kind:
-      description: >-
-        V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation) and
-        V(projector) (leave it out), V(workers), V(quantisation), or V(pair), which has two of them.
-      type: str
-    message:
-      description: The change in words, with its value, and with the variables of O(variables_of).
-      type: str
-    ctx_size:
-      description: The context after it.
-      type: int
-    workers:
-      description: How many more workers there are after it, each with the memory of the largest one.
-      type: int
-  sample: []
 notes:
   description: A sentence for each thing that is not as in llama.cpp.
   returned: success
   type: list
   elements: str
-  sample: []
 """
 
 from typing import Any
@@ -307,7 +221,6 @@ WORKER: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "model": {"type": "path", "required": True},

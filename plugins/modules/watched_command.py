@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: watched_command
 short_description: Run a long command and show its progress
 version_added: 0.1.0
@@ -16,8 +15,7 @@ description:
     has the number of steps, and how long the rest takes at the rate so far.
   - If the controller exits, is interrupted or can no longer reach the host, the command is stopped a minute later.
     A later call for the same folder waits for that before it starts its own command.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   argv:
     description: The program and its arguments. No shell interprets them.
@@ -80,7 +78,6 @@ log:
   description: The file on the host that holds all output.
   returned: always
   type: str
-  sample: /opt/llama_cpp/build/build.log
 elapsed_s:
   description: How long it took, in seconds.
   returned: always

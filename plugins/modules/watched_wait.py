@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
----
 module: watched_wait
 short_description: Wait until the answer of a module meets a condition, and show what is waited for
 version_added: 0.3.0
@@ -14,8 +13,7 @@ description:
   - Runs a module again and again, as a task with C(until) does. Instead of C(FAILED - RETRYING), it shows about every
     ten seconds, later less often, one line with the host, the elapsed time and what it waits for.
   - It ends at once if the module fails.
-author:
-  - The llama_cpp.cluster team (@llama-cpp-cluster)
+author: The llama_cpp.cluster team (@llama-cpp-cluster)
 options:
   module:
     description: The full name of a module that changes nothing. Its C(module_defaults) do not apply.

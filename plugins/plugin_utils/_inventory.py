@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: the data that filters read about the hosts of an inventory: variables, groups, and tunnel address."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Iterable, Iterator, Mapping
 
 from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
@@ -34,7 +32,6 @@ class Host:
         return None if value == "" else value
 
     def error(self, variable: str, problem: object) -> AnsibleFilterError:
-        """Return an error to raise."""
         return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
 
 

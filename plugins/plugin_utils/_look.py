@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: what actions share that look at a host while something runs there. On the controller only."""
 
 from __future__ import annotations
@@ -10,15 +9,12 @@ import secrets
 import shlex
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, TypeVar
+from typing import Any, Callable, Iterator, TypeVar
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.plugins.action.normal import ActionModule as AnyModule
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOK_EVERY_S = 5.0  # two looks for each line, so that the first line already has a rate
 LONGEST_LOOK_S = 5.0
@@ -90,6 +86,5 @@ class NotedModule(AnyModule):  # type: ignore[misc]
         return str(self._connection._shell.env_prefix(**environment))  # noqa: SLF001
 
     def _noted(self) -> str:
-        """Return the note."""
         command = f"head -c 2000 {shlex.quote(self._progress_file)} 2>/dev/null"
         return str(self._low_level_execute_command(command)["stdout"])

@@ -25,7 +25,6 @@ WORKER_INFO = {
         "reachable": None,
         "protocol": {"version": None, "major": None, "minor": None, "patch": None},
         "devices": {"index": None, "memory_free_bytes": None, "memory_total_bytes": None},
-        "latency_ms": None,
         "message": None,
     },
     "all_ready": None,
@@ -57,6 +56,9 @@ OF_FILTER = {
 }
 INFERENCE = {
     **PERF_LOG,
+    # The page names the filter for these.
+    "perf": None,
+    "devices": None,
     "text": None,
     "wall_time_ms": None,
     "attempts": None,
@@ -77,7 +79,7 @@ def keys(values: dict[str, Any]) -> dict[str, Any]:
         name: keys(value["contains"])
         if "contains" in value
         else shown(value["sample"])
-        if name in ("perf", "devices", "offload", "build")
+        if name in (*OF_FILTER, "protocol") and "sample" in value
         else None
         for name, value in values.items()
     }
@@ -139,17 +141,12 @@ def test_the_code_returns_what_is_documented() -> None:
     assert distributed_inference.Task(cast("Any", None)).result.keys() == always | {"changed"}
     assert {field.name for field in fields(worker_status.WorkerStatus)} == WORKER_INFO["workers"].keys()
     assert set(worker_run.Failure._fields) == INFERENCE["failure"].keys()
-    for name, shape in [
-        ("PerfLog", PERF_LOG),
-        ("Perf", PERF_LOG["perf"]),
-        ("SamplingTimes", PERF_LOG["perf"]["sampling"]),
-        ("PromptEvalTimes", PERF_LOG["perf"]["prompt_eval"]),
-        ("EvalTimes", PERF_LOG["perf"]["eval"]),
-        ("Device", PERF_LOG["devices"]),
-        ("Offload", PERF_LOG["offload"]),
-        ("Build", PERF_LOG["build"]),
-    ]:
-        assert (name, set(getattr(perf_log, name).__annotations__)) == (name, set(shape))
+    text = (ROOT / "tests/fixtures/logs/completion-4227c9be-rpc2.0.0.log").read_text(encoding="utf-8")
+    log = perf_log.parse_log(text)
+    assert {name: shown(value) for name, value in log.items() if name != "devices"} == {
+        name: value for name, value in PERF_LOG.items() if name != "devices"
+    }
+    assert shown(log["devices"][0]) == PERF_LOG["devices"]
 
 
 def test_states_are_documented() -> None:

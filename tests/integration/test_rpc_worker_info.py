@@ -67,8 +67,6 @@ def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start: C
     (device,) = status.devices
     assert device["index"] == 0
     assert 2**28 < device["memory_total_bytes"] <= 2**50
-    assert status.latency_ms is not None
-    assert 0 < status.latency_ms < 20_000
 
 
 def test_many_looks_in_a_row_leave_a_worker_ready(start: Callable[..., Worker]) -> None:

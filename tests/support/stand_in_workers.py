@@ -30,7 +30,7 @@ def status(endpoint: str, state: str = "ready", protocol: str | None = "7.0.0", 
         version = {"version": protocol, "major": major, "minor": minor, "patch": patch}
     devices = [{"index": i, "memory_free_bytes": n, "memory_total_bytes": n} for i, n in enumerate(free or (1000,))]
     return WorkerStatus(
-        endpoint, host, int(port), host, state, state == "ready", version, devices, 1.0, f"{endpoint} is {state}."
+        endpoint, host, int(port), host, state, state == "ready", version, devices, f"{endpoint} is {state}."
     )
 
 

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: reads the beginning of a file at a URL, and fetches little more of it than is read."""
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ class Beginning(RawIOBase):
         self.lacks = False  # whether more was read than has arrived
 
     def use(self, read: Callable[[Beginning], T]) -> T:
-        """Return what `read` makes of the stream; it reads again when more has arrived, if it lacked something.
-
-        Raises DownloadError, and whatever `read` raises.
-        """
+        """Return what `read` makes of the stream; it reads again when more has arrived, if it lacked something."""
         while True:
             patiently(self.url, self.limits, self._fetch)
             self._at, self.lacks = 0, False

@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 from urllib.parse import urlsplit
 
-from .digest import digest_of_file, wrong_digest
-from .joined import join
-from .progress import DOWNLOADING, VERIFYING, Tell, tell_nobody
-from .record import FileError, claim, open_no_link, put, require_space
+from .progress import DOWNLOADING, JOINING, VERIFYING, Tell, tell_nobody
+from .record import FileError, claim, digest_of_file, open_no_link, put, require_space, wrong_digest
 from .web import (
     DownloadError,
     Limits,
@@ -295,6 +293,21 @@ def fetch(
             if done or wanted.part.stat().st_size == 0:
                 _discard(wanted)
     return True
+
+
+def join(pieces: list[Path], stream: BinaryIO, tell: Tell = tell_nobody) -> str:
+    """Write the pieces to a stream, one after another, and return the SHA-256 digest of the whole."""
+    total, done = sum(piece.stat().st_size for piece in pieces), 0
+    found = hashlib.sha256()
+    for piece in pieces:
+        with open(str(piece), "rb", opener=open_no_link) as source:
+            for chunk in iter(lambda: source.read(CHUNK), b""):
+                stream.write(chunk)
+                found.update(chunk)
+                done += len(chunk)
+                tell(JOINING, done, total)
+    stream.flush()
+    return found.hexdigest()
 
 
 def make(

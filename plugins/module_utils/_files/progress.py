@@ -13,10 +13,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Callable, Iterator, NamedTuple
 
 # The environment variable with the path of the file.
 VARIABLE = "LLAMA_CPP_CLUSTER_PROGRESS"
@@ -41,7 +38,6 @@ class Note:
         self._length = 0
 
     def write(self, text: str) -> None:
-        """Replace the text."""
         if self._file is None:
             return
         # One write, never shorter than the last one, so that a reader gets either the old text or the new one.
@@ -60,7 +56,6 @@ class Step(NamedTuple):
     of: str = ""
 
     def noted(self) -> str:
-        """Return it as the text of a note."""
         return json.dumps(self._asdict())
 
 

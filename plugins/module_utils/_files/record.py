@@ -10,20 +10,40 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .digest import digest_of_file
-from .progress import Tell, tell_nobody
+from .progress import VERIFYING, Tell, tell_nobody
 
 GIB = 1 << 30
+_CHUNK = 1 << 20
 
 
 class FileError(Exception):
     """An error whose message is one sentence: why a file cannot be put in its place."""
+
+
+def digest_of_file(path: Path, found: Any = None, tell: Tell = tell_nobody) -> str:  # noqa: ANN401
+    total, done = path.stat().st_size, 0
+    found = hashlib.sha256() if found is None else found
+    with path.open("rb") as stream:
+        for chunk in iter(lambda: stream.read(_CHUNK), b""):
+            found.update(chunk)
+            done += len(chunk)
+            tell(VERIFYING, done, total)
+    return str(found.hexdigest())
+
+
+def wrong_digest(what: str, found: str | None, expected: str | None, kind: str = "SHA-256 digest") -> str:
+    """Return the message that a digest differs from the expected one."""
+    return (
+        f"{what} has the {kind} {found}, but {expected} was expected; nothing was kept: "
+        "correct the expected digest if you trust what was found, or find out who replaced it."
+    )
 
 
 @dataclass(frozen=True)

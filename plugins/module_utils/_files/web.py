@@ -18,12 +18,9 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Callable, Iterator, NamedTuple, TypeVar, cast
+from email.message import Message
+from typing import IO, Callable, Iterator, NamedTuple, TypeVar, cast
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
-
-if TYPE_CHECKING:
-    from email.message import Message
-
 
 T = TypeVar("T")
 Progress = Callable[[], None]

@@ -11,14 +11,11 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Union
+from io import RawIOBase
+from pathlib import Path
+from typing import Callable, Iterable, NamedTuple, Sequence, Union
 
 from .ggml_types import LAST_PLAUSIBLE_TYPE, REMOVED_TYPES, TENSOR_TYPES, is_of_fork
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from io import RawIOBase
-    from pathlib import Path
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -552,3 +549,55 @@ def read_model(path: Path) -> list[Header]:
         count = _value(headers[0], "split.tensors.count", "")
         raise GgufError(f"{path} says that the model has {count} tensors, and its {len(parts)} parts have {len(seen)}.")
     return headers
+
+
+class _Joined(RawIOBase):
+    """The bytes of files, one after another, as a stream."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self.paths = paths
+        self.sizes = [path.stat().st_size for path in paths]
+        self._at = 0
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Continue at a position, counted from the beginning."""
+        del whence
+        self._at = offset
+        return offset
+
+    def read(self, size: int = -1) -> bytes:
+        """Return so many bytes; fewer only at the end."""
+        data, start = b"", 0
+        for path, length in zip(self.paths, self.sizes):
+            at = self._at + len(data) - start
+            if at < length and len(data) < size:
+                with path.open("rb", buffering=0) as stream:
+                    stream.seek(at)
+                    data += stream.read(size - len(data)) or b""
+            start += length
+        self._at += len(data)
+        return data
+
+
+def piece_paths(path: Path) -> list[Path]:
+    """Return all pieces of a file from the path of one, whether they are there or not; none if it is no piece."""
+    names = piece_names(path.name, lambda: (other.name for other in path.parent.glob("*")))
+    return [path.with_name(name) for name in names]
+
+
+def read_pieces(pieces: Sequence[Path]) -> Header:
+    """Return the header of the file that these pieces make; raises GgufError if one is missing, or if it is damaged."""
+    missing = [piece.name for piece in pieces if not piece.is_file()]
+    if missing:
+        raise GgufError(
+            f"{pieces[0]} is the first of {len(pieces)} pieces of a file, and there is no {', '.join(missing[:5])} "
+            "beside it: put all of them there."
+        )
+    try:
+        joined = _Joined(pieces)
+        return header_of(joined, sum(joined.sizes))
+    except GgufError as error:
+        raise GgufError(f"{pieces[0]} and the pieces after it are not a complete GGUF model: {error}.") from None
+    except OSError as error:
+        raise GgufError(f"{error.filename or pieces[0]} cannot be read: {error.strerror}.") from None

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: describes a model from its headers: shape, and weights by layer.
 
 `describe` never fails. A value is None if the header does not give it, or if llama.cpp could not use it. Then `notes`
@@ -10,16 +9,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Sequence
 
 from .ggml_types import FILE_TYPES, GUESSED, TABLES_OF, UNKNOWN_FILE_TYPE
-from .header import MAX_LAYERS, Header
+from .header import MAX_LAYERS, Header, Tensor, Value
 from .numbers import Numbers, natural, printable, same, total
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .header import Tensor, Value
 
 # The places of tensors outside of the layers (src/llama-arch.cpp, LLM_TENSOR_INFOS): INPUT tensors go with the input,
 # which stays in the master's memory. SHARED tensors are small and go with layers, to each device. All others go with

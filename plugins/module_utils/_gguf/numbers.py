@@ -3,15 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Iterable
 
-from .header import CUT, Header
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from .header import Value
-
+from .header import CUT, Header, Value
 
 UINT32_MAX = (1 << 32) - 1
 

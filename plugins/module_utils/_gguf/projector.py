@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from .header import read_header
+from .header import Header, read_header
 from .numbers import natural, printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .header import Header
 
 ARCHITECTURE = "clip"
 _ENCODERS = ("vision", "audio")
@@ -43,10 +38,7 @@ def _problem(header: Header) -> str:
 
 
 def projector_problem(model: Path, projector: Path) -> str:
-    """Return a sentence that says why `model` cannot take pictures with `projector`; empty if it can.
-
-    Raises GgufError if one of them is not a complete GGUF file.
-    """
+    """Return a sentence that says why `model` cannot take pictures with `projector`; empty if it can."""
     header = read_header(projector)
     reason = _problem(header)
     if reason:

@@ -7,15 +7,11 @@ differ, llama-server continues without the draft model and logs the reason at a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
-from .header import read_header
+from .header import Header, read_header
 from .numbers import printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from .header import Header
 
 # SPEC_VOCAB_MAX_SIZE_DIFFERENCE and SPEC_VOCAB_CHECK_START_TOKEN_ID
 MAX_SIZE_DIFFERENCE = 128
@@ -97,10 +93,7 @@ def _difference(one: _Vocabulary, other: _Vocabulary) -> str:
 
 
 def draft_problem(model: Path, draft: Path) -> str:
-    """Return a sentence that says why `draft` cannot draft tokens for `model`; empty if it can.
-
-    Raises GgufError if one of them is not a complete GGUF file.
-    """
+    """Return a sentence that says why `draft` cannot draft tokens for `model`; empty if it can."""
     difference = _difference(_read(model), _read(draft))
     if not difference:
         return ""

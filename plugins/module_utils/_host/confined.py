@@ -6,10 +6,7 @@ util-linux and coreutils do it, so a host needs no systemd. An account other tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Sequence
 
 # Both scripts end with 126 if they cannot start the program, as shells do.
 # $1 the script for inside, $2 how many paths follow, the paths, the command

@@ -6,11 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+from typing import Any, Iterable, Iterator
 
 # The kernel's capacity describes integer work, but slow cores also have narrower vector units. With this exponent it
 # fits the measured speed of llama.cpp with all cores, relative to the fast cores alone: RK3588, capacity 397 of 1024,

@@ -8,9 +8,21 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from .firewalld import Change, Plan, Session, State, View, Zone
-from .firewalld_output import parse_rule
-from .firewalld_ports import covers, holds, network_of, openings, split_range, surely_open
+from .firewalld import (
+    Change,
+    Plan,
+    Session,
+    State,
+    View,
+    Zone,
+    covers,
+    holds,
+    network_of,
+    openings,
+    parse_rule,
+    split_range,
+    surely_open,
+)
 
 
 def plan_zone(

@@ -130,7 +130,6 @@ def _end(text: str) -> ipaddress.IPv4Address | None:
 
 
 def has_kernel(modules: Path = Path("/lib/modules"), loaded: Path = Path("/sys/module/wireguard")) -> bool:
-    """Return whether the kernel has WireGuard."""
     folder = modules / os.uname().release
     lists = [folder / name for name in ("modules.dep", "modules.builtin") if (folder / name).exists()]
     return loaded.exists() or any("/wireguard.ko" in path.read_text(errors="replace") for path in lists)

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Private: join the plan, the measurements and earlier runs into one benchmark report."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, Mapping, Sequence
 
-from .benchmark_history import SCHEMA_VERSION, Run
-from .benchmark_words import summary_of, workers_of
+from .benchmark_history import SCHEMA_VERSION, Run, summary_of, workers_of
 
 MIB = 1024 * 1024
 # The largest deviations from a plan that llama.cpp itself has made. A log has MiB with two decimal places.
@@ -109,12 +107,7 @@ def split_note(split: Sequence[Share], *, exact: bool) -> str:
 
 
 def build_report(results: Mapping[str, Any], before: Sequence[Run]) -> dict[str, Any]:
-    """Return the report of one benchmark; `before` are the runs of its history.
-
-    `results` holds `bench` (the result of llama_bench). The other keys may be missing or null: `run`
-    (distributed_inference), `plan` (split_plan_info), `model` (gguf_info), `workers` (list of rpc_worker_info), `hosts`
-    (a list with the facts of each host), `title`, `time` (UTC) and `settings`.
-    """
+    """Return the report of one benchmark; filter benchmark_report documents `results`, `before` are earlier runs."""
     bench, facts = results["bench"], results.get("model") or {}
     plan, inference = results.get("plan") or {}, results.get("run") or {}
     hosts = _hosts(results)

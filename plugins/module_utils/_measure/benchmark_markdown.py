@@ -6,17 +6,14 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence, Tuple
 
 from .._status.report import safe_text
-from .benchmark_history import KINDS, series_of
-from .benchmark_words import shown_number, shown_speed, workers_of
+from .benchmark_data import Figure, Share
+from .benchmark_history import KINDS, Run, Test, series_of, shown_number, shown_speed, workers_of
 
-if TYPE_CHECKING:
-    from .benchmark_data import Figure, Share
-    from .benchmark_history import Run, Test
+Facts = Sequence[Tuple[str, object]]
 
-    Facts = Sequence[tuple[str, object]]
 
 _LONGEST = 300
 _DASH = "\u2013"
@@ -27,7 +24,6 @@ _SPLIT_HEADER = ("host", "layers", "weights", "KV cache", "compute", "total", "m
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
-    """Return the report as Markdown."""
     notes = [note for note in (report["split_note"], report["plan"].get("message")) if note]
     time = report["time"]
     parts = [f"# {_text(report['title'])}", _text(report["summary"], whole=True), f"{time[:10]}, {time[11:16]} UTC"]

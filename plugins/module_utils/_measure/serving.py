@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import math
 import socket
-import statistics
 import threading
 import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any, Sequence
 
+from .._rpc.worker_status import WorkerStatus
 from .._run import worker_run
+from .._run.capabilities import Program
 from .._run.watch import Watch
 from .._run.worker_run import Ending, Failure, OptionError, RunOptions
 from .._serve import options as server_options
 from .._serve.load import Load, LoadError, Server, Stream, figures, run, warm_up
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._rpc.worker_status import WorkerStatus
-    from .._run.capabilities import Program
+from .bench import spread_of
 
 ADDRESS = "127.0.0.1"
 MAX_TOKENS = 1_000_000
@@ -36,9 +32,6 @@ _BOUNDS = {
     "repetitions": (1, 1000),
     "parallel": (1, 256),
     "ctx_size": (64, 100_000_000),
-    "cache_ram": (0, 100_000_000),
-    "threads": (1, 512),
-    "timeout": (1, 30 * 24 * 3600),
 }
 # Options of llama-server that the module sets itself, and the option of the module to use instead.
 _SETS = {
@@ -50,7 +43,7 @@ _SETS = {
     "--device": "workers",
     "--tensor-split": "tensor_split",
     "--threads": "threads",
-    "--cache-ram": "cache_ram",
+    "--cache-ram": "",
 }
 _OWN = {names: _SETS[name] for names in server_options.OWN for name in names.split() if name in _SETS}
 _KNOWN = server_options.endings(_OWN, "the module")
@@ -67,17 +60,12 @@ class Options(RunOptions):
     repetitions: int
     parallel: int
     ctx_size: int
-    cache_ram: int
     extra_args: tuple[str, ...]
 
 
 def check_options(options: Options) -> None:
     """Raise OptionError for the first value that no build can run."""
-    worker_run.check_workers(options)
-    for name, (low, high) in _BOUNDS.items():
-        value = getattr(options, name)
-        if value is not None:
-            worker_run.check_number(name, value, low, high)
+    worker_run.check_numbers(options, _BOUNDS)
     if any("\0" in word for word in (options.model, *options.extra_args)):
         raise OptionError("model or extra_args contains a NUL character, which no program accepts; remove it.")
     refused = server_options.refusals(options.extra_args, "extra_args", _KNOWN)
@@ -86,11 +74,7 @@ def check_options(options: Options) -> None:
 
 
 def time_limit(options: Options, model_bytes: int) -> int:
-    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under.
-
-    The latter is the sum of 120 s, the time to load the model at 10 MB/s and, for each repetition and client, a prompt
-    at 10 tokens per second and 2 s for each generated token.
-    """
+    """Return the time limit of the run in seconds: the given one, or one that even slow hosts stay under."""
     if options.timeout is not None:
         return options.timeout
     once = options.n_prompt / worker_run.PROMPT_TOKENS_PER_S + options.n_gen * worker_run.S_PER_TOKEN
@@ -126,7 +110,8 @@ def build_command(server: Program, options: Options, statuses: Sequence[WorkerSt
         *(("--tensor-split", ",".join(f"{share:g}" for share in split)) if split else ()),
         *(("--threads", str(options.threads)) if options.threads is not None else ()),
         *("--fit", "off"),
-        *("--cache-ram", str(options.cache_ram)),
+        # As of the role, in MiB; no request takes anything from it.
+        *("--cache-ram", "1024"),
         *(("--no-ui",) if server.has("--no-ui") else ()),
         *options.extra_args,
     ]
@@ -164,9 +149,10 @@ class Client(Watch):
                 time.sleep(LOOK_EVERY_S)
             warm_up(self.server, self._left_s())
             for number in range(self.options.repetitions):
-                load = Load(self.options.clients, self.options.n_prompt, self.options.n_gen)
-                load = replace(load, prompts=self.options.prompts, limit_s=self._left_s())
-                self.repetitions.append(run(self.server, replace(load, first=number * load.clients)))
+                given = self.options
+                first = number * given.clients
+                load = Load(given.clients, given.n_prompt, given.n_gen, given.prompts, self._left_s(), first)
+                self.repetitions.append(run(self.server, load))
         except LoadError as error:
             self.problem = str(error)
         finally:
@@ -188,7 +174,6 @@ def classify(options: Options, ending: Ending, client: Client, protocol: str | N
     failure = worker_run.given_up(options, ending) or worker_run.failed(
         options, ending, protocol, worker_run.argument_rejected, "lower ctx_size, parallel or the physical batch"
     )
-    failure = failure or worker_run.context_rejected(ending) or worker_run.model_invalid(options, ending)
     if failure:
         return failure
     if client.problem:
@@ -200,17 +185,10 @@ def figures_of(options: Options, repetitions: Sequence[Sequence[Stream]]) -> dic
     """Return the figures of all repetitions: the rate of each, and the times over all requests."""
     together = figures([stream for streams in repetitions for stream in streams])
     rates = [figures(streams)["tokens_per_second"] for streams in repetitions]
-    times = ("first_token_ms", "between_tokens_ms")
-    counts = ("prompt_tokens", "cached_tokens", "generated_tokens", "drafted_tokens", "accepted_tokens")
     return {
         "kind": "serving",
         "clients": options.clients,
-        "tokens_per_second": {
-            "mean": round(statistics.mean(rates), 3),
-            "stddev": round(statistics.stdev(rates), 3) if len(rates) > 1 else None,
-            "min": min(rates),
-            "max": max(rates),
-            "samples": rates,
-        },
-        **{name: together[name] for name in (*times, *counts)},
+        "tokens_per_second": spread_of(rates),
+        "first_token_ms": together["first_token_ms"],
+        "between_tokens_ms": together["between_tokens_ms"],
     }

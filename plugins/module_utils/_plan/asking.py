@@ -6,18 +6,15 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
-from .._gguf.header import read_header, read_model
+from .._gguf.header import Header, read_header, read_model
 from .engine import PROGRAM
 from .estimate import ByHeader
 from .inputs import Cluster, Load, SplitError, Worker
 from .options import planned_options, value_of
 from .result import plan
 from .sizes import ByEngine
-
-if TYPE_CHECKING:
-    from .._gguf.header import Header
 
 # The layers that this draft has use the caches of the model's last two (src/llama-model.cpp).
 _USES_TWO = "gemma4-assistant"
@@ -66,6 +63,5 @@ def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bits(headers: Sequence[Header]) -> float:
-    """Return the bits of a weight."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     return 8 * sum(it.bytes or 0 for it in tensors) / max(1, sum(it.elements for it in tensors))

@@ -4,17 +4,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 from .assignment import Part
-from .inputs import SplitError
-from .sizes import Need
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .inputs import Cluster, Load
-    from .sizes import Asker, Sizes
+from .inputs import Cluster, Load, SplitError
+from .sizes import Asker, Need, Sizes
 
 # A division is asked for at most so many times: each answer may move a layer.
 _ROUNDS = 3

@@ -72,27 +72,12 @@ class EnginePlan:
         return Bytes(*(sum(numbers) for numbers in zip(*found))) if found else Bytes(0, 0, 0)
 
 
-def _number(document: dict[str, Any], name: str) -> int:
-    value = document[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(name)
-    return value
-
-
-def _text(document: dict[str, Any], name: str) -> str:
-    value = document[name]
-    if not isinstance(value, str):
-        raise TypeError(name)
-    return value
-
-
-def _layer(it: dict[str, Any]) -> Layer:
-    return Layer(_text(it, "device"), _number(it, "weights"), _number(it, "elsewhere"), _number(it, "context"))
-
-
-def _held(it: dict[str, Any]) -> Held:
-    held = Bytes(_number(it, "weights"), _number(it, "context"), _number(it, "compute"))
-    return Held(_text(it, "part"), _text(it, "device"), held)
+def _numbers(document: dict[str, Any], *names: str) -> list[int]:
+    for name in names:
+        value = document[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(name)
+    return [document[name] for name in names]
 
 
 def _read(document: dict[str, Any]) -> EnginePlan:
@@ -101,13 +86,17 @@ def _read(document: dict[str, Any]) -> EnginePlan:
         raise EngineError(f"llama.cpp cannot load it: {printable(str(document['error']))}.")
     if not document["layers"]:
         raise ValueError("layers")
+    n_ctx, slots, model_bytes, input_bytes = _numbers(document, "n_ctx", "slots", "file", "input")
     return EnginePlan(
-        n_ctx=_number(document, "n_ctx"),
-        slots=_number(document, "slots"),
-        model_bytes=_number(document, "file"),
-        input_bytes=_number(document, "input"),
-        layers=tuple(map(_layer, document["layers"])),
-        held=tuple(map(_held, document["held"])),
+        n_ctx,
+        slots,
+        model_bytes,
+        input_bytes,
+        tuple(Layer(str(it["device"]), *_numbers(it, "weights", "elsewhere", "context")) for it in document["layers"]),
+        tuple(
+            Held(str(it["part"]), str(it["device"]), Bytes(*_numbers(it, "weights", "context", "compute")))
+            for it in document["held"]
+        ),
     )
 
 
@@ -126,7 +115,6 @@ class Engine:
         one_run: bool = False,
         limit_s: int = LIMIT_S,
     ) -> None:
-        """Prepare the command."""
         self.program = program
         self.command = [program, "--seconds", str(limit_s), *(["--one-run"] if one_run else [])]
         self.command += ["--stand-ins", ",".join(map(str, workers))] if workers else []
@@ -134,7 +122,6 @@ class Engine:
         self._running: _Running | None = None
 
     def close(self) -> None:
-        """End the program."""
         if self._running is not None:
             self._running.end()
             self._running = None

@@ -9,19 +9,15 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Sequence
+from typing import Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
-from .._gguf.header import read_header
+from .._gguf.header import Header, Value, read_header
 from .._gguf.model import describe
 from .assignment import parts_of
-from .inputs import SplitError
+from .inputs import Load, SplitError
 from .options import number_of, value_of
 from .sizes import Need, Sizes
-
-if TYPE_CHECKING:
-    from .._gguf.header import Header, Value
-    from .inputs import Load
 
 _MANY = 999  # layers
 
@@ -38,7 +34,6 @@ class ByHeader:
     """The estimate for a model."""
 
     def __init__(self, headers: Sequence[Header], *, tail: int, why: str) -> None:
-        """Read the model's layers; raises SplitError for a model that cannot be divided."""
         self.model = model = describe(headers)
         self.tail = tail
         notes = " ".join(model.notes)

@@ -7,16 +7,14 @@ import math
 import time
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
-from typing import TYPE_CHECKING, Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from .._gguf.ggml_types import CACHE_TYPES
 from .._status.limits import MAX_WORKERS
 from .choice import choose, could_hold, holds
 from .inputs import Cluster, Load, SplitError, Worker
 from .options import DRAFT_MTP, PROJECTOR, SPECULATION, number_of, value_of, without
-
-if TYPE_CHECKING:
-    from .sizes import Asker, Sizes
+from .sizes import Asker, Sizes
 
 # The cache types to propose, and the fewest bits per weight, in tenths, with which a model still gives text.
 _SMALLER_CACHES = ("q8_0", "q4_0")
@@ -93,7 +91,6 @@ def in_words(count: float) -> str:
 
 
 def enumerated(words: Sequence[str], last: str = "and") -> str:
-    """Return the words as one enumeration."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
 
@@ -109,7 +106,6 @@ class Shrunk:
     """An asker about the same model with smaller weights, as another quantisation has them."""
 
     def __init__(self, asker: Asker, factor: float) -> None:
-        """Ask the other asker."""
         self.asker, self.factor = asker, factor
         self.tail, self.bits, self.notes = asker.tail, asker.bits * factor, asker.notes
 
@@ -131,7 +127,6 @@ class Hints:
     """The changes with which a model would fit on a cluster."""
 
     def __init__(self, asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, typed: str) -> None:
-        """Prepare the changes of a load that was planned with these sizes."""
         self.asker, self.typed, self.bits = asker, TYPED[typed], asker.bits
         self.ends = time.monotonic() + _LIMIT_S
         self.serves, self.slots = "-np" in load.options, sizes.slots
@@ -283,7 +278,6 @@ class Hints:
         )
 
     def _said(self, trial: Trial, *kinds: Kind) -> dict[str, Any]:
-        """Return a change as the result has it."""
         return {
             "kind": kinds[0].name if len(kinds) == 1 else "pair",
             "message": " and ".join(self.typed_as(kind.name, trial) for kind in kinds),

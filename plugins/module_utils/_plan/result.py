@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import Any, Sequence
 
 from .choice import Room, choose, holds, idle, master_room, needs_of, on_one, rooms_of
 from .hints import Hints, enumerated, in_words
 from .inputs import Cluster, Load, SplitError, check_cluster
 from .options import value_of
-
-if TYPE_CHECKING:
-    from .sizes import Asker, Need, Sizes
-
+from .sizes import Asker, Need, Sizes
 
 ONE_HOST = (
     "Each token goes through the layers one after another, so that while one worker computes it the others wait: "

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Sequence
+from typing import NamedTuple, Protocol, Sequence
 
 from .assignment import Part
 from .engine import Engine, EngineError, EnginePlan
-
-if TYPE_CHECKING:
-    from .inputs import Load
+from .inputs import Load
 
 
 class Need(NamedTuple):
@@ -119,7 +117,6 @@ class ByEngine:
     def __init__(
         self, program: str, model: str, workers: Sequence[int], *, one_run: bool, tail: int, bits: float
     ) -> None:
-        """Prepare to ask about workers with so many devices each."""
         self.program, self.model, self.one_run = program, model, one_run
         self.workers, self.tail, self.bits = list(workers), tail, bits
         self.notes: list[str] = []
@@ -127,7 +124,6 @@ class ByEngine:
         self._known: dict[tuple[object, ...], EnginePlan | EngineError] = {}
 
     def close(self) -> None:
-        """End the engine."""
         for engine in self._engines.values():
             engine.close()
 

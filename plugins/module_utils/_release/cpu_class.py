@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Iterable, Sequence, TypedDict
 
 # Asks for no features beyond those that every CPU of a machine has.
 BASELINE = "baseline"
@@ -176,7 +173,6 @@ def short_words(machine: str, features: Iterable[str]) -> list[str]:
 
 
 def _choose(machine: str, cpu: str, wanted: Sequence[str], model: str) -> list[str]:
-    """Return the features to build for."""
     has = features_of(machine, cpu)
     if not wanted:
         return has

@@ -64,10 +64,7 @@ def judge(hole: Hole, number: int, protocol: str, options: Collection[str] | Non
 def holes_of(
     program: str, commit: str = "", number: int = 0, protocol: str = "", options: Collection[str] | None = None
 ) -> dict[str, list[Hole]]:
-    """Return the holes that a build has, those that it may have, and those that its options keep closed.
-
-    An abbreviated commit counts as the source that it begins.
-    """
+    """Return the holes that a build has, those that it may have, and those that its options keep closed."""
     found: dict[str, list[Hole]] = {"open": [], "unknown": [], "idle": []}
     if len(commit) >= 7 and any(read.startswith(commit) for read in READ_COMMITS):
         return found

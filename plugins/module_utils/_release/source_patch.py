@@ -59,7 +59,6 @@ class Patch:
 
 
 def read_patch(path: Path) -> Patch:
-    """Read `<name>.patch`."""
     name = path.stem
     try:
         status = path.stat()
@@ -284,7 +283,6 @@ class _Parser:
         return rest
 
     def hunk(self) -> Hunk:
-        """Read a hunk."""
         numbers = _HUNK.match(self.line)
         if not numbers:
             self.damaged()

@@ -11,16 +11,11 @@ from .._status.cluster import release_problems, shown, source_of
 def plan(
     looks: Mapping[str, Mapping[str, Any]],
     master: str,
-    wanted: Mapping[str, str] | None,
-    *,
-    rollback: bool,
-    staged: bool,
+    wanted: Mapping[str, str] | None = None,
+    rollback: bool = False,
+    staged: bool = True,
 ) -> dict[str, Any]:
-    """Return the release that each host is to get, or the problems, or the recovery from an interrupted upgrade.
-
-    A look is the result of release_journal_info. `wanted` is the new release's name by host, None while it is unknown.
-    With `rollback`, the new release is the previous one.
-    """
+    """Return what filter upgrade_plan documents; `wanted` is None while it is unknown."""
     unfinished = {host: look["unfinished"] for host, look in looks.items() if look["unfinished"]}
     recover = _recover(looks, unfinished)
     found: dict[str, Any] = {
@@ -96,15 +91,13 @@ def _change(
 
 
 def outcome(
-    hosts: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str, *, rollback: bool
+    known: Mapping[str, Mapping[str, Any]], planned: Mapping[str, Any], end: str = "old", rollback: bool = False
 ) -> dict[str, Any]:
-    """Return the outcome of an upgrade: the problem, empty if there is none, and a sentence for each host.
+    """Return what filter upgrade_outcome documents.
 
-    `end` is `old`, `new`, or `unknown` (the first host that was to record the success was lost at that moment). A host
-    has `before` and `after` (its journal at the start and at the end, None if it could not be read), `note` (its old
-    and new release, None if no note was written), `lost` (whether it stopped answering), and `failure` and
-    `rollback_failure`, the reasons why it could not go on and why it could not go back.
+    With the end `unknown`, the first host that was to record the success was lost at that moment.
     """
+    hosts = {host: {"lost": False, **found, "after": _asked(found)} for host, found in known.items()}
     way = "roll back" if rollback else "upgrade"
     if planned.get("to"):
         way += f" from llama.cpp {planned['from']} to {planned['to']}"
@@ -127,6 +120,12 @@ def outcome(
         "problem": " ".join([problem, *reasons]) if problem else "",
         "sentences": [_became(host, found, end) for host, found in hosts.items()],
     }
+
+
+def _asked(known: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the present journal of a host; None if the host stopped answering or release_journal_info failed there."""
+    now: Mapping[str, Any] | None = known["after"]
+    return now if now and "current" in now and not known.get("lost") else None
 
 
 def _astray(found: Mapping[str, Any]) -> bool:
@@ -242,5 +241,4 @@ def _in_use(look: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _whole(reason: str) -> str:
-    """Return a reason as a sentence."""
     return reason if reason.endswith((".", "!", "?")) else f"{reason}."

@@ -9,14 +9,11 @@ layer, one worker gets a whole tensor. In split mode tensor, each worker gets sl
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, Iterable, NamedTuple
 
 from .._gguf.header import model_parts, read_model
 from .._gguf.model import describe, place
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 # Upstream's HASH_THRESHOLD: a master asks for larger tensors by their hash.
 LARGEST_UNHASHED_BYTES = 10 << 20
@@ -42,10 +39,7 @@ class Piece(NamedTuple):
 
 
 def pieces(model: Path, part: Part | None = None) -> list[Piece]:
-    """Return the tensors that a worker with this part is asked for by hash; without a part, those of all workers.
-
-    Raises GgufError if the model is not complete.
-    """
+    """Return the tensors that a worker with this part is asked for by hash; without a part, those of all workers."""
     headers = read_model(model)
     tied = describe(headers).weights.tied_embeddings
     found = []
@@ -88,5 +82,4 @@ def counted(said: str) -> dict[str, Any]:
         "added_bytes": sum(brought),
         "replaced": len(sizes["replaced"]),
         "there": len(sizes["there"]),
-        "there_bytes": sum(sizes["there"]),
     }

@@ -5,11 +5,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+from typing import Iterable
 
 DEFAULT_PORT = 50052
 
@@ -29,7 +25,7 @@ class Endpoint:
         return f"{self.host}:{self.port}"
 
 
-def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
+def parse_endpoint(text: str) -> Endpoint:
     """Parse `host` or `host:port`; raises EndpointError."""
     shown = text if len(text) <= 100 else text[:100] + "..."
     host, colon, port_text = text.strip().partition(":")
@@ -48,18 +44,18 @@ def parse_endpoint(text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
         raise EndpointError(
             f"endpoint {shown!r} is the address to listen on everywhere: give the address under which hosts reach it"
         )
-    port = default_port if not colon else int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else 0
+    port = DEFAULT_PORT if not colon else int(port_text) if re.fullmatch(r"[0-9]{1,5}", port_text) else 0
     if not 1 <= port <= 65535:
         raise EndpointError(f"endpoint {shown!r} has an invalid port: give a number from 1 to 65535")
     return Endpoint(host, port)
 
 
-def parse_endpoints(texts: Iterable[str], default_port: int = DEFAULT_PORT) -> list[Endpoint]:
+def parse_endpoints(texts: Iterable[str]) -> list[Endpoint]:
     """Parse endpoints that must all differ; raises EndpointError."""
     endpoints = []
     seen = set()
     for text in texts:
-        endpoint = parse_endpoint(text, default_port)
+        endpoint = parse_endpoint(text)
         if str(endpoint).lower() in seen:
             raise EndpointError(f"endpoint {endpoint} is given twice: name each worker once, it serves one client")
         seen.add(str(endpoint).lower())

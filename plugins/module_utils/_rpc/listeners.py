@@ -13,10 +13,7 @@ import socket
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from typing import Iterable, Iterator
 
 MARK = "LLAMA_CPP_CLUSTER_UNIT"
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from errno import ECONNREFUSED, EINPROGRESS, EMFILE, ENFILE, ETIMEDOUT
 from math import inf
 from os import strerror
-from typing import TYPE_CHECKING
+from typing import Iterator, Sequence
 
 from . import sentences
 from .connection import Connection, Look
@@ -32,10 +32,6 @@ from .listeners import addresses_of
 from .protocol import HELLO_FORMS, NotRpcError, dialogue_with, parse_protocol
 from .resolver import Resolver
 from .worker_status import WorkerStatus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 _NUDGE_WINDOW_S = 1.0
 _RESOLVER_POLL_S = 0.02
@@ -229,7 +225,7 @@ class _Prober:
     def connected(self, look: Look, connection: Connection) -> None:
         look.status.reachable = True
         self.selector.modify(connection.sock, selectors.EVENT_READ, look)
-        connection.begin(dialogue_with(look.status, HELLO_FORMS[look.form], self.expected, connection.started))
+        connection.begin(dialogue_with(look.status, HELLO_FORMS[look.form], self.expected))
         self.set_alarm(look, look.deadline - self.nudge_window)
 
     def hung_up(self, look: Look, connection: Connection) -> None:

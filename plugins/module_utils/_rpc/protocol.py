@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import struct
-import time
 from typing import Generator, Tuple
 
 from .worker_status import WorkerStatus
@@ -52,10 +51,9 @@ def parse_protocol(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def dialogue_with(status: WorkerStatus, hello: bytes, expected: tuple[int, ...], started: float) -> Dialogue:
+def dialogue_with(status: WorkerStatus, hello: bytes, expected: tuple[int, ...]) -> Dialogue:
     """Greet a worker, ask for its devices, and put its answers into `status`; return its state."""
     reply = yield from _ask(hello, _HELLO_SIZES)
-    status.latency_ms = round((time.monotonic() - started) * 1000, 3)
     version = tuple(reply[:3])
     major, minor, patch = version
     status.protocol = {"version": f"{major}.{minor}.{patch}", "major": major, "minor": minor, "patch": patch}

@@ -7,11 +7,7 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+from typing import Iterable, Iterator
 
 _RESOLVER_THREADS = 100
 _ADDRESS_LIMIT = 8

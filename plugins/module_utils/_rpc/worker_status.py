@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+from typing import Any, Sequence
 
 # The public names of a worker's states, in the order in which they are counted.
 STATES = ("ready", "busy", "refused", "unreachable", "unresolved", "not_rpc", "incompatible")
@@ -26,7 +22,6 @@ class WorkerStatus:
     reachable: bool = False
     protocol: dict[str, Any] | None = None
     devices: list[dict[str, int]] = field(default_factory=list)
-    latency_ms: float | None = None
     message: str = ""
 
 

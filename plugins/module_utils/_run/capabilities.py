@@ -13,10 +13,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Mapping
 
 COMPLETION_PROGRAM = "llama-completion"
 BENCH_PROGRAM = "llama-bench"
@@ -180,10 +177,7 @@ def describe(program: str, version_text: str, help_text: str, manifest: Mapping[
 
 
 def describe_bench(program: str, version_text: str, help_text: str, manifest: Mapping[str, object]) -> Program:
-    """Return a build of llama-bench, as `describe` does.
-
-    Builds before protocol 7 do not answer --version; their results name the build.
-    """
+    """Return a build of llama-bench, as `describe` does; those before protocol 7 do not answer --version."""
     known = frozenset().union(*_options(help_text))
     if not {"--n-prompt", "--n-gen", "--verbose"} <= known:
         raise BinaryError(

@@ -16,7 +16,7 @@ Every repetition in a pattern has a bound, so that the time taken is linear in t
 from __future__ import annotations
 
 import re
-from typing import NamedTuple, Sequence, TypedDict
+from typing import Any, Dict, NamedTuple, Sequence
 
 from .._plan.assignment import assign
 
@@ -25,123 +25,8 @@ class PerfLogError(ValueError):
     """The text holds no performance figures; the message is one sentence for the user."""
 
 
-class LoadTimes(TypedDict):
-    """The load time as upstream counts it; with `--no-warmup` it leaves out most of the load."""
-
-    time_ms: float | None
-
-
-class SamplingTimes(TypedDict):
-    """The times of choosing tokens.
-
-    Builds before b7115 have `runs`, later ones `tokens` and `samplers_time_ms` (the samplers alone).
-    """
-
-    time_ms: float | None
-    samplers_time_ms: float | None
-    runs: int | None
-    tokens: int | None
-    ms_per_token: float | None
-    tokens_per_second: float | None
-
-
-class PromptEvalTimes(TypedDict):
-    """The times of reading the prompt: milliseconds in all and per token, tokens per second."""
-
-    time_ms: float | None
-    tokens: int | None
-    ms_per_token: float | None
-    tokens_per_second: float | None
-
-
-class EvalTimes(TypedDict):
-    """The times of generation in milliseconds; `runs` is the number of tokens computed, one per run."""
-
-    time_ms: float | None
-    runs: int | None
-    ms_per_token: float | None
-    tokens_per_second: float | None
-
-
-class TotalTimes(TypedDict):
-    """The milliseconds from the end of the load to the report, and the tokens of prompt and generation together."""
-
-    time_ms: float | None
-    tokens: int | None
-
-
-class UnaccountedTimes(TypedDict):
-    """The part of the total that is in no other figure, in milliseconds and in percent; may be negative."""
-
-    time_ms: float | None
-    percent: float | None
-
-
-class Perf(TypedDict):
-    """The performance figures of one run; a figure that the log does not hold is null."""
-
-    load: LoadTimes
-    sampling: SamplingTimes
-    prompt_eval: PromptEvalTimes
-    eval: EvalTimes
-    total: TotalTimes
-    unaccounted: UnaccountedTimes
-    graphs_reused: int | None
-
-
-class Device(TypedDict):
-    """The memory that one device holds, in MiB; several buffers of a device are summed.
-
-    `name` is upstream's, without the buffer's kind (`CPU_Mapped` is `CPU`); `endpoint` is the worker's, null for a
-    device of the master; `layers` includes the output layer and is null if neither the log nor the shares tell it;
-    `kv_buffer_mib` includes recurrent state.
-    """
-
-    name: str
-    endpoint: str | None
-    layers: int | None
-    model_buffer_mib: float | None
-    kv_buffer_mib: float | None
-    compute_buffer_mib: float | None
-
-
-class Offload(TypedDict):
-    """How many of the model's layers, the output layer among them, are on devices rather than on the master's CPU.
-
-    This is the requested number: upstream prints it even if there is no device at all.
-    """
-
-    layers: int
-    layers_total: int
-
-
-class Build(TypedDict):
-    """The upstream build that ran. A build from an archive has no real `number` (0 or 1): use `commit`."""
-
-    number: int | None
-    commit: str | None
-    version: str | None
-
-
-class ServerRequest(TypedDict):
-    """The figures that `llama-server` logs at the end of one request; `slot` and `task` are its numbers for it."""
-
-    slot: int
-    task: int
-    prompt_eval: PromptEvalTimes
-    eval: EvalTimes
-    total: TotalTimes
-    graphs_reused: int | None
-
-
-class PerfLog(TypedDict):
-    """All that a log holds. Without buffer lines and memory table, `devices` is empty."""
-
-    perf: Perf | None
-    devices: list[Device]
-    offload: Offload | None
-    build: Build | None
-
+# The shapes of these are those that filter llama_perf documents. A value that the log does not hold is None.
+Figures = Dict[str, Any]
 
 _NO_PERF = (
     "The text holds no llama.cpp performance figures: give the whole log of a run that ended by itself, "
@@ -216,7 +101,7 @@ _OLD_ORDER = ("load", "sampling", "prompt eval", "eval", "total")
 _MODEL, _KV, _COMPUTE = "model", "kv", "compute"
 
 
-def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()) -> PerfLog:
+def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()) -> Figures:
     """Return the figures of one run; raise PerfLogError if there are none, unless require_perf is false.
 
     `shares` are those by which llama.cpp divided the layers among its devices, in their order, if they are known.
@@ -237,10 +122,10 @@ def parse_log(text: str, require_perf: bool = True, shares: Sequence[float] = ()
     }
 
 
-def parse_requests(text: str) -> list[ServerRequest]:
+def parse_requests(text: str) -> list[Figures]:
     """Return the figures of each request in the log of a `llama-server`, in the order in which they ended."""
-    reports: list[tuple[tuple[int, int], dict[str, dict[str, float | None]]]] = []
-    latest: dict[tuple[int, int], dict[str, dict[str, float | None]]] = {}
+    reports: list[tuple[tuple[int, int], dict[str, Figures]]] = []
+    latest: dict[tuple[int, int], dict[str, Figures]] = {}
     request: tuple[int, int] | None = None
     for line in _lines(text):
         slot = _SLOT.match(line) if "slot" in line else None
@@ -257,23 +142,14 @@ def parse_requests(text: str) -> list[ServerRequest]:
             latest[request][name] = figures
         elif not slot or slot[3]:
             request = None  # something else, so the report is over
-    found: list[ServerRequest] = []
-    for (number, task), report in reports:
-        perf = _perf(report)
-        found.append(
-            {
-                "slot": number,
-                "task": task,
-                "prompt_eval": perf["prompt_eval"],
-                "eval": perf["eval"],
-                "total": perf["total"],
-                "graphs_reused": perf["graphs_reused"],
-            }
-        )
-    return found
+    names = ("prompt_eval", "eval", "total", "graphs_reused")
+    return [
+        {"slot": number, "task": task, **{name: _perf(report)[name] for name in names}}
+        for (number, task), report in reports
+    ]
 
 
-def _slot_figures(label: re.Match[str]) -> dict[str, float | None] | None:
+def _slot_figures(label: re.Match[str]) -> Figures | None:
     """Return the figures after a label in a line of llama-server; None if the rest of the line has another form."""
     rest = label.string[label.end() :]
     if label[2]:
@@ -282,7 +158,7 @@ def _slot_figures(label: re.Match[str]) -> dict[str, float | None] | None:
     if times is None:
         return None
     names = ("time_ms", "ms_per_token", "tokens_per_second")
-    figures: dict[str, float | None] = {name: _number(times[name]) for name in names}
+    figures: Figures = {name: _number(times[name]) for name in names}
     if times["count"]:
         figures["runs" if label[1] == "eval" else "tokens"] = int(times["count"])
     return figures
@@ -307,12 +183,12 @@ class _Line(NamedTuple):
 
     reporter: str
     label: str
-    figures: dict[str, float | None]
+    figures: Figures
 
 
-def _parse_perf(lines: Sequence[str]) -> tuple[Perf | None, int]:
+def _parse_perf(lines: Sequence[str]) -> tuple[Figures | None, int]:
     """Return the figures of the last report, and the index of the line after it."""
-    report: dict[str, dict[str, float | None]] = {}
+    report: dict[str, Figures] = {}
     reporter, rank, end = "", -1, 0
     for index, line in enumerate(lines):
         found = _perf_line(line)
@@ -351,7 +227,7 @@ def _reported(marker: re.Match[str], rest: str) -> Sequence[_Line]:
     match = (_UNACCOUNTED if label == "unaccounted" else _TIMES).fullmatch(rest)
     if match is None:
         return ()
-    figures: dict[str, float | None] = {}
+    figures: Figures = {}
     for name, value in match.groupdict().items():
         if name not in ("count", "unit"):
             figures[name] = _number(value)
@@ -360,44 +236,29 @@ def _reported(marker: re.Match[str], rest: str) -> Sequence[_Line]:
     return (_Line(reporter, label, figures),)
 
 
-def _perf(report: dict[str, dict[str, float | None]]) -> Perf:
-    def real(label: str, name: str) -> float | None:
-        return report.get(label, {}).get(name)
+def _perf(report: dict[str, Figures]) -> Figures:
+    def of(label: str, *names: str) -> Figures:
+        return {name: report.get(label, {}).get(name) for name in names}
 
-    def whole(label: str, name: str) -> int | None:
-        value = report.get(label, {}).get(name)
-        return None if value is None else int(value)
-
+    rates = ("ms_per_token", "tokens_per_second")
+    samplers = of("samplers", "time_ms", "tokens")
     return {
-        "load": {"time_ms": real("load", "time_ms")},
+        "load": of("load", "time_ms"),
         "sampling": {
-            "time_ms": real("sampling", "time_ms"),
-            "samplers_time_ms": real("samplers", "time_ms"),
-            "runs": whole("sampling", "runs"),
-            "tokens": whole("samplers", "tokens"),
-            "ms_per_token": real("sampling", "ms_per_token"),
-            "tokens_per_second": real("sampling", "tokens_per_second"),
+            **of("sampling", "time_ms", "runs", *rates),
+            "samplers_time_ms": samplers["time_ms"],
+            "tokens": samplers["tokens"],
         },
-        "prompt_eval": {
-            "time_ms": real("prompt eval", "time_ms"),
-            "tokens": whole("prompt eval", "tokens"),
-            "ms_per_token": real("prompt eval", "ms_per_token"),
-            "tokens_per_second": real("prompt eval", "tokens_per_second"),
-        },
-        "eval": {
-            "time_ms": real("eval", "time_ms"),
-            "runs": whole("eval", "runs"),
-            "ms_per_token": real("eval", "ms_per_token"),
-            "tokens_per_second": real("eval", "tokens_per_second"),
-        },
-        "total": {"time_ms": real("total", "time_ms"), "tokens": whole("total", "tokens")},
-        "unaccounted": {"time_ms": real("unaccounted", "time_ms"), "percent": real("unaccounted", "percent")},
-        "graphs_reused": whole("graphs reused", "count"),
+        "prompt_eval": of("prompt eval", "time_ms", "tokens", *rates),
+        "eval": of("eval", "time_ms", "runs", *rates),
+        "total": of("total", "time_ms", "tokens"),
+        "unaccounted": of("unaccounted", "time_ms", "percent"),
+        "graphs_reused": report.get("graphs reused", {}).get("count"),
     }
 
 
-def _parse_build(head: Sequence[str]) -> Build | None:
-    build: Build = {"number": None, "commit": None, "version": None}
+def _parse_build(head: Sequence[str]) -> Figures | None:
+    build: Figures = {"number": None, "commit": None, "version": None}
     found = False
     for line in head:
         match = _BUILD.match(line) if "build" in line or "version" in line else None
@@ -412,8 +273,8 @@ def _parse_build(head: Sequence[str]) -> Build | None:
     return build if found else None
 
 
-def _parse_offload(head: Sequence[str]) -> Offload | None:
-    offload: Offload | None = None
+def _parse_offload(head: Sequence[str]) -> Figures | None:
+    offload: Figures | None = None
     for line in head:
         match = _OFFLOADED.match(line) if "offloaded" in line else None
         if match:
@@ -433,7 +294,7 @@ def _rpc_endpoint(name: str) -> str | None:
     return match[1] if match else None
 
 
-def _device(name: str, endpoint: str | None) -> Device:
+def _device(name: str, endpoint: str | None) -> Figures:
     return {
         "name": name,
         "endpoint": endpoint,
@@ -444,7 +305,7 @@ def _device(name: str, endpoint: str | None) -> Device:
     }
 
 
-def _parse_devices(head: Sequence[str], offload: Offload | None, shares: Sequence[float]) -> list[Device]:
+def _parse_devices(head: Sequence[str], offload: Figures | None, shares: Sequence[float]) -> list[Figures]:
     """Return the devices of the buffer lines, in the order in which the log names them first."""
     buffers: dict[str, dict[str, float]] = {}
     for line in head:
@@ -455,7 +316,7 @@ def _parse_devices(head: Sequence[str], offload: Offload | None, shares: Sequenc
             # earlier reservations are gone. Weights and KV cache of the fit have size zero.
             for sizes in buffers.values():
                 sizes.pop(_COMPUTE, None)
-    devices: list[Device] = []
+    devices: list[Figures] = []
     for name, sizes in buffers.items():
         device = _device(name, _rpc_endpoint(name))
         device["model_buffer_mib"] = sizes.get(_MODEL)
@@ -483,7 +344,7 @@ def _add_buffer(buffers: dict[str, dict[str, float]], line: str) -> None:
         sizes[key] = round(sizes.get(key, 0.0) + mib, 2)
 
 
-def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | None, shares: Sequence[float]) -> None:
+def _set_layers(devices: list[Figures], head: Sequence[str], offload: Figures | None, shares: Sequence[float]) -> None:
     """Count the layers of each device: from debug output, from its part of the KV cache, or from its share."""
     names: dict[str, str] = {}  # upstream's device names, in the order of its devices, to names of their buffers
     per_endpoint: dict[str, int] = {}
@@ -516,7 +377,7 @@ def _set_layers(devices: list[Device], head: Sequence[str], offload: Offload | N
 
 
 def _set_layers_by_kv(
-    devices: list[Device], order: Sequence[str], offload: Offload, kv_mib: float, kv_layers: int
+    devices: list[Figures], order: Sequence[str], offload: Figures, kv_mib: float, kv_layers: int
 ) -> None:
     """Set the layers of each device where the KV cache determines them.
 
@@ -545,7 +406,7 @@ def _set_layers_by_kv(
 
 
 def _set_layers_by_shares(
-    devices: list[Device], order: Sequence[str], offload: Offload, shares: Sequence[float]
+    devices: list[Figures], order: Sequence[str], offload: Figures, shares: Sequence[float]
 ) -> None:
     """Set the layers of each device as llama.cpp divides them, which is the same for every architecture.
 
@@ -564,9 +425,9 @@ def _set_layers_by_shares(
             by_name[name]["layers"] = count
 
 
-def _parse_table(lines: Sequence[str]) -> list[Device]:
+def _parse_table(lines: Sequence[str]) -> list[Figures]:
     """Return the devices of the last memory table; its figures are whole MiB, rounded down."""
-    devices: list[Device] = []
+    devices: list[Figures] = []
     for line in lines:
         row = _TABLE.match(line) if "_memory_breakdown_print" in line else None
         if row is None:

@@ -13,12 +13,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import Iterator
 
 from .._files.progress import WRITE_EVERY_S, Note, Step, noted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VERIFYING, LOADING = "verifying the workers", "loading the model"
 PREPARING, PROMPT = "the model is loaded, preparing the context", "reading the prompt"

@@ -6,13 +6,9 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Protocol
+from typing import IO, Any, Callable, Mapping, NamedTuple, Sequence
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import IO
-
-    from .watch import Watch
+from .watch import Watch
 
 # Seconds between SIGTERM and SIGKILL.
 KILL_AFTER_S = 5
@@ -22,18 +18,11 @@ _TIMEOUT_STATUSES = (124, 137)
 _WITHOUT_STDIN = ("/bin/sh", "-c", 'exec "$@" </dev/null', "sh")
 
 
+Module = Any  # AnsibleModule, of which Ansible ships no types
+
+
 class RunnerError(Exception):
     """A program cannot be started; the message is one sentence."""
-
-
-class Module(Protocol):
-    """The part of AnsibleModule that is needed here."""
-
-    def run_command(self, args: list[str], **options: object) -> tuple[int, bytes, bytes]:
-        """Run a command and return its status, standard output and standard error."""
-
-    def get_bin_path(self, arg: str) -> str | None:
-        """Return the path of a program, or None."""
 
 
 class Listeners(NamedTuple):

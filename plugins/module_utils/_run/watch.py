@@ -13,12 +13,9 @@ import struct
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Callable
 
 from .._rpc.keepalive import GONE_AFTER_S, NotPermittedError, ask, sockets
-
-if TYPE_CHECKING:
-    from typing import Callable
 
 _LOOK_EVERY_S = 1.0
 # Any process uses less than this now and then, so less is no sign of life.
@@ -60,7 +57,6 @@ class Watch:
         self._thread: threading.Thread | None = None
 
     def begin(self, process: Any) -> None:  # noqa: ANN401 (a Popen, of whatever pipes)
-        """Watch the child of this process."""
         self.moved()
         self._thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
         self._thread.start()
@@ -79,7 +75,6 @@ class Watch:
         return listen
 
     def end(self) -> None:
-        """Stop watching."""
         self._over.set()
         if self._thread:
             self._thread.join()

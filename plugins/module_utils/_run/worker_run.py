@@ -10,20 +10,16 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, NamedTuple
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from .._gguf.ggml_types import LAST_PLAUSIBLE_TYPE, is_of_fork
 from .._gguf.header import GgufError, check_piece, model_parts, read_header
 from .._plan.options import planned_options, value_of
+from .._rpc.endpoint import Endpoint
 from .._rpc.keepalive import GONE_AFTER_S
+from .._rpc.worker_status import WorkerStatus
 from .._status.limits import MAX_WORKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .._rpc.endpoint import Endpoint
-    from .._rpc.worker_status import WorkerStatus
-    from .perf_log import PerfLog
+from .perf_log import Figures
 
 # Start no debugger that prints a trace at an abort (ggml/src/ggml.c). Print messages in English and numbers in C form.
 ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
@@ -82,18 +78,25 @@ class RunOptions:
 # Before the run
 
 
-def check_number(name: str, value: float, low: float, high: float) -> None:
-    """Raise OptionError for a number that is out of bounds."""
+def _check_number(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise OptionError(f"{name} is {value}; give a number from {low} to {high}.")
 
 
-def check_workers(options: RunOptions) -> None:
-    """Raise OptionError if these workers cannot share these layers in any build."""
+def check_numbers(options: RunOptions, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """Raise OptionError for the first number that is not within its bounds, or if workers cannot share these layers."""
+    _check_workers(options)
+    for name, (low, high) in {**bounds, "threads": (1, 512), "timeout": (1, 30 * 24 * 3600)}.items():
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else () if given is None else (given,):
+            _check_number(name, value, low, high)
+
+
+def _check_workers(options: RunOptions) -> None:
     count = len(options.workers)
     if not 1 <= count <= MAX_WORKERS:
         raise OptionError(f"workers has {count} entries; llama.cpp uses at least 1 and at most {MAX_WORKERS}.")
-    check_number("n_gpu_layers", options.n_gpu_layers, 1, 1_000_000)
+    _check_number("n_gpu_layers", options.n_gpu_layers, 1, 1_000_000)
     if options.n_gpu_layers < count:
         raise OptionError(
             f"n_gpu_layers is {options.n_gpu_layers} for {count} workers; "
@@ -257,7 +260,7 @@ class Ending:
     timed_out: bool
     timeout: int
     stderr: str
-    log: PerfLog
+    log: Figures
     workers_after: Sequence[WorkerStatus]
     # If the run was ended because a worker's host no longer answered: the worker, as address and port.
     gone: tuple[str, int] | None = None
@@ -552,7 +555,7 @@ def failed(
     option_rejected: Callable[[Ending, str | None], Failure | None],
     smaller: str,
 ) -> Failure | None:
-    """Return the failure of a run, None if the cause is the model or the program itself."""
+    """Return the failure of a run, None if its cause is not known."""
     return (
         _cannot_run(ending)
         or option_rejected(ending, protocol)
@@ -563,6 +566,8 @@ def failed(
         or _not_divided(options, ending)
         or _cut_off(options, ending, protocol)
         or _ended_itself(ending)
+        or _context_rejected(ending)
+        or _model_invalid(options, ending)
     )
 
 
@@ -585,7 +590,7 @@ def argument_rejected(ending: Ending, protocol: str | None) -> Failure | None:
     return None
 
 
-def context_rejected(ending: Ending) -> Failure | None:
+def _context_rejected(ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp loads the model, and refuses to make a context with these options."""
     if not _NO_CONTEXT.search(ending.stderr):
         return None
@@ -601,7 +606,7 @@ def _not_loaded(log: str) -> str:
     return str([*header, *reversed(_BAD_MODEL.findall(log)), ""][0])
 
 
-def model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
+def _model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
     """Return the failure of a run if llama.cpp reports that it cannot load the model, or a file beside it."""
     reason = _not_loaded(ending.stderr)
     if not reason and not _NO_MODEL.search(ending.stderr):

@@ -4,56 +4,49 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Protocol
+from typing import Any, Callable, Iterator, Mapping, NoReturn, Sequence, TypeVar
 
-from .._rpc.endpoint import Endpoint, EndpointError
+from .._rpc.endpoint import Endpoint, EndpointError, parse_endpoints
 from .._rpc.prober import probe
+from .._rpc.worker_status import WorkerStatus
 from .._status.report import safe_text
 from .capabilities import BinaryError, find_program, read_manifest
 from .perf_log import parse_log
 from .progress import Progress
-from .runner import Listeners, Run, RunnerError, run
-from .runner import Module as RunsCommands
+from .runner import Listeners, Module, Run, RunnerError, run
 from .watch import Watch
-from .worker_run import ENVIRONMENT, WITHOUT_ENVIRONMENT, Ending, Failure, ModelError, OptionError, worker_failure
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from .._rpc.worker_status import WorkerStatus
+from .worker_run import (
+    ENVIRONMENT,
+    WITHOUT_ENVIRONMENT,
+    Ending,
+    Failure,
+    ModelError,
+    OptionError,
+    RunOptions,
+    worker_failure,
+)
 
 PROBE_TIMEOUT_S = 5.0
 # A build takes milliseconds to print its version and its help.
 DESCRIBE_TIMEOUT_S = 30
 LOG_TAIL_LINES = 20
 LOG_TAIL_COLUMNS = 500
-# The options of the documentation fragment of this name.
+# The options of the documentation fragment of this name, and the time limit.
 WORKER_RUN: dict[str, dict[str, Any]] = {
+    "model": {"type": "path", "required": True},
     "workers": {"type": "list", "elements": "str", "required": True},
     "n_gpu_layers": {"type": "int", "default": 999},
     "tensor_split": {"type": "list", "elements": "float", "default": []},
     "threads": {"type": "int"},
     "bin_folder": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
     "verify": {"type": "bool", "default": True},
+    "timeout": {"type": "int"},
 }
 
 
-class Module(RunsCommands, Protocol):
-    """The part of AnsibleModule that is needed here."""
-
-    params: dict[str, Any]
-    check_mode: bool
-    tmpdir: str
-
-    def warn(self, warning: str) -> None:
-        """Show a warning."""
-
-    def exit_json(self, **result: object) -> NoReturn:
-        """End with a result."""
-
-    def fail_json(self, msg: str, **result: object) -> NoReturn:
-        """End with a failure."""
+Chosen = TypeVar("Chosen", bound=RunOptions)
 
 
 class WorkerTask:
@@ -70,6 +63,7 @@ class WorkerTask:
         """End the module with a failure and the result so far."""
         self.result["failure"] = failure._asdict()
         self.module.fail_json(msg=failure.message, **self.result)
+        raise AssertionError
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -84,6 +78,16 @@ class WorkerTask:
             self.fail(Failure("model_invalid", None, str(error)))
         except (BinaryError, RunnerError) as error:
             self.fail(Failure("binary_missing", None, str(error)))
+
+    def chosen(self, kind: type[Chosen], check: Callable[[Chosen], None]) -> Chosen:
+        """Return the options of the run, or fail with the first invalid value."""
+        given = {field.name: self.module.params[field.name] for field in fields(kind)}
+        given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+        with self.refusing():
+            workers = tuple(parse_endpoints(given["workers"]))
+            options = kind(**{**given, "model": str(Path(given["model"]).absolute()), "workers": workers})
+            check(options)
+        return options
 
     def asked(self, name: str) -> tuple[str, str, str, Mapping[str, object]]:
         """Return the path of this program in `bin_folder`, its version text, its help, and the manifest."""

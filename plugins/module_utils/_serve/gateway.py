@@ -8,7 +8,6 @@ import re
 import socket
 import time
 from calendar import timegm
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +32,6 @@ WARN_DAYS = 14
 WAITING_ROOM = "wait"
 
 
-@dataclass(frozen=True)
-class Group:
-    """A group behind the gateway; `state` is `in`, `leaving` (requests may finish), `drained` by somebody, or `out`."""
-
-    name: str
-    model: str
-    state: str
-    reason: str
-    busy: int
-    slots: int
-
-
 def tell(command: str, path: Path = SOCKET) -> str:
     """Send HAProxy a command, and return its answer; raises OSError."""
     with socket.socket(socket.AF_UNIX) as sock:
@@ -63,7 +50,7 @@ def read_models(text: str) -> dict[str, str]:
     return {backend: model for model, backend in (pair for pair in pairs if len(pair) == 2)}
 
 
-def read_groups(statistics: str, models: dict[str, str]) -> list[Group]:
+def read_groups(statistics: str, models: dict[str, str]) -> list[dict[str, Any]]:
     """Return the groups from HAProxy's answer to `show stat` (management.txt, 9.1)."""
     found = []
     for row in csv.DictReader(statistics.lstrip("# ").splitlines()):
@@ -71,8 +58,8 @@ def read_groups(statistics: str, models: dict[str, str]) -> list[Group]:
             continue
         state = _state(row["status"])
         reason = "" if state == "in" else _reason(row, state)
-        slots = int(row["slim"] or 0)
-        found.append(Group(row["svname"], models[row["pxname"]], state, reason, int(row["scur"]), slots))
+        group = {"name": row["svname"], "model": models[row["pxname"]], "state": state, "reason": reason}
+        found.append({**group, "busy": int(row["scur"]), "slots": int(row["slim"] or 0)})
     return found
 
 
@@ -124,7 +111,9 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
     if not groups:
         return _silent(f"{UNIT} reports no groups: see `journalctl -u {UNIT}` there.")
     problems = [
-        f"Group {group.name} ({group.model}) is {group.state}: {group.reason}" for group in groups if group.reason
+        f"Group {group['name']} ({group['model']}) is {group['state']}: {group['reason']}"
+        for group in groups
+        if group["reason"]
     ]
     if days is not None and days < WARN_DAYS:
         problems.append(f"Its certificate expires in {days} days." if days >= 0 else "Its certificate has expired.")
@@ -136,7 +125,7 @@ def look(folder: Path = FOLDER, path: Path = SOCKET, address_folder: Path = ADDR
     return {
         "running": True,
         "healthy": not problems,
-        "groups": [asdict(group) for group in groups],
+        "groups": groups,
         "queued": read_queues(statistics, models),
         "certificate_days": days,
         "outdated": outdated(int(worker[1]) if worker else 0, folder),

@@ -31,7 +31,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """The requests of `clients` at a time, each with `requests` one after the other; times in seconds.
+    """One request of each of `clients` at the same time; times in seconds.
 
     Without `prompts`, each prompt has `prompt_words` random words (see synthetic_prompt), and each answer has exactly
     `n_predict` tokens. With them, each request is a chat with the next prompt, and its answer may be shorter.
@@ -40,7 +40,6 @@ class Load:
     clients: int
     prompt_words: int = 1
     n_predict: int = 64
-    requests: int = 1
     prompts: tuple[str, ...] = ()
     limit_s: float = 600.0
     # The number of the first request. Other numbers give other prompts.
@@ -54,11 +53,7 @@ class Stream:
     asked_s: float = 0.0
     # The arrival time of each piece of the answer: a token or, with speculation, the last of several tokens.
     arrivals_s: list[float] = field(default_factory=list)
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
     tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
     problem: str = ""
 
 
@@ -153,24 +148,18 @@ class Server:
             connection.close()
         if not last or not stream.arrivals_s:
             raise LoadError("it broke off before its end")
-        stream.prompt_tokens = int(last["prompt_n"]) + int(last.get("cache_n", 0))
-        stream.cached_tokens = int(last.get("cache_n", 0))
         stream.tokens = int(last["predicted_n"])
-        stream.drafted, stream.accepted = int(last.get("draft_n", 0)), int(last.get("draft_n_accepted", 0))
 
 
 def run(server: Server, load: Load) -> list[Stream]:
     """Return all requests of a load, whose clients all start at the same time; raises LoadError."""
     deadline = time.monotonic() + load.limit_s
     begin = threading.Barrier(load.clients)
-    streams: list[list[Stream]] = [[] for _client in range(load.clients)]
+    done: list[Stream] = []
 
     def client(number: int) -> None:
         begin.wait()
-        for index in range(load.requests):
-            streams[number].append(server.ask(load, load.first + index * load.clients + number, deadline))
-            if streams[number][-1].problem:
-                return
+        done.append(server.ask(load, load.first + number, deadline))
 
     threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(load.clients)]
     for thread in threads:
@@ -179,12 +168,9 @@ def run(server: Server, load: Load) -> list[Stream]:
         thread.join(max(0.0, deadline - time.monotonic()) + 2 * GRACE_S)
     if any(thread.is_alive() for thread in threads):
         raise LoadError(f"A load of {load.clients} clients did not end within {load.limit_s:g} s.")
-    done = [stream for of_client in streams for stream in of_client]
     problems = [stream.problem for stream in done if stream.problem]
     if problems:
-        raise LoadError(
-            f"{len(problems)} of {load.clients * load.requests} requests failed, the first one: {problems[0]}"
-        )
+        raise LoadError(f"{len(problems)} of {load.clients} requests failed, the first one: {problems[0]}")
     return done
 
 
@@ -203,17 +189,10 @@ def _spread_ms(seconds: Sequence[float]) -> dict[str, float | None]:
 def figures(streams: Sequence[Stream]) -> dict[str, Any]:
     """Return the figures of these requests: times in milliseconds, and tokens of all clients per second."""
     wall_s = max(stream.arrivals_s[-1] for stream in streams) - min(stream.asked_s for stream in streams)
-    tokens = sum(stream.tokens for stream in streams)
     return {
-        "tokens_per_second": round(tokens / wall_s, 3),
+        "tokens_per_second": round(sum(stream.tokens for stream in streams) / wall_s, 3),
         "first_token_ms": _spread_ms([stream.arrivals_s[0] - stream.asked_s for stream in streams]),
         "between_tokens_ms": _spread_ms(
             [later - earlier for stream in streams for earlier, later in zip(stream.arrivals_s, stream.arrivals_s[1:])]
         ),
-        "prompt_tokens": sum(stream.prompt_tokens for stream in streams),
-        "cached_tokens": sum(stream.cached_tokens for stream in streams),
-        "generated_tokens": tokens,
-        "drafted_tokens": sum(stream.drafted for stream in streams),
-        "accepted_tokens": sum(stream.accepted for stream in streams),
-        "wall_s": round(wall_s, 3),
     }

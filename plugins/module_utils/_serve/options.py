@@ -9,10 +9,7 @@ option.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from typing import Iterable, Mapping
 
 VARIABLE = "llama_server_extra_args"
 

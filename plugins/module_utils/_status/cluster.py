@@ -110,17 +110,7 @@ def release_problems(releases: Mapping[str, Mapping[str, Any]], master: str) -> 
 
 
 def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of a cluster: the reports of worker hosts, joined with what masters see of the workers.
-
-    A look of a worker host has `endpoints` (host:port), `groups` (the llama_group of each endpoint), `failure` (why the
-    host could not be asked, or empty), `servers` (rpc_server_info), `firewall` (rpc_firewall_info, or None if the role
-    does not manage it), `manifest` (of the release, or None) and `upgrade` (an unfinished upgrade from
-    release_journal_info, or None). A host without `servers` was not asked.
-
-    The view of a master in `seen` has `group`, `workers` (rpc_worker_info), `manifest`, `upgrade` and `services`
-    (llama_server_info). With a tunnel it also has `links` (rpc_tunnel_info) and `inside`, the master's address in the
-    tunnel. A master that could not be asked has `failure`.
-    """
+    """Return the state of a cluster, as filter cluster_status documents it; a host without `servers` was not asked."""
     links = [{"master": name, **link} for name, master in seen.items() for link in master.get("links") or []]
     # The first master of each group, with its manifest.
     owns: dict[str, tuple[str, Mapping[str, Any]]] = {}

@@ -24,10 +24,7 @@ _PERF_ROWS = (
 
 
 def render_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]] = ()) -> str:
-    """Return the tables and the text of one run, with the failure first if there is one.
-
-    `result` is the result of distributed_inference, `workers` the list `workers` of rpc_worker_info.
-    """
+    """Return the tables and the text of one run, with the failure first if there is one."""
     parts = [] if result["failure"] is None else [_failure(result["failure"])]
     parts.append(_workers(result, workers))
     text = safe_text(result["text"] or "")
@@ -36,9 +33,9 @@ def render_report(result: Mapping[str, Any], workers: Sequence[Mapping[str, Any]
     return "\n\n".join(parts)
 
 
-def safe_text(text: str) -> str:
+def safe_text(text: object) -> str:
     """Return text with characters replaced that control a terminal; newlines and tabs stay, CRLF becomes a newline."""
-    return _UNSAFE.sub("\ufffd", text.replace("\r\n", "\n"))
+    return _UNSAFE.sub("\ufffd", str(text).replace("\r\n", "\n"))
 
 
 def _cell(value: object) -> str:

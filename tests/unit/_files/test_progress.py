@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files import progress
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.digest import digest_of_file
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import (
     DOWNLOADING,
     VERIFYING,
@@ -16,6 +15,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress 
     noted,
     read_step,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.record import digest_of_file
 
 if TYPE_CHECKING:
     from pathlib import Path

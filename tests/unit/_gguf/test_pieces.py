@@ -7,8 +7,13 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import GgufError, piece_names, read_header
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.pieces import piece_paths, read_pieces
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf.header import (
+    GgufError,
+    piece_names,
+    piece_paths,
+    read_header,
+    read_pieces,
+)
 
 from support.synthetic_models import write_synthetic
 

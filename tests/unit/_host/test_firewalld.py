@@ -18,16 +18,15 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld 
     State,
     View,
     Zone,
-)
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_output import (
+    covers,
     parse_rule,
     parse_service,
     parse_zones,
     read_service,
+    split_range,
     used_services,
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_plan import plan_removal, plan_zone
-from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.firewalld_ports import covers, split_range
 
 RECORDED = Path(__file__).resolve().parents[2] / "fixtures" / "firewalld"
 RULE = 'rule family="ipv4" source address="10.1.0.0/16" port port="1000-2000" protocol="tcp" accept'

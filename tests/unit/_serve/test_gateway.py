@@ -28,14 +28,14 @@ model1,BACKEND,3,3,800,UP,100,
 def test_groups_are_in_or_a_sentence_says_why_not() -> None:
     models = gateway.read_models("noise model1\n")
     found = gateway.read_groups(STATISTICS, models)
-    assert [(group.name, group.state, group.busy, group.slots) for group in found] == [
+    assert [(group["name"], group["state"], group["busy"], group["slots"]) for group in found] == [
         ("a", "in", 1, 4),
         ("b", "out", 0, 4),
         ("c", "leaving", 2, 2),
         ("d", "drained", 0, 2),
         ("e", "out", 0, 2),
     ]
-    assert [group.reason for group in found] == [
+    assert [group["reason"] for group in found] == [
         "",
         "its master does not answer (for 7 s).",
         "its service is about to stop, or the host of a worker acknowledges nothing (for 3 s).",

@@ -77,16 +77,14 @@ def server(
 def test_each_client_asks_with_the_key_for_answers_of_a_fixed_length() -> None:
     with server(COMPLETION) as (found, asked):
         assert found.serves()
-        streams = run(found, Load(clients=3, prompt_words=5, n_predict=3, requests=2))
-    assert [len(stream.arrivals_s) for stream in streams] == [3] * 6
+        streams = run(found, Load(clients=3, prompt_words=5, n_predict=3))
+    assert [len(stream.arrivals_s) for stream in streams] == [3] * 3
     assert {(path, key) for path, key, _body in asked} == {("/completion", f"Bearer {KEY}")}
-    assert len({body["prompt"] for _path, _key, body in asked}) == 6
+    assert len({body["prompt"] for _path, _key, body in asked}) == 3
     assert {len(body["prompt"].split()) for _path, _key, body in asked} == {5}
     settled = {"n_predict": 3, "ignore_eos": True, "stream": True, "temperature": 0, "cache_prompt": False}
     assert all(body.items() >= settled.items() for _path, _key, body in asked)
-    told = figures(streams)
-    assert (told["prompt_tokens"], told["cached_tokens"], told["generated_tokens"]) == (30, 6, 18)
-    assert (told["drafted_tokens"], told["accepted_tokens"]) == (48, 12)
+    assert sum(stream.tokens for stream in streams) == 9
 
 
 def test_prompts_that_are_given_are_chats_that_end_when_they_do() -> None:
@@ -101,14 +99,13 @@ def test_prompts_that_are_given_are_chats_that_end_when_they_do() -> None:
 
 def test_figures_are_of_all_clients_together() -> None:
     streams = [
-        Stream(asked_s=10.0, arrivals_s=[11.0, 11.5, 12.0], prompt_tokens=4, tokens=3),
-        Stream(asked_s=10.5, arrivals_s=[12.5, 14.0], prompt_tokens=4, tokens=2),
+        Stream(asked_s=10.0, arrivals_s=[11.0, 11.5, 12.0], tokens=3),
+        Stream(asked_s=10.5, arrivals_s=[12.5, 14.0], tokens=2),
     ]
     told = figures(streams)
     assert told["tokens_per_second"] == 1.25
     assert told["first_token_ms"] == {"median": 1500.0, "p95": 1950.0}
     assert told["between_tokens_ms"] == {"median": 500.0, "p95": 1400.0}
-    assert told["wall_s"] == 4.0
     assert figures([Stream(asked_s=0.0, arrivals_s=[1.0], tokens=1)])["between_tokens_ms"]["median"] is None
 
 
