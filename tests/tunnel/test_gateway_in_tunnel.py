@@ -43,7 +43,8 @@ def peers(host: str) -> int:
 def gateway() -> Iterator[None]:
     playbook("site", timeout=3600)
     yield
-    playbook("reset", "--tags", "llama_gateway,llama_server")
+    playbook("reset", "--limit", GATEWAY)
+    playbook("reset", "--tags", "llama_server")
     assert ssh(GATEWAY, "ls", "-A", "/etc/wireguard", check=False).stdout == "", "nothing of the tunnel is left"
     # The group goes on without a gateway, and forgets this one.
     ends.playbook("site")
