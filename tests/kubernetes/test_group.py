@@ -139,7 +139,7 @@ def test_a_worker_is_reached_by_its_leader_alone(group: Controller) -> None:
     assert worker.reaches(ADDRESS[WORKERS[1]], RPC_PORT).startswith(DROPPED)
     assert worker.reaches(ADDRESS[LEADER], API_PORT).startswith(DROPPED)
     # Only the pods' own policies are in the way to the outsider.
-    assert connect("master", ADDRESS["outsider"], 22) == "connected"
+    assert connect(HOST[LEADER], ADDRESS["outsider"], 22) == "connected"
     assert worker.reaches(ADDRESS["outsider"], 22).startswith(DROPPED)
     assert leader.reaches(ADDRESS["outsider"], 22).startswith(DROPPED)
 
@@ -230,7 +230,7 @@ def test_a_leader_waits_for_a_worker_that_comes_late(group: Controller, client: 
 
 def test_what_a_model_is_missing_is_said_and_it_goes_on_by_itself(group: Controller, client: Client) -> None:
     model, away = "/mnt/shared/models/random-q4_0.gguf", "/mnt/shared/models/elsewhere"
-    ssh("master", "mv", model, away)
+    ssh(HOST[LEADER], "mv", model, away)
     try:
         group.pods[LEADER].kill()
         sentence = "/models/random-q4_0.gguf is not a complete GGUF model: there is no such file."
@@ -238,7 +238,7 @@ def test_what_a_model_is_missing_is_said_and_it_goes_on_by_itself(group: Control
         assert group.pods[LEADER].passes("livenessProbe")
         assert not group.pods[LEADER].passes("readinessProbe")
     finally:
-        ssh("master", "mv", away, model)
+        ssh(HOST[LEADER], "mv", away, model)
     back_after(group.pods, client.answers, time.monotonic())
 
 

@@ -50,7 +50,7 @@ LEADER, WORKERS = "llama-0", ("llama-0-1", "llama-0-2")
 GATEWAY = "llama-gateway"
 # The node of each possible pod.
 HOST = {
-    LEADER: "master",
+    LEADER: "worker7",
     "llama-0-1": "worker1",
     "llama-0-2": "worker3",
     "llama-1": "worker4",
@@ -58,7 +58,7 @@ HOST = {
     GATEWAY: "worker6",
 }
 ADDRESS = {
-    **{pod: f"10.87.{NUMBER}.{last}" for pod, last in zip(HOST, (10, 11, 13, 14, 15, 16))},
+    **{pod: f"10.87.{NUMBER}.{last}" for pod, last in zip(HOST, (17, 11, 13, 14, 15, 16))},
     # Other clients in the namespace: this machine, and a host.
     "chat": f"10.87.{NUMBER}.1",
     "outsider": f"10.87.{NUMBER}.20",
