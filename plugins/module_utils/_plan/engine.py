@@ -7,8 +7,8 @@ The program asks no worker. It starts servers of its own on loopback in their pl
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Sequence
@@ -155,7 +155,8 @@ class _Running:
     """The program while it runs."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self.errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by end
+        # A file in memory: a pod has no folder that it can write to.
+        self.errors = open(os.memfd_create("llama-plan"), "w+", errors="replace")  # noqa: PTH123, SIM115 - closed by end
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(  # noqa: S603 - of a release
