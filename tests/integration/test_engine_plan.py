@@ -36,6 +36,7 @@ from support.tree import ROOT, load_yaml
 pytestmark = pytest.mark.llama
 
 MIB = 1 << 20
+PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 DRAFT = re.compile("loading draft model|creating MTP draft context")
 
 
@@ -427,3 +428,21 @@ def test_it_ends_with_its_parent_and_at_its_limit(release_7: Release, tmp_path: 
     wait_for(lambda: not any(Path(f"/proc/{it}").exists() for it in (child, *others)), 10)
     with pytest.raises(EngineError, match="longer than the time limit"):
         planned(release_7, ["-m", fifo], limit_s=1)
+
+
+def test_a_plan_leaves_no_process_to_the_first_one(release_7: Release, model: Path) -> None:
+    # As the first process of a pod, it gets the children of those that end, and nobody else waits for them.
+    program = f"""
+import ctypes, os
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
+assert ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0) == 0
+engine = Engine({str(release_7.plan)!r}, {str(model)!r}, [1, 1])
+engine.ask([])
+engine.close()
+try:
+    print("left:", os.waitpid(-1, 0))
+except ChildProcessError:
+    print("nothing is left")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "nothing is left\n"

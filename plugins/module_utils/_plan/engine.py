@@ -20,6 +20,7 @@ from .inputs import SplitError
 PROGRAM = "libexec/llama-plan"
 # Many times what a plan takes on a busy host.
 LIMIT_S = 120
+END_LIMIT_S = 2
 
 
 class EngineError(SplitError):
@@ -186,6 +187,11 @@ class _Running:
         return printable(said[-1].rstrip(".")) if said else ""
 
     def end(self) -> None:
-        """End it."""
+        """End it. At the end of its input it first ends its own servers, which a pod's first process would not do."""
         with self.errors, suppress(BrokenPipeError), self.process:
-            self.process.kill()
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+            try:
+                self.process.wait(END_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
