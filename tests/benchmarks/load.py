@@ -4,16 +4,17 @@
 Each round loads the model three times over each link: into a worker that has nothing, from the cache that this load has
 filled, and for the first time into another worker whose cache was seeded from the file. Ratios compare figures of the
 same round. The links between hosts are those of two test hosts, master and worker1: over their bridge as it is, and
-with both directions limited to 1 Gbit/s by the kernel (tbf). The programs are those of this machine, and run in the
-network of these hosts: only the link differs. The kernel counts the bytes on the wire. The target is that over the link
-of 1 Gbit/s, a seeded worker has the model in at most half the time. Loopback needs the release that `make test` builds;
-test hosts need root.
+with both directions limited to 1 Gbit/s by the kernel (tbf). A transfer of zeros checks these links before each use.
+The programs are those of this machine, and run in the network of these hosts: only the link differs. The kernel counts
+the bytes on the wire. The target is that over the link of 1 Gbit/s, a seeded worker has the model in at most half the
+time. Loopback needs the release that `make test` builds; test hosts need root.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -56,11 +57,34 @@ RATE_MBIT = 1000
 # switch does.
 SHAPER = f"tbf rate {RATE_MBIT}mbit burst 512kb latency 50ms".split()
 SHAPER_LIMIT_S = 30
+# TCP leaves 95.6 percent of a full rate for the payload.
+LEAST_MBIT, MOST_MBIT = 0.85 * RATE_MBIT, RATE_MBIT
+TRANSFER_BYTES = 256_000_000
+TRANSFER_LIMIT_S = 120
 # Over the link of that rate, a load into a seeded worker may take this share of the time of a first load.
 MOST_SEEDED = 0.5
 KINDS = {"first": "first", "cached": "from the cache", "seeded": "first, seeded"}
 LOOPBACK, BRIDGE, SHAPED = "loopback", "between hosts", "between hosts, 1 Gbit/s"
 SEEDED_RATIO = f"{SHAPED}: {KINDS['seeded']} / first"
+
+RECEIVE = """
+import socket, sys, time
+server = socket.create_server((sys.argv[1], 0))
+print(server.getsockname()[1], flush=True)
+link, size, buffer = server.accept()[0], 0, bytearray(1 << 20)
+server.settimeout(60)
+first = link.recv_into(buffer, 1)
+began = time.monotonic()
+while got := link.recv_into(buffer):
+    size += got
+print(size * 8 / 1e6 / (time.monotonic() - began))
+"""
+SEND = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as link:
+    for _ in range(int(sys.argv[3]) // 1_000_000):
+        link.sendall(bytes(1_000_000))
+"""
 
 
 @dataclass(frozen=True)
@@ -140,6 +164,20 @@ def shaped(*sides: Side) -> Iterator[None]:
         yield
 
 
+def transfer(master: Side, worker: Side) -> float:
+    """Return the rate at which a TCP connection brings zeros from the master to the worker, in Mbit/s."""
+    with subprocess.Popen(
+        [*worker.prefix, sys.executable, "-c", RECEIVE, worker.address], stdout=subprocess.PIPE, text=True
+    ) as receiver:
+        try:
+            assert receiver.stdout
+            send = [sys.executable, "-c", SEND, worker.address, receiver.stdout.readline().strip(), str(TRANSFER_BYTES)]
+            output_of([*master.prefix, *send], "The transfer that measures the link failed", TRANSFER_LIMIT_S)
+            return float(receiver.communicate(timeout=TRANSFER_LIMIT_S)[0])
+        finally:
+            receiver.kill()
+
+
 # --- loads ----------------------------------------------------------------------------------------------------------
 
 
@@ -207,25 +245,31 @@ def loads(path: Path, master: Side, worker: Side) -> dict[str, dict[str, float]]
     return {"first": first, "cached": cached, "seeded": {**after_seeding, "seed_seconds": seed_seconds}}
 
 
-def measured(path: Path, hosts: Hosts | None, repetitions: int) -> list[dict[str, Any]]:
-    """Return the loads of each round by link."""
+def measured(path: Path, hosts: Hosts | None, repetitions: int) -> tuple[list[dict[str, Any]], list[dict[str, float]]]:
+    """Return the loads of each round by link, and the rates of the links between hosts in Mbit/s."""
     master, worker = (side(hosts, "master", 10), side(hosts, "worker1", 11)) if hosts else (HERE, HERE)
     links = [LOOPBACK, BRIDGE, SHAPED] if hosts else [LOOPBACK]
-    rounds = []
+    rounds, transfers = [], []
     for number in range(repetitions):
         done: dict[str, Any] = {}
+        rates: dict[str, float] = {}
         # Every round begins with another link.
         for link in [*links[number % len(links) :], *links[: number % len(links)]]:
             ends = (worker.loopback, worker.loopback) if link == LOOPBACK else (master, worker)
             with shaped(*ends) if link == SHAPED else ExitStack():
+                if link != LOOPBACK:
+                    rates[link] = transfer(*ends)
+                if link == SHAPED and not LEAST_MBIT <= rates[link] <= MOST_MBIT:
+                    raise BenchError(f"The link that is shaped to {RATE_MBIT} Mbit/s lets {rates[link]:.0f} through.")
                 done[link] = repeated(lambda ends=ends: loads(path, *ends), ATTEMPTS)
         rounds.append(done)
+        transfers.append(rates)
         said = ", ".join(f"{link} {one['first']['seconds']:.1f} s" for link, one in done.items())
         say(f"round {number + 1} of {repetitions}: first load over {said}")
-    return rounds
+    return rounds, transfers
 
 
-def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(rounds: list[dict[str, Any]], transfers: list[dict[str, float]]) -> dict[str, Any]:
     """Return the figures of each link, and their ratios in the same round."""
 
     def values(link: str, kind: str, what: str) -> list[float]:
@@ -245,6 +289,8 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
             for kind in KINDS
         }
         found["links"][link]["seed_seconds"] = spread(values(link, "seeded", "seed_seconds"), 4)
+        if link != LOOPBACK:
+            found["links"][link]["transfer_mbit_per_s"] = spread([rates[link] for rates in transfers], 4)
     for link in links:
         for kind in ("cached", "seeded"):
             found["ratios"][f"{link}: {KINDS[kind]} / first"] = ratios(
@@ -295,6 +341,9 @@ def report(found: dict[str, Any]) -> str:
         ),
         table(["link", "seeding, seconds"], seeding),
     ]
+    rate = "transfer_mbit_per_s"
+    if checks := [[link, shown(kinds[rate], 0)] for link, kinds in links.items() if rate in kinds]:
+        parts.append(table(["link", "a transfer of zeros, Mbit/s"], checks))
     if SEEDED_RATIO in found["ratios"]:
         met = f"Met: over {RATE_MBIT} Mbit/s a seeded worker has the model in at most {MOST_SEEDED} of the time."
         parts.append("\n".join(found["missed"]) or met)
@@ -307,7 +356,7 @@ def main() -> int:
     before = machine()
     path = model(smoke=args.smoke)
     with lab(103, ["master", "worker1"]) if between_hosts else nullcontext() as hosts:
-        results = summary(measured(path, hosts, args.repetitions))
+        results = summary(*measured(path, hosts, args.repetitions))
     size = path.stat().st_size
     about = {"shaper": SHAPER, "before": before, "model": path.name, "model_bytes": size}
     kept = keep("load", args, {**about, **results})

@@ -230,17 +230,20 @@ class Hosts:
 
     def play(
         self, playbook: Path, variables: dict[str, Any], *, forks: int, limit_s: int, log: Path,
-        inventories: Sequence[Path] = INVENTORIES,
+        checkout: Path = ROOT, inventories: Sequence[Path] = INVENTORIES,
         more_environment: Mapping[str, str] | None = None,
     ) -> Run:  # fmt: skip
-        """Run a playbook over new connections; write its output to `log`, and print the progress of long commands."""
+        """Run a playbook over new connections; write its output to `log`, and print the progress of long commands.
+
+        The collection is that of `checkout`; by default the hosts are those of this checkout's inventories.
+        """
         self.disconnect()
         said = self.scratch / "results"
         environment = {
             **os.environ,
-            "ANSIBLE_CALLBACKS_ENABLED": "task_results,ansible.posix.profile_tasks",
+            "ANSIBLE_CALLBACKS_ENABLED": "task_results",
             "ANSIBLE_CALLBACK_PLUGINS": str(HERE / "callbacks"),
-            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_CONFIG": str(checkout / "ansible.cfg"),
             "ANSIBLE_HOME": str(CACHE / "ansible"),
             "ANSIBLE_NOCOLOR": "1",
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.sockets),
@@ -255,7 +258,7 @@ class Hosts:
         command += ["--extra-vars", json.dumps(variables), str(playbook)]
         began = time.monotonic()
         with log.open("w") as out, subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            command, cwd=checkout, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             ended = threading.Timer(limit_s, os.killpg, (process.pid, signal.SIGKILL))

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.loopback import CORES, in_rounds, keep, model, obstacle, ratios, release, workers
-from benchmarks.measure import BenchError, parser_of, run_to_end, say, shown, spread, table
+from benchmarks.measure import BenchError, parser_of, run_to_end, say, spread, table
 from support.builds import Build, build
 from support.collection import load as serving_load
 from support.harness import end, free_port
@@ -205,6 +205,12 @@ def results_of(rounds: list[dict[str, Rates]], setups: Sequence[Setup], args: ar
         }
         for setup in setups
     }
+
+
+def shown(figure: dict[str, Any], digits: int) -> str:
+    """Return a median, with its range if there is one."""
+    text = f"{figure['median']:.{digits}f}"
+    return text if len(figure["values"]) == 1 else f"{text} ({figure['min']:.{digits}f}-{figure['max']:.{digits}f})"
 
 
 def row(setup: str, clients: int, figures: dict[str, Any]) -> list[object]:

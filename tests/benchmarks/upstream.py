@@ -3,17 +3,17 @@
 
 Upstream's workers and master are compared to ours in these cases: local inference without workers, where both have the
 same kernels; one worker with a thread for each core; two workers of one core each; two workers that divide each matrix
-(split mode tensor) of a model with heavy layers, where the workers' part and the master's part are shown apart. Then it
-measures the time to load a model that is in the workers' caches, which is the master's time, over one worker and over
-two; for upstream's master also with each of its options for loading. Each round measures all cases once and begins with
-another case. Ratios compare figures of the same round. Needs the release that `make test` builds, and builds upstream's
-once, which takes a minute or two.
+(split mode tensor) of a model with heavy layers, where the workers' part and the master's part are shown apart. The
+benchmark also shows how far either worker is from local inference. Then it measures the time to load a model that is in
+the workers' caches, which is the master's time, over one worker and over two; for upstream's master also with each of
+its options for loading. Each round measures all cases once and begins with another case. Ratios compare figures of the
+same round. Needs the release that `make test` builds, and builds upstream's once, which takes a minute or two.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import load
 from benchmarks.loopback import (
@@ -25,12 +25,13 @@ from benchmarks.loopback import (
     keep,
     model,
     obstacle,
+    ratio,
     release,
     repeated,
     report,
     workers,
 )
-from benchmarks.measure import asked, run_to_end, say
+from benchmarks.measure import asked, run_to_end, say, shown, table
 from benchmarks.throughput import ONE, PASSES, SHAPE, SMOKE_SHAPE, TWO, UBATCHES, UNIT, local, over_workers
 from support.builds import Build, build
 
@@ -109,6 +110,16 @@ def reference(case: str) -> str:
     return f"{case.partition(', ')[0]}, {UPSTREAM}"
 
 
+def short_of_local(rounds: list[dict[str, Rates]]) -> dict[str, dict[str, Any]]:
+    """Return the ratios of one worker of either kind to the same cores without RPC."""
+    here = f"{LOCAL}, {OURS}"
+    return {
+        f"{WHOLE}, {whose} / {here}: {test}": ratio(rounds, f"{WHOLE}, {whose}", here, test)
+        for whose in (UPSTREAM, OURS)
+        for test in rounds[0][here]
+    }
+
+
 def main() -> int:
     args = asked(__doc__, "small models, once: whether it runs, not what it costs")
     shape = SMOKE_SHAPE if args.smoke else SHAPE
@@ -117,12 +128,15 @@ def main() -> int:
     speed = speeds(small, wide, theirs, shape, args.repetitions)
     loads = cached_loads(heavy, theirs, args.repetitions)
     models = [small.name, wide.name, heavy.name]
-    results = {"shape": shape, "models": models, "speed": speed, "load": loads}
+    short = short_of_local(speed)
+    results = {"shape": shape, "models": models, "speed": speed, "of_local": short, "load": loads}
     kept = keep("upstream", args, results)
     print(f"{shape[0]} tokens read, {shape[1]} generated {PASSES} times, on {len(CORES)} cores")
     for rounds, unit, of_two in ((speed, UNIT, (LAYERS, DIVIDED)), (loads, "seconds", (str(TWO),))):
         not_run = dict.fromkeys(of_two, obstacle(2)) if obstacle(2) else {}
         print(f"\n{report(compared(rounds, unit, reference), unit, UPSTREAM, not_run)}")
+    rows = [[name, shown(figures, 3)] for name, figures in short.items()]
+    print("\n" + table(["tokens/s of", "ratio, median (range)"], rows))
     print(f"\nLoads are of {heavy.name} from the workers' caches.\nAll values: {kept}")
     return 0
 

@@ -39,9 +39,11 @@ class CallbackModule(CallbackBase):
         result = done.result
         delegated = (result.get("_ansible_delegated_vars") or {}).get("ansible_delegated_host")
         task = done.task
-        now = time.monotonic()
         line = {
-            "seconds": now - self.began.get((done.host.get_name(), str(task._uuid)), now),
+            # Hosts share a task's id, so a task that runs on many hosts has one place in the order.
+            "id": str(task._uuid),
+            "began_s": self.began.get((done.host.get_name(), str(task._uuid))),
+            "ended_s": time.monotonic(),
             "host": done.host.get_name(),
             "on": str(delegated or done.host.get_name()),
             "task": task.get_name(),
