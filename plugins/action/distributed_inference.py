@@ -18,6 +18,7 @@ class ActionModule(NotedModule):
     """The action that runs the module, with a thread that looks at its progress."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Run the module."""
         result: dict[str, Any]
         if self._task.async_val or self._task.check_mode or not wanted():
             result = super().run(tmp, task_vars)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 
 class ModuleDocFragment:
+    """Found by its name: C(extends_documentation_fragment)."""
+
     DOCUMENTATION = r"""
 options:
   token:

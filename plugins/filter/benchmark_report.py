@@ -93,5 +93,8 @@ def benchmark_report(results: Mapping[str, Any], name: str = "history.jsonl") ->
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"benchmark_report": benchmark_report}

@@ -189,5 +189,8 @@ def _places(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> Iterator[tuple
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"cluster_problems": cluster_problems}

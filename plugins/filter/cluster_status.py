@@ -67,6 +67,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import c
 
 
 def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the state of the cluster."""
     views = {
         name: view
         if "workers" in view
@@ -83,5 +84,8 @@ def cluster_status(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Ma
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"cluster_status": cluster_status}

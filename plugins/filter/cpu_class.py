@@ -66,6 +66,7 @@ _value:
 
 
 def cpu_class(look: object, features: object = ()) -> CpuClass | dict[str, str]:
+    """Return the class, or the problem."""
     if not isinstance(look, Mapping):
         raise AnsibleFilterError("cpu_class needs a dictionary with machine, cpu, model and libc of a host")
     texts = {key: "" if look.get(key) is None else look[key] for key in ("machine", "cpu", "model", "libc")}
@@ -87,5 +88,8 @@ def _words(value: object) -> list[str]:
 
 
 class FilterModule:
+    """The filters of this file."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
         return {"cpu_class": cpu_class}

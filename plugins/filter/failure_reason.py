@@ -78,5 +78,8 @@ def _shortened(text: str) -> str:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"failure_reason": failure_reason}

@@ -150,5 +150,8 @@ def _model(host: Host) -> str:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"gateway_groups": gateway_groups}

@@ -46,6 +46,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str | Sequence[str]) -> list[str]:
+    """Return the hosts that share a group with `host`."""
     asked = [host] if isinstance(host, str) else host
     known = known_groups(asked, hostvars)
     groups = {name: set(known.get(name) or groups_of(Host(name, hostvars[name]))) for name in (*hosts, *asked)}
@@ -54,5 +55,8 @@ def group_members(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str |
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"group_members": group_members}

@@ -40,6 +40,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def host_groups(hosts: Sequence[str], hostvars: Mapping[str, Any], linked: bool = False) -> dict[str, list[str]]:
+    """Return the groups of each host."""
     found = {name: groups_of(Host(name, hostvars[name])) for name in hosts}
     return _linked(found) if linked else found
 
@@ -54,5 +55,8 @@ def _linked(groups: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 
 class FilterModule:
+    """The filters of this file."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
         return {"host_groups": host_groups}

@@ -51,6 +51,7 @@ def host_records(
     endpoints: bool = False,
     **variables: str,
 ) -> dict[str, dict[str, Any]]:
+    """Return a record of each host."""
     records: dict[str, dict[str, Any]] = {}
     for host in hosts:
         known = hostvars[host]
@@ -71,5 +72,8 @@ def _endpoints(host: str, hostvars: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"host_records": host_records}

@@ -118,6 +118,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log im
 
 
 def llama_perf(text: object) -> dict[str, Any]:
+    """Return the figures of a log."""
     if not isinstance(text, str):
         raise AnsibleFilterError("llama_perf needs the text of a log, and got something that is not text.")
     try:
@@ -128,5 +129,8 @@ def llama_perf(text: object) -> dict[str, Any]:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"llama_perf": llama_perf}

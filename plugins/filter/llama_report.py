@@ -58,5 +58,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.report i
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"llama_report": render_report}

@@ -70,5 +70,8 @@ def open_holes(
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"open_holes": open_holes}

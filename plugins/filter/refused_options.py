@@ -51,5 +51,8 @@ def refused_options(extra_args: Any) -> list[str]:  # noqa: ANN401 - whatever a 
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"refused_options": refused_options}

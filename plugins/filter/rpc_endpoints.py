@@ -151,5 +151,8 @@ def _endpoint(host: Host, address: object, port: object, address_from: str, port
 
 
 class FilterModule:
+    """The filters of this file."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
         return {"rpc_endpoints": rpc_endpoints}

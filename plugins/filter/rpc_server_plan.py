@@ -162,5 +162,8 @@ def rpc_server_plan(
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"rpc_server_plan": rpc_server_plan}

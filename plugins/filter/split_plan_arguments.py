@@ -225,5 +225,8 @@ def split_plan_arguments(
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"split_plan_arguments": split_plan_arguments}

@@ -100,5 +100,8 @@ def trusted_sources(addresses: object, allow_any: bool = False) -> dict[str, lis
 
 
 class FilterModule:
+    """The filters of this file."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filters by name."""
         return {"trusted_sources": trusted_sources}

@@ -188,5 +188,8 @@ def _summary(won: Sequence[str], rate: float, own: Sequence[float], again: Mappi
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"tuning": tuning}

@@ -84,5 +84,8 @@ def _check_outer(host: Host, network: str) -> None:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"tunnel_addresses": tunnel_addresses}

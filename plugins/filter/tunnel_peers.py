@@ -47,6 +47,7 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 
 
 def tunnel_peers(hosts: Sequence[str], hostvars: Mapping[str, Any], reader: str) -> list[dict[str, str]]:
+    """Return the checked peers of the host `reader`."""
     found: list[dict[str, str]] = []
     owners = {str(Host(reader, hostvars.get(reader, {})).get("__rpc_tunnel_public_key")): reader}
     for name in hosts:
@@ -86,5 +87,8 @@ def _names(host: Host) -> set[str]:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"tunnel_peers": tunnel_peers}

@@ -126,5 +126,8 @@ def _sentence(name: str, hosts: Sequence[str]) -> str:
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"unknown_variables": unknown_variables}

@@ -70,5 +70,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import 
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"upgrade_plan": upgrade.plan}

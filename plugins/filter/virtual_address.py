@@ -139,5 +139,8 @@ def _unfit_network(address: IPv4Address, length: int | None, network: IPv4Networ
 
 
 class FilterModule:
+    """The filter in the form that Ansible expects."""
+
     def filters(self) -> dict[str, Callable[..., Any]]:
+        """Return the filter by its name."""
         return {"virtual_address": virtual_address}

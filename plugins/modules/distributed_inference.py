@@ -199,6 +199,8 @@ REPETITIONS = 5
 
 
 class Task(WorkerTask):
+    """One call of the module."""
+
     def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
         names = ("text", "perf", "offload", "build", "wall_time_ms", "command", "failure")
         super().__init__(module, {"changed": False, "devices": [], "attempts": 0, **dict.fromkeys(names)}, progress)

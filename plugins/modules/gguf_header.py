@@ -163,6 +163,7 @@ def get(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the module."""
     module = QuietModule(
         argument_spec={
             "url": {"type": "str"},

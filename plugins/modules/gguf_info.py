@@ -223,6 +223,7 @@ def _problem(judge: Callable[[Path, Path], str], path: Path, other: Path | None)
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "path": {"type": "path", "required": True},

@@ -192,6 +192,7 @@ class Hub:
 
 
 def main() -> None:
+    """Run the module."""
     module = QuietModule(
         argument_spec={
             "repo": {"type": "str", "required": True},

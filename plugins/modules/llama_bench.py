@@ -191,6 +191,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_task
 
 
 class Task(WorkerTask):
+    """One call of the module."""
+
     def __init__(self, module: AnsibleModule, progress: Progress | None = None) -> None:
         names = ("build", "model", "options", "wall_time_ms", "command", "failure")
         lists: dict[str, Any] = {"tests": [], "workers": [], "devices": []}

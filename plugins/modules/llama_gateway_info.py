@@ -98,6 +98,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service i
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={"paths": {"type": "list", "elements": "str", "default": []}}, supports_check_mode=True
     )

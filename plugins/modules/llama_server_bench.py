@@ -142,6 +142,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.load impo
 
 
 class Task(WorkerTask):
+    """One call of the module."""
+
     def __init__(self, module: AnsibleModule) -> None:
         names = ("build", "model", "wall_time_ms", "command", "failure")
         super().__init__(module, {"changed": False, "tests": [], "workers": [], **dict.fromkeys(names)})

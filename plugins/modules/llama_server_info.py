@@ -144,6 +144,7 @@ def journal_of(module: AnsibleModule, unit: str) -> str:
 
 
 def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
+    """Return the state of a service."""
     command = ["systemctl", "show", f"--property={','.join(services.PROPERTIES)}", service.unit]
     _code, text, _error = module.run_command(command)
     properties = services.read_properties(text)
@@ -184,6 +185,7 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ask": {"type": "bool", "default": True},

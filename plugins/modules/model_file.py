@@ -474,6 +474,7 @@ def change(module: AnsibleModule, note: Note) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the module."""
     module = QuietModule(
         argument_spec={
             "path": {"type": "path", "required": True},

@@ -95,6 +95,7 @@ def _patch(given: dict[str, Any]) -> Patch:
 
 
 def main() -> None:
+    """Run the module."""
     required = {"type": "str", "required": True}
     module = AnsibleModule(
         argument_spec={

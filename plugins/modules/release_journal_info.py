@@ -62,6 +62,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release import 
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={"prefix": {"type": "path", "default": "/opt/llama_cpp"}, "patience": {"type": "int"}},
         supports_check_mode=True,

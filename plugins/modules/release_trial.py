@@ -120,6 +120,7 @@ def missing_features(manifest: dict[str, object]) -> list[str]:
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={"path": {"type": "path", "required": True}, "timeout": {"type": "int", "default": 20}},
         supports_check_mode=True,

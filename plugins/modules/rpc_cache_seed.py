@@ -123,6 +123,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
+    """Run the module."""
     part = {
         "first_layer": {"type": "int"},
         "layers": {"type": "int", "default": 0},

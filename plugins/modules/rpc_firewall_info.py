@@ -324,6 +324,7 @@ def _parent(pid: int) -> int:
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "zone": {"type": "str", "required": True},

@@ -214,6 +214,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.units impor
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "ports": {"type": "list", "elements": "int", "required": True},

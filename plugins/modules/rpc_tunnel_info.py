@@ -130,6 +130,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._host.tunnel imp
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "network": {"type": "str", "default": NETWORK},

@@ -146,6 +146,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_stat
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "endpoints": {"type": "list", "elements": "str", "required": True},

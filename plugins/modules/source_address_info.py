@@ -65,6 +65,7 @@ _PORT = 9
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={"destinations": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
     )

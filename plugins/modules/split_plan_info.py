@@ -221,6 +221,7 @@ WORKER: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
+    """Run the module."""
     module = AnsibleModule(
         argument_spec={
             "model": {"type": "path", "required": True},

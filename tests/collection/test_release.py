@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -114,3 +115,45 @@ def test_only_the_right_signature_verifies_what_is_installed(archive: Path, gpg_
     readme = collections / "ansible_collections/llama_cpp/cluster/README.md"
     readme.write_text("changed")
     assert verify(archive.parent / "MANIFEST.json").returncode != 0
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_nothing_is_built_before_sanity_passes(passes: bool, tmp_path: Path) -> None:
+    """In a repository with stand-ins for the programs, which note what is run."""
+    top, cache, out = tmp_path / "top", tmp_path / "cache", tmp_path / "out"
+    noted = tmp_path / "noted"
+    stand_in = (
+        f'#!/bin/sh\necho "$(basename "$0") $1" >>{noted}\n[ "$1" != scripts/sanity.py ] || exit {0 if passes else 3}\n'
+    )
+    for name in ("python", "ansible-galaxy"):
+        program = top / ".venv/bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(stand_in)
+        program.chmod(0o755)
+    (top / "scripts").mkdir()
+    (top / "requirements").mkdir()
+    for name in ("release.sh", "tools.sh"):
+        (top / "scripts" / name).write_text((ROOT / "scripts" / name).read_text())
+    (top / "requirements/tools.txt").write_text("")
+    (top / ".gitignore").write_text("/.venv/\n")
+    tools = cache / f"tools-{hashlib.sha256(b'').hexdigest()[:12]}"
+    tools.mkdir(parents=True)
+    (tools / "complete").touch()
+    who = ["-c", "user.name=t", "-c", "user.email=t@localhost", "-c", "commit.gpgsign=false"]
+    for words in (["init", "--quiet"], ["add", "--all"], [*who, "commit", "--quiet", "--message", "all"]):
+        subprocess.run(["git", "-C", str(top), *words], check=True, timeout=60)
+    done = subprocess.run(
+        ["sh", top / "scripts/release.sh"],
+        env={**os.environ, "LLAMA_CPP_CLUSTER_CACHE": str(cache), "OUT": str(out)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    # The stand-ins build nothing, so the script also ends early if sanity passes.
+    assert done.returncode != 0
+    ran = noted.read_text().splitlines()
+    assert ran[0] == "python scripts/sanity.py"
+    assert ("ansible-galaxy collection" in ran) is passes
+    assert ("error: ansible-test sanity failed, so there is no archive" in done.stderr) is not passes
+    assert out.exists() is passes

@@ -17,6 +17,7 @@ import yaml
 
 from support.harness import completed
 from support.runs import left_over
+from trained_model import terms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,3 +223,17 @@ def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: D
     assert second.returncode == 1
     assert "Another demo is running" in second.stderr
     assert demo.processes() == running
+
+
+def test_a_trained_model_continues_the_sentence_and_it_is_said_whose_terms_apply(
+    demo: Demo, trained_model: Path
+) -> None:
+    for path in (trained_model, terms(trained_model)):
+        (demo.folder / path.name).symlink_to(path)
+    code, output = demo.run({"MODEL": ""}, inference_n_predict=12, inference_temperature=0)
+    assert code == 0, output
+    inference = json.loads((demo.folder / "report.json").read_text())["inference"]
+    assert inference["text"].startswith(" the capital of the country of France.")
+    assert "Prompt: The capital of France is" in output
+    assert f"Google's terms apply to it: {demo.folder}/gemma-terms.html" in output
+    assert "noise" not in output

@@ -345,9 +345,10 @@ def test_a_worker_that_stands_still_is_named_before_time_is_out(infer: Infer, st
 # The master's side
 
 
-def test_a_truncated_model_is_invalid(infer: Infer, model: Path, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [5_000_000, 1000], ids=["in-the-tensors", "in-the-header"])
+def test_a_truncated_model_is_invalid(infer: Infer, model: Path, start: Start, tmp_path: Path, size: int) -> None:
     bad = tmp_path / "bad.gguf"
-    bad.write_bytes(model.read_bytes()[:5_000_000])
+    bad.write_bytes(model.read_bytes()[:size])
     result = infer(start().endpoint, model=bad)
     assert failure(result) == ("model_invalid", None)
     # The message quotes upstream's own message, unless upstream lost it.
@@ -360,8 +361,9 @@ def test_a_truncated_model_is_invalid(infer: Infer, model: Path, start: Start, t
         ({"extra_args": ["--no-such-flag"]}, "no option --no-such-flag"),
         ({"extra_args": ["--top-k", "many"]}, "does not take this value of --top-k"),
         ({"extra_args": ["-p", "other"]}, "extra_args must not contain -p; use the option prompt"),
+        ({"ctx_size": 64, "prompt": "garden " * 100}, "tokens and there is room for"),
     ],
-    ids=["unknown", "bad-value", "owned-by-the-module"],
+    ids=["unknown", "bad-value", "owned-by-the-module", "prompt-too-long"],
 )
 def test_an_option_that_is_rejected(infer: Infer, start: Start, args: dict[str, Any], message: str) -> None:
     result = infer(start().endpoint, **args)
@@ -408,3 +410,33 @@ def test_a_host_without_the_means_to_limit_a_run_is_told_what_to_install(infer: 
     result = infer("127.0.0.1", environment={"PATH": str(tmp_path)})
     assert failure(result) == ("binary_missing", None)
     assert "no program timeout on this host; install GNU coreutils" in result["msg"]
+
+
+def test_the_share_of_each_worker_is_as_asked(infer: Infer, start: Start) -> None:
+    endpoints = [start().endpoint for _number in range(2)]
+    for split in ([1, 3], [3, 1]):
+        result = infer(*endpoints, tensor_split=split)
+        assert result["failure"] is None
+        sizes = {device["endpoint"]: device["model_buffer_mib"] for device in result["devices"]}
+        first, second = (sizes[endpoint] for endpoint in endpoints)
+        assert (second > 1.5 * first) if split == [1, 3] else (first > 1.5 * second)
+
+
+def test_the_environment_does_not_change_the_run(infer: Infer, start: Start) -> None:
+    worker = start()
+    names = {"LLAMA_ARG_RPC": f"127.0.0.1:{free_port()}", "LLAMA_ARG_LOG_VERBOSITY": "0", "LLAMA_ARG_TOP_K": "x"}
+    assert infer(worker.endpoint, environment=names)["failure"] is None
+
+
+def test_a_worker_that_goes_between_verification_and_run_is_missed(
+    infer: Infer, release_7: Release, start: Start, tmp_path: Path
+) -> None:
+    stays, goes = start(), start()
+    programs = wrapped(release_7, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(infer, stays.endpoint, goes.endpoint, bin_folder=programs)
+        goes.process.wait(HANG_S)
+        result = run.result(HANG_S)
+    assert failure(result) == ("worker_unreachable", goes.endpoint)
+    assert result["wall_time_ms"] is not None
+    assert not result["text"]

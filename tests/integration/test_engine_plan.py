@@ -31,6 +31,7 @@ from support.harness import Release, Worker, running_worker
 from support.runs import wait_for
 from support.server_buffers import adapter, allocated, server_log, serving
 from support.synthetic_models import KINDS, LAYERS, write_synthetic
+from support.tiny_projector import write_projector
 from support.tree import ROOT, load_yaml
 
 pytestmark = pytest.mark.llama
@@ -446,3 +447,47 @@ except ChildProcessError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "nothing is left\n"
+
+
+def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, tmp_path: Path) -> None:
+    """Some of the master's weights are in buffers of its processor's own kind, which no list of devices has."""
+    path = header_only(tmp_path / "m.gguf", shape("Qwen3-30B-A3B"))
+    options = ["-m", path, "-c", "4096", "-np", "1", "-ts", "1,1"]
+    plan, without = planned(release_7, options, 2, ["-ncmoe", "20"], [])
+    held = sum(it.bytes.weights for it in plan.held)
+    assert abs(held - plan.model_bytes) < MIB
+    moved = plan.on("").weights - without.on("").weights
+    assert moved > 5000 * MIB
+    assert abs(moved - sum(layer.elsewhere for layer in plan.layers)) < MIB
+    assert plan.on("RPC0").weights == without.on("RPC0").weights - moved
+
+
+def test_layers_that_predict_take_what_a_report_measured(release_7: Release, tmp_path: Path) -> None:
+    """A qwen35 of 65 layers, 4 slots of 4096 and 3 drafted tokens: caches and states that llama-server held."""
+    path = write_synthetic(tmp_path / "m.gguf", "layers and states of a 27B", layers=65)
+    options = ["-c", "16384", "-np", "4", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "-ts", "35,31"]
+    (plan,) = planned(release_7, ["-m", path, *options])
+    assert mib(plan.on("RPC0"))[1] == pytest.approx(512 + 1346.62, abs=1)
+    assert mib(plan.on("RPC1"))[1] == pytest.approx(512 + 1047.38 + 64, abs=1)
+
+
+def test_it_does_for_a_trained_model(
+    release_7: Release, workers: list[Worker], tmp_path: Path, trained_model: Path
+) -> None:
+    """Gemma 3 270M, with windows, one head of keys, and a vocabulary that is larger than all layers."""
+    options = ["-ts", "9,10", "-c", "4096", "-np", "1", "-lm", "none"]
+    (plan,) = planned(release_7, ["-m", trained_model, *options])
+    over = ["--rpc", ",".join(it.endpoint for it in workers[:2])]
+    log = server_log(release_7, trained_model, tmp_path / "server.log", *over, *options)
+    assert wrong(plan, allocated(log), workers[:2], ("model",)) == []
+    assert mib(plan.on("RPC1"))[0] == pytest.approx(202.77, abs=1)
+
+
+def test_a_projector_is_in_the_plan(release_7: Release, tmp_path: Path) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", "dense")
+    projector = write_projector(tmp_path / "p.gguf", 256)
+    options = ["-m", path, "-c", "1024", "-np", "1", "--mmproj", projector]
+    of_worker, of_master = planned(release_7, options, 1, [], ["--no-mmproj-offload"])
+    assert of_worker.on("RPC0", "projector").total > projector.stat().st_size * 0.8
+    assert of_master.on("", "projector").total > projector.stat().st_size * 0.8
+    assert of_master.on("RPC0", "projector").total == 0

@@ -216,3 +216,17 @@ def test_a_model_that_is_none_is_told_by_its_last_lines(
         assert running.process.wait(60) == 1
         assert "ended with exit status 1" in running.wait_for("llama-server ended")
         assert any("broken.gguf" in line for line in running.lines)
+
+
+def test_no_prompt_and_no_answer_is_in_the_journal(service: Service) -> None:
+    asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
+    status, body = service.request("/v1/completions", asked)
+    assert status == 200
+    said = "".join(service.lines)
+    assert "processing task" in said, "it tells that there was a request"
+    assert "harbour" not in said
+    assert body["choices"][0]["text"].strip() not in said
+
+
+def test_the_key_is_in_no_line(service: Service) -> None:
+    assert KEY not in "".join(service.lines)

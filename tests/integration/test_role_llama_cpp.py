@@ -460,3 +460,10 @@ def test_a_full_disk_under_the_cache_is_said_and_nothing_is_kept(tmp_path: Path)
         assert run.holds(f"the disk that holds {site.cache}/sources is full"), run.text
         assert list((site.cache / "sources").iterdir()) == []
         assert not site.prefix.exists()
+
+
+def test_a_build_that_takes_too_long_is_ended(site: Site) -> None:
+    run = site.run(llama_cpp_cmake_options={"FAKE_SLEEP": 100}, llama_cpp_build_timeout=2)
+    assert run.code != 0
+    assert run.holds("was ended after 2 s", "build.log")
+    assert builders(site) == []

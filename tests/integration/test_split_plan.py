@@ -139,6 +139,17 @@ def test_it_says_whether_it_fits_and_what_would_help(release_7: Release, model: 
     assert given["message"].startswith("The tensor_split leaves worker 192.0.2.2:50052 without a layer: it fits with ")
 
 
+def test_check_mode_says_the_same(release_7: Release, model: Path) -> None:
+    asked = arguments(release_7, model, GIB, GIB)
+    assert answer(run_module("split_plan_info", asked, check=True)) == answer(run_module("split_plan_info", asked))
+
+
+def test_a_user_that_is_not_root_gets_the_same_plan(release_7: Release, model: Path) -> None:
+    asked = arguments(release_7, model, GIB, GIB)
+    as_user = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
+    assert answer(run_module("split_plan_info", asked, prefix=as_user)) == answer(run_module("split_plan_info", asked))
+
+
 def test_without_a_release_it_estimates_and_says_so(release_7: Release, model: Path, tmp_path: Path) -> None:
     exact = run_module("split_plan_info", arguments(release_7, model, GIB, GIB))
     folder = tmp_path / "none/bin"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A trained model over workers says what local inference does, and finds a text as likely.
+"""A trained model over workers says what local inference does, finds a text as likely, and profits if a text repeats.
 
-A model of random weights has no text of its own, and its perplexity is the number of its tokens.
+A model of random weights has no text of its own: it repeats nothing, and its perplexity is the number of its tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import generated_text
 
+from support.api_client import BEGINNING, SECTION
+from support.api_service import NO_PAGE, Service, running_service, speculation
 from support.harness import CACHE, HANG_S, ROOT, Release, Worker, completed, over, run_module
 from support.runs import failure
 
@@ -75,9 +77,10 @@ def test_two_and_three_workers_say_what_local_inference_says(
         assert result["text"] == here
 
 
-def test_without_the_model_its_tests_say_so_and_fail_in_ci(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ci", "status"), [("", 0), ("true", 1)], ids=["here", "in-ci"])
+def test_without_the_model_its_tests_say_so_and_fail_only_in_ci(tmp_path: Path, ci: str, status: int) -> None:
     (tmp_path / "test_releases").symlink_to(CACHE / "test_releases")
-    own = {"LLAMA_CPP_CLUSTER_CACHE": str(tmp_path), "CI": "true", "FAILED_TESTS": ""}
+    own = {"LLAMA_CPP_CLUSTER_CACHE": str(tmp_path), "CI": ci, "FAILED_TESTS": ""}
     own |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     test = f"{__file__}::{test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused.__name__}"
     done = subprocess.run(
@@ -89,7 +92,7 @@ def test_without_the_model_its_tests_say_so_and_fail_in_ci(tmp_path: Path) -> No
         timeout=HANG_S,
         check=False,
     )
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
     assert "1 skipped" in done.stdout
     assert "there is no trained model to test with: pip could not fetch the model's packages: " in done.stdout
 
@@ -135,3 +138,49 @@ def test_a_text_is_as_likely_over_workers_as_here(
     for many in 2, 3:
         there = perplexity(release_7, model, *over([worker.port for worker in workers[:many]]), "-sm", mode)
         assert f"{there:.4g}" == f"{here:.4g}"
+
+
+# Where the section stands four times, no other token is nearly as likely as its next one. The text is about as long as
+# the model's sliding window. In a shorter one, llama-server returns to a checkpoint before the end of the last prompt.
+QUOTING = f"{SECTION}\n" * 4 + BEGINNING
+
+
+ANSWER_TOKENS = 80
+
+
+OPTIONS = (*NO_PAGE, "--ctx-size", "2048")
+
+
+def answered(service: Service, prompt: str, tokens: int = ANSWER_TOKENS, **more: object) -> tuple[str, dict[str, Any]]:
+    """Return the continuation of a prompt, and its timings."""
+    asked = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, **more}
+    status, body = service.request("/completion", asked)
+    assert status == 200, body
+    return body["content"], body["timings"]
+
+
+def test_a_text_that_repeats_is_drafted_and_its_prompt_cached(
+    release_7: Release, trained_model: Path, workers: list[Worker], tmp_path: Path
+) -> None:
+    endpoints = [worker.endpoint for worker in workers[:2]]
+    with running_service(release_7, trained_model, endpoints, tmp_path, options=OPTIONS) as service:
+        service.wait_for("Serving")
+        plain, first = answered(service, QUOTING)
+        follow = f"{QUOTING}{plain}\n{BEGINNING}"
+        cached, again = answered(service, follow, 8)
+        assert (cached, 0) == (answered(service, follow, 8, cache_prompt=False)[0], first["cache_n"])
+    assert SECTION.startswith(BEGINNING + plain)
+    assert plain.startswith(cached)
+    assert "draft_n" not in first
+    # Only the end of the answer may be cut into other tokens, and the last token is always computed.
+    assert again["cache_n"] > first["prompt_n"] + ANSWER_TOKENS - 5 > 20 * again["prompt_n"]
+    for kind in "ngram-simple", "ngram-mod":
+        folder = tmp_path / kind
+        folder.mkdir()
+        options = (*OPTIONS, *speculation(llama_server_spec_type=kind, llama_server_spec_draft_n_max=8))
+        with running_service(release_7, trained_model, endpoints, folder, options=options) as service:
+            service.wait_for("Serving")
+            said, times = answered(service, QUOTING)
+        assert said == plain
+        # Of 262 thousand tokens, none is guessed by chance.
+        assert ANSWER_TOKENS / 2 < times["draft_n_accepted"] <= times["draft_n"]

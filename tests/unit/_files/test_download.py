@@ -272,11 +272,11 @@ def test_what_a_server_refuses_is_a_sentence_and_leaves_nothing(
     ids=["silent", "too-long"],
 )
 def test_a_server_that_falls_silent_is_given_up(hub: Hub, tmp_path: Path, patience: dict[str, Any], words: str) -> None:
-    hub.cut_after, hub.stall_s = [1000] * 99, 60
+    hub.cut_after, hub.stall_s = [1000] * 99, 3
     started = time.monotonic()
     with pytest.raises(DownloadError, match=words):
         fetch(wanted(hub, tmp_path), {}, limits(**patience))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 2
     assert (tmp_path / f"{NAME}.part").stat().st_size >= 1000
 
 
