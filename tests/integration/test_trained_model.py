@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference import generated_text
 
-from support.api_client import BEGINNING, SECTION
 from support.api_service import NO_PAGE, Service, running_service, speculation
 from support.harness import CACHE, HANG_S, ROOT, Release, Worker, completed, over, run_module
 from support.runs import failure
@@ -140,14 +139,13 @@ def test_a_text_is_as_likely_over_workers_as_here(
         assert f"{there:.4g}" == f"{here:.4g}"
 
 
+# A section of the licence in one line, and its beginning, after which a trained model that has read it quotes the rest.
+SECTION = " ".join(LICENSE.read_text().partition("  5. Conveying Modified")[0].partition("  4. Conveying")[2].split())
+BEGINNING = SECTION.partition(" copies of the Program")[0]
 # Where the section stands four times, no other token is nearly as likely as its next one. The text is about as long as
 # the model's sliding window. In a shorter one, llama-server returns to a checkpoint before the end of the last prompt.
 QUOTING = f"{SECTION}\n" * 4 + BEGINNING
-
-
 ANSWER_TOKENS = 80
-
-
 OPTIONS = (*NO_PAGE, "--ctx-size", "2048")
 
 
