@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._files.progress import VARIABLE, read_step
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.endpoint import parse_endpoint
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.prober import probe_until_ready
 
 from support.harness import HANG_S, ROOT, START_LIMIT_S, Release, free_port, listens, run_module
+from support.runs import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,22 +93,11 @@ def kept(
         )  # fmt: skip
     worker = Kept(port, address, pid_file, keeper, log)
     try:
-        until(worker.listens, START_LIMIT_S)
+        wait_for(worker.listens, START_LIMIT_S)
         yield worker
     finally:
         os.killpg(keeper.pid, signal.SIGKILL)
         keeper.wait(HANG_S)
-
-
-def until(true: Callable[[], Any], limit_s: float = 60) -> Any:
-    """Return the value of `true` as soon as it is true."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        found = true()
-        if found:
-            return found
-        time.sleep(0.005)
-    pytest.fail(f"did not happen within {limit_s} s")
 
 
 def infer(release: Release, model: Path, over: list[Kept], **given: Any) -> dict[str, Any]:
@@ -148,7 +137,7 @@ class Running:
 
     def reaches(self, phase: str, worker: Kept | None = None) -> None:
         """Wait until the run is in this phase, and the worker is at work."""
-        until(lambda: self.phase() == phase and (worker is None or worker.held()))
+        wait_for(lambda: self.phase() == phase and (worker is None or worker.held()))
 
     def strike(self, what: Callable[[], Any]) -> None:
         """Make something happen, and measure time from then on."""

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
-from faults.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after, until
+from faults.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after
 from support.harness import HANG_S, RELEASE, Release
-from support.runs import masters
+from support.runs import masters, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,7 +144,7 @@ def memory_limit(size: int) -> Iterator[tuple[str, ...]]:
         (folder / file).write_text(str(size))
         yield "sh", "-c", f'echo $$ >{folder}/cgroup.procs && exec "$@"', "sh"
     finally:
-        until(lambda: not (folder / "cgroup.procs").read_text(), BACK_S)
+        wait_for(lambda: not (folder / "cgroup.procs").read_text(), BACK_S)
         folder.rmdir()
 
 

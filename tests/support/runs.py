@@ -58,7 +58,7 @@ def wait_for(what: Callable[[], Any], limit: float = 60) -> Any:
         found = what()
         if found:
             return found
-        time.sleep(0.02)
+        time.sleep(0.005)
     pytest.fail(f"did not happen within {limit} s")
 
 
