@@ -65,7 +65,7 @@ fi
 # Plain lines of any width, for logs and terminals.
 export PATH NO_COLOR=1 ANSIBLE_NOCOLOR=1
 # Molecule alone would leave its child processes running, so the signal goes to all of its session. A test that is interrupted leaves no hosts.
-interrupted= status=0
+interrupted='' status=0
 trap 'interrupted=yes; kill -s INT -- "-$molecule" 2>/dev/null || :' INT TERM HUP
 env --default-signal=INT setsid molecule "$action" --scenario-name "$scenario" --no-command-borders "$@" &
 molecule=$!
