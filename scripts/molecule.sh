@@ -64,4 +64,14 @@ if [ "$action" = test ] || ! scripts/lab.sh status >/dev/null; then
 fi
 # Plain lines of any width, for logs and terminals.
 export PATH NO_COLOR=1 ANSIBLE_NOCOLOR=1
-exec python scripts/steps.py molecule "$action" --scenario-name "$scenario" --no-command-borders "$@"
+# Molecule alone would leave its child processes running, so the signal goes to all of its session. A test that is interrupted leaves no hosts.
+interrupted='' status=0
+trap 'interrupted=yes; kill -s INT -- "-$molecule" 2>/dev/null || :' INT TERM HUP
+env --default-signal=INT setsid molecule "$action" --scenario-name "$scenario" --no-command-borders "$@" &
+molecule=$!
+wait "$molecule" || status=$?
+if [ -n "$interrupted" ]; then
+    wait "$molecule" || :
+    case "$action $*" in *--destroy=never*) ;; test*) scripts/lab.sh down ;; esac
+fi
+exit "$status"

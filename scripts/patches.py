@@ -60,7 +60,7 @@ def source_of(version: str) -> Path:
     if version not in ARCHIVES:
         raise PatchesError(f"There is no version {version} in the role's table: {', '.join(ARCHIVES)}.")
     path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
-    command = ["sh", str(ROLE / "files/fetch_source.sh"), str(path), "pip", ARCHIVES[version]["sha256"], sys.executable]
+    command = ["sh", str(ROLE / "files/fetch_source.sh"), str(path), ARCHIVES[version]["sha256"], sys.executable]
     given = f"llama-cpp-python=={version}\n"
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode != 0:

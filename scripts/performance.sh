@@ -13,6 +13,7 @@ export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
 [ "$(uname -m)" = aarch64 ] || packages=qemu-user-static
 cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 . scripts/compilers.sh
+export OPTIMISED=yes
 
 # Puts the source into the cache, and installs the build tools.
 ansible-playbook tests/support/releases.yml

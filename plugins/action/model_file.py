@@ -137,7 +137,7 @@ class ActionModule(NotedModule):
                 raise AnsibleActionFail("The task was ended before its time, for example by a restart of its host.")
 
     def _ask(self, job: str, mode: str, task_vars: dict[str, Any]) -> dict[str, Any]:
-        folder = self._remote_expand_user(self.get_shell_option("async_dir", default="~/.ansible_async"))
-        args = {"jid": job, "mode": mode, "_async_dir": folder}
+        # The module expands ~ by HOME, as the one that started the job did.
+        args = {"jid": job, "mode": mode, "_async_dir": self.get_shell_option("async_dir", default="~/.ansible_async")}
         answer: dict[str, Any] = self._execute_module("ansible.legacy.async_status", args, task_vars=task_vars)
         return answer

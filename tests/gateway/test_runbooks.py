@@ -28,12 +28,12 @@ HOST_OF_UNIT = {"llama-server": "master", "llama-gateway": "worker4", "": "worke
 FOLDER = "/var/lib/node_exporter"
 # What the output has if the command did what the page says, by a part of the command.
 SEEN = {
-    "cluster.verify": "The cluster is healthy",
+    "cluster.verify": "healthy",
     "upgrade --check": "failed=0",
     "--check --diff": "changed=0",
     "ansible.builtin.ping": "pong",
     "systemctl status": "active",
-    "readlink": "/opt/llama_cpp/releases/",
+    "readlink": "releases/0.",
     "list-timers": "llama-rpc-cache",
     "NRestarts": "NRestarts=0",
     "keys.map": "first",

@@ -19,28 +19,11 @@ from support.terminal import environment_of_a_user
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# llama.cpp's build finds it as ccache. Tests do not measure speed, and compiling without most optimisations takes a
-# third of the time. Versions of CMake have different places for the standard, and ccache looks at the order.
-COMPILER_CACHE = """#!/bin/sh
-standard=
-for word; do
-    shift
-    case $word in
-        -O3) set -- "$@" -O1 ;;
-        -std=*) standard=$word ;;
-        *) set -- "$@" "$word" ;;
-    esac
-done
-[ -z "$standard" ] || set -- "$@" "$standard"
-[ ! -x /usr/bin/ccache ] || set -- /usr/bin/ccache "$@"
-exec "$@"
-"""
+COMPILER_CACHE = (ROOT / "tests/support/ccache.sh").read_text()
 # It would build the chat page in minutes, and other tests do.
 NO_PROGRAM = "#!/bin/sh\nexit 127\n"
 # What an image of a provider, or of the Raspberry Pi, has: an account that may become root.
 LOG_IN = r"""
-cat >/usr/local/bin/ccache
-chmod 755 /usr/local/bin/ccache
 for user; do
     id "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$user"
     install -d -m 700 -o "$user" "/home/$user/.ssh"
@@ -61,13 +44,13 @@ def _program(path: Path, text: str) -> None:
 
 @pytest.fixture(scope="session")
 def hosts() -> None:
-    """Give the test hosts the accounts that pages name, and a compiler cache."""
+    """Give the test hosts the accounts that pages name."""
     require_lab()
     users = sorted(
         {user for page in MARKED for block in blocks_of(page) for user in re.findall(r"\b(\w+)@", block.text)}
     )
     names = [name for name in ADDRESS if name != "outsider"]
-    at_once(lambda name: ssh(name, "sh", "-euc", LOG_IN, "sh", *users, "pi", text_in=COMPILER_CACHE), names)
+    at_once(lambda name: ssh(name, "sh", "-euc", LOG_IN, "sh", *users, "pi"), names)
 
 
 @pytest.fixture(scope="session")
