@@ -11,8 +11,6 @@ cache=${LLAMA_CPP_CLUSTER_CACHE:-${HOME:-/nonexistent}/.cache/llama_cpp_cluster}
 
 . scripts/compilers.sh
 ansible-playbook tests/support/releases.yml
-# RPC servers that spin while they wait for the next command would take the time of other tests.
-export GGML_RPC_SPIN=0
 # The tests wait a lot, so there is one process more than processors.
 processes=$(($(nproc) + 1))
 [ "$processes" -lt 8 ] || processes=8

@@ -26,7 +26,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 ROLE = ROOT / "roles/llama_cpp"
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
-ARCHIVES = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
+VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+ARCHIVES = VARS["__llama_cpp_archives"]
 DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
 PATCHES = ROLE / "files/patches"
 # One line of context is enough, because the source is known by its digest. It allows leaving out any of the patches.
@@ -55,23 +56,28 @@ def git(folder: Path, *arguments: str, given: bytes = b"") -> bytes:
     return done.stdout
 
 
+def stem_of(version: str) -> str:
+    """Return the name of a version's archive, without .tar.gz, which is also that of the folder in it."""
+    return str(ARCHIVES[version]["package"]).replace("-", "_").replace("==", "-")
+
+
 def source_of(version: str) -> Path:
     """Return the path of a version's source archive, fetched as the role fetches it if it is not in the cache."""
     if version not in ARCHIVES:
         raise PatchesError(f"There is no version {version} in the role's table: {', '.join(ARCHIVES)}.")
-    path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
+    package = ARCHIVES[version]["package"]
+    path = CACHE / f"sources/{stem_of(version)}.tar.gz"
     command = ["sh", str(ROLE / "files/fetch_source.sh"), str(path), ARCHIVES[version]["sha256"], sys.executable]
-    given = f"llama-cpp-python=={version}\n"
-    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=f"{package}\n", capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise PatchesError(f"{given.strip()} could not be fetched: {done.stderr.strip()}")
+        raise PatchesError(f"{package} could not be fetched: {done.stderr.strip()}")
     return path
 
 
 def unpack(version: str, folder: Path) -> None:
     """Unpack the source of a version."""
     folder.mkdir(parents=True, exist_ok=True)
-    inside = f"llama_cpp_python-{version}/vendor/llama.cpp"
+    inside = f"{stem_of(version)}/{VARS['__llama_cpp_folders'][ARCHIVES[version]['package'].partition('==')[0]]}"
     # The archive's .git names a repository that does not exist here.
     command = [
         "tar",
@@ -128,8 +134,6 @@ def make_tree(folder: Path, version: str) -> None:
 def exported(folder: Path) -> tuple[str, dict[str, bytes]]:
     """Return the version of a tree, and the patches from its commits by their names."""
     version = git(folder, "log", "--max-parents=0", "--format=%s", "HEAD").decode().strip()
-    if version not in ARCHIVES:
-        raise PatchesError(f"The first commit of {folder} is {version!r}, which is not a version of the role's table.")
     found = {}
     for name in git(folder, "rev-list", "--reverse", "--min-parents=1", "HEAD").decode().split():
         message = git(folder, "log", "-1", "--format=%B", name)
@@ -146,6 +150,10 @@ def exported(folder: Path) -> tuple[str, dict[str, bytes]]:
 def export(folder: Path, place: Path | None) -> None:
     """Write the patches of a tree to the role's folder, or to `place`."""
     version, patches = exported(folder)
+    if not place and version not in ARCHIVES:
+        raise PatchesError(
+            f"{folder} is a tree of {version}, which is not in the role's table: name a folder to write to."
+        )
     place = place or PATCHES / version
     place.mkdir(parents=True, exist_ok=True)
     for path in place.glob("*.patch"):
@@ -167,8 +175,11 @@ def merge(tree: Path, name: str) -> list[str]:
     return conflicts
 
 
-def rebase(to: str, folder: Path | None) -> bool:
-    """Merge the default version's patches into another source, and return whether that had no conflicts."""
+def rebase(to: str, folder: Path | None, name: str = "", origin: str = "") -> bool:
+    """Merge the default version's patches into another source, and return whether that had no conflicts.
+
+    `name` and `origin` say what the tree and its patches are made for, if the role's table does not.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         tree = folder or Path(scratch) / "tree"
         make_tree(tree, DEFAULT)
@@ -181,12 +192,12 @@ def rebase(to: str, folder: Path | None) -> bool:
             shutil.copytree(to, tree, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git"))
         else:
             raise PatchesError(f"{to} is neither a version of the role's table nor a folder with llama.cpp's source.")
-        commit(tree, f"{to}\n")
-        origin = f"Made-for: sha256:{ARCHIVES[to]['sha256']}" if to in ARCHIVES else f"Made-for: commit:{'0' * 40}"
+        commit(tree, f"{name or to}\n")
+        origin = origin or (f"sha256:{ARCHIVES[to]['sha256']}" if to in ARCHIVES else f"commit:{'0' * 40}")
         count = 0
-        for path, name in zip(paths_of(DEFAULT), commits):
-            conflicts = merge(tree, name)
-            message = re.sub(r"^Made-for: .*$", origin, message_of(path), flags=re.MULTILINE)
+        for path, change in zip(paths_of(DEFAULT), commits):
+            conflicts = merge(tree, change)
+            message = re.sub(r"^Made-for: .*$", f"Made-for: {origin}", message_of(path), flags=re.MULTILINE)
             amend = ("commit", "--quiet", "--amend", "--allow-empty", "--cleanup=verbatim", "--file=-")
             git(tree, *amend, given=message.encode())
             print(f"{path.stem}: {'conflicts in ' + ', '.join(conflicts) if conflicts else 'fits'}")

@@ -64,7 +64,7 @@ def requirements() -> str:
     sources = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text(encoding="utf-8"))[
         "__llama_cpp_archives"
     ]
-    lines = [f"llama-cpp-python=={version} --hash=sha256:{source['sha256']}" for version, source in sources.items()]
+    lines = [f"{source['package']} --hash=sha256:{source['sha256']}" for source in sources.values()]
     lists = ("meta/ee-requirements.txt", "roles/gguf_model/files/converter_requirements.txt")
     return "\n".join([*lines, *((ROOT / name).read_text(encoding="utf-8") for name in lists)])
 

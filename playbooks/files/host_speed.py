@@ -188,7 +188,9 @@ def report(measured: dict[str, Any], size: int, cache: int, hosts: list[int]) ->
     speeds = measured["samples_ts"]
     rate = statistics.median(speeds) * size
     of_cache = f"{size / cache:.1f} times the last-level cache" if cache else "the kernel reports no cache"
-    build = f"{measured['n_threads']} threads, llama.cpp {measured['build_commit'][:9]}"
+    commit = measured["build_commit"]
+    name = commit[:9] if commit != "unknown" else f"b{measured['build_number']}"
+    build = f"{measured['n_threads']} threads, llama.cpp {name}"
     speed = f"{statistics.median(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f}) tokens/s"
     columns = [f"`tensor` on {number}" for number in hosts]
     lines = [

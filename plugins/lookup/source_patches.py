@@ -24,7 +24,8 @@ options:
   own:
     description:
       - The folder of patches that have a name, with one folder for each version that they are made for.
-      - Give all patches for the pinned source, all but one, or none, because only these choices are tested.
+      - Give all patches for the pinned source, the core (C(rpc-repack), C(rpc-load), C(rpc-safety), C(programs)), or
+        none, because only these choices are tested.
     type: path
   sha256:
     description: The SHA-256 digest of the archive that the source comes from, if there is one.
@@ -77,6 +78,7 @@ _value:
 
 import lzma
 import posixpath
+import re
 import tarfile
 import zlib
 from pathlib import Path
@@ -92,6 +94,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
     read_patch,
     touched,
 )
+
+CORE = ("rpc-repack", "rpc-load", "rpc-safety", "programs")
 
 
 def _leads_out(info: tarfile.TarInfo) -> bool:
@@ -176,7 +180,7 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         """Return the patch that is made for the source; if there is none, the one for the newest other version."""
         own = Path(self.get_option("own"))
         paths = sorted(
-            own.glob(f"*/{term}.patch"), key=lambda path: [int(part) for part in path.parent.name.split(".")]
+            own.glob(f"*/{term}.patch"), key=lambda path: [int(part) for part in re.findall(r"\d+", path.parent.name)]
         )
         if paths:
             return next((path for path in paths if self._is_for_the_source(path)), paths[-1])
@@ -187,16 +191,16 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         )
 
     def _check_choice(self, given: list[str]) -> None:
-        """Raise PatchError unless all, all but one, or none of the collection's own patches are given."""
+        """Raise PatchError unless all of the collection's own patches, the core of them, or none are given."""
         if not given:
             return
         own = Path(self.get_option("own"))
         there = {path.stem for path in own.glob("*/*.patch") if self._is_for_the_source(path)}
-        missing = sorted(there - set(given))
-        if len(missing) > 1:
+        if there - set(given) and set(given) != there & set(CORE):
             raise PatchError(
-                f"llama_cpp_patches leaves out {' and '.join(missing)}: of the collection's own "
-                f"({', '.join(sorted(there))}) give all, all but one, or none, as nothing else is tested."
+                f"llama_cpp_patches leaves out {' and '.join(sorted(there - set(given)))}: of the collection's own "
+                f"({', '.join(sorted(there))}) give all, the core ({', '.join(CORE)}), or none, as nothing else is "
+                "tested."
             )
 
     def _path(self, term: str, variables: dict[str, Any]) -> Path:

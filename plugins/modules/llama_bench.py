@@ -122,7 +122,7 @@ build:
       V(null) without a manifest that lists them. Builds of one commit with other patches are different builds.
   returned: always
   type: dict
-  sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-dispatcher]}
+  sample: {number: 1, commit: 0c1e57098, version: null, patches: [rpc-load]}
 model:
   description:
     - The model that was measured; V(null) if nothing was measured. Its C(path), upstream's description as C(type), such

@@ -66,7 +66,7 @@ EXAMPLES = r"""
 - name: Ask the workers of the inventory
   llama_cpp.cluster.rpc_worker_info:
     endpoints: "{{ groups['llama_workers'] | llama_cpp.cluster.rpc_endpoints(hostvars) }}"
-    expected_protocol: "7.0"
+    expected_protocol: "8.0"
   register: cluster
 
 - name: Check that all workers are ready

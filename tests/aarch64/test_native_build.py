@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from aarch64 import hosts
+from support.pinned_source import archive_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ VERSION = yaml.safe_load((hosts.ROOT / "roles/llama_cpp/defaults/main.yml").read
 @pytest.fixture
 def folder() -> Path:
     """Make a Debian arm64 system with its compiler and the cluster's source on first use; return its folder."""
-    source = hosts.CACHE / "sources" / f"llama_cpp_python-{VERSION}.tar.gz"
+    source = hosts.CACHE / "sources" / f"{archive_name(VERSION)}.tar.gz"
     digest = hashlib.sha256(f"{SUITE} {PACKAGES} {source.name} {SCRIPT.read_text()}".encode()).hexdigest()[:12]
     place = hosts.CACHE / "lab" / f"native-aarch64-{digest}"
     if not place.exists():

@@ -184,20 +184,19 @@ def workers(
     *of_each: tuple[int, Sequence[int]],
     cached: bool = False,
     repack: bool = True,
-    spin: bool = True,
     build: AnyRelease | None = None,
 ) -> Iterator[list[Worker]]:
     """Run one worker for each pair of threads and cores, of the default release if no other is given.
 
-    If `cached`, each worker keeps received weights in a cache. Without `repack` it leaves weights as they come, and
-    without `spin` it sleeps between requests, both as upstream's worker does.
+    If `cached`, each worker keeps received weights in a cache. Without `repack` it leaves weights as they come, as
+    upstream's worker does.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = []
         for number, (threads, cores) in enumerate(of_each):
             cache = folder / f"cache{number}"
-            bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}", f"GGML_RPC_SPIN={int(spin)}")
+            bound = ("env", f"LLAMA_CACHE={cache}", f"GGML_RPC_REPACK={int(repack)}")
             bound += ("taskset", "-c", ",".join(map(str, cores)))
             options = ("-c",) if cached else ()
             worker = running_worker(

@@ -6,13 +6,13 @@ weights, the former by physical batch), to a worker that leaves weights as they 
 workers with upstream's default of half the threads and with four times as many threads as cores. Then the benchmark
 measures one, two and four workers of one core each, by physical batch, with layers divided as split_plan_info divides
 them among workers with equal memory. While two workers generate they wait in turn, and on some machines cores that rest
-are slower for it. So workers of the default release stay awake for a while; workers that do not are measured, too. Two
-workers on the same core, which never rests, show the second worker's own cost, and so do cores that the kernel keeps
-awake (which needs root). Four workers on two cores show the cost of a third and a fourth if there are no more cores:
-they generate in turn as if each had a core. Last, two workers divide each matrix (split mode tensor) of a model with
-heavy layers, instead of layers, also on cores that are kept awake. Each round measures all cases once and begins with
-another case. Ratios compare figures of the same round. The tables show a case as not run if there are too few cores for
-it, or no right to it. The status is 1 if a median misses its target. Needs the release that `make test` builds.
+are slower for it. Two workers on the same core, which never rests, show the second worker's own cost, and so do cores
+that the kernel keeps awake (which needs root). Four workers on two cores show the cost of a third and a fourth if there
+are no more cores: they generate in turn as if each had a core. Last, two workers divide each matrix (split mode tensor)
+of a model with heavy layers, instead of layers, also on cores that are kept awake. Each round measures all cases once
+and begins with another case. Ratios compare figures of the same round. The tables show a case as not run if there are
+too few cores for it, or no right to it. The status is 1 if a median misses its target. Needs the release that `make
+test` builds.
 
 All cases run on the same cores: at most four, one CPU of each, of those that this process may use (taskset). The master
 has no core of its own. llama-bench measures without its warm-up, which reads the whole prompt once more. Weights are in
@@ -113,13 +113,12 @@ def over_workers(
     ubatches: list[int],
     *,
     repack: bool = True,
-    spin: bool = True,
     split_mode: str = "layer",
     worker_build: AnyRelease | None = None,
     bin_folder: Path | None = None,
 ) -> Rates:
     """Measure over workers with these threads and cores, by default all of the default release."""
-    with workers(*of_each, repack=repack, spin=spin, build=worker_build) as found:
+    with workers(*of_each, repack=repack, build=worker_build) as found:
         endpoints = ",".join(worker.endpoint for worker in found)
         # llama-bench needs the name and the share of each device.
         names = "/".join(f"RPC{number}" for number in range(len(found)))
@@ -159,13 +158,12 @@ class Setup(NamedTuple):
     split_mode: str = "layer"
     sharing: int = 1  # workers on each core
     awake: bool = False
-    spin: bool = True
 
     def __str__(self) -> str:
         mode = "" if self.split_mode == "layer" else f", split mode {self.split_mode}"
         cores = self.count // self.sharing
         where = "of one core" if self.sharing == 1 else "on the same core" if cores == 1 else f"on {cores} cores"
-        how = ", kept awake" if self.awake else "" if self.spin else ", GGML_RPC_SPIN=0"
+        how = ", kept awake" if self.awake else ""
         return f"{self.count} {where}{mode}{how}"
 
     @property
@@ -178,7 +176,7 @@ class Setup(NamedTuple):
         def measure() -> Rates:
             with cores_awake() if self.awake else nullcontext():
                 of_each = [(1, [core]) for core in cores]
-                return over_workers(path, shape, of_each, ubatches, spin=self.spin, split_mode=self.split_mode)
+                return over_workers(path, shape, of_each, ubatches, split_mode=self.split_mode)
 
         return measure
 
@@ -189,12 +187,11 @@ ONE, TWO, FOUR = Setup(1), Setup(2), Setup(4)
 SAME_CORE, FOUR_ON_TWO = Setup(2, sharing=2), Setup(4, sharing=2)
 ONE_AWAKE, TWO_AWAKE = Setup(1, awake=True), Setup(2, awake=True)
 TENSOR, TENSOR_AWAKE = Setup(2, "tensor"), Setup(2, "tensor", awake=True)
-TWO_SLEEPING, TENSOR_SLEEPING = Setup(2, spin=False), Setup(2, "tensor", spin=False)
-MORE_WORKERS = (ONE, TWO, TWO_SLEEPING, FOUR, FOUR_ON_TWO, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
+MORE_WORKERS = (ONE, TWO, FOUR, FOUR_ON_TWO, SAME_CORE, ONE_AWAKE, TWO_AWAKE)
 # The other setups are about generation, on which batches have no influence.
 BY_UBATCH = (ONE, TWO, FOUR, FOUR_ON_TWO)
 # Each setup is beside its reference, as the pace of a machine changes.
-HEAVY_LAYERS = (ONE, TENSOR, TENSOR_SLEEPING, TWO, ONE_AWAKE, TENSOR_AWAKE)
+HEAVY_LAYERS = (ONE, TENSOR, TWO, ONE_AWAKE, TENSOR_AWAKE)
 
 
 def more_workers(path: Path, shape: tuple[int, int], repetitions: int, ubatches: list[int]) -> list[dict[str, Rates]]:
@@ -228,13 +225,11 @@ def dividing(
     }
     for what, rounds, setup, reference in (
         ("two workers of one core", more, TWO, ONE),
-        ("two workers that sleep between requests", more, TWO_SLEEPING, ONE),
         ("four workers of one core", more, FOUR, ONE),
         ("four workers on two cores", more, FOUR_ON_TWO, ONE),
         ("two workers on the same core", more, SAME_CORE, ONE),
         ("two workers of cores that are kept awake", more, TWO_AWAKE, ONE_AWAKE),
         (DIVIDED, heavy, TENSOR, ONE),
-        (f"{DIVIDED} over workers that sleep between requests", heavy, TENSOR_SLEEPING, ONE),
         (DIVIDED_AWAKE, heavy, TENSOR_AWAKE, ONE_AWAKE),
     ):
         for test in rounds[0].get(str(setup), {}):

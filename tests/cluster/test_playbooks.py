@@ -109,7 +109,7 @@ BAD = {
     "another-llama.cpp": (
         {"worker2": {"llama_cpp_version": "0.3.35"}},
         [],
-        ["worker2 would get llama.cpp 0.3.35-4df29be4f and the master master 0.3.36-0c1e57098"],
+        ["worker2 would get llama.cpp 0.3.35-4df29be4f and the master master b11549-c17ee1163"],
     ),
     "a-model-that-is-a-folder": (
         {"master": {"gguf_model_path": "/srv/models", "gguf_model_source": ""}},

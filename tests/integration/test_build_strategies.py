@@ -302,7 +302,7 @@ def test_what_cannot_be_built_is_refused_before_anything_changes(fleet: Fleet) -
         "feature": {"llama_cpp_cpu_features": ["sve2"]},
         "builder": {"llama_cpp_builder": "nobody"},
         "both": {"llama_cpp_cpu_features": ["portable", "sse42"]},
-        "digest": {"llama_cpp_artifact": "x"},
+        "digest": {"llama_cpp_artifact": "x", "llama_cpp_sha256": ""},
         # A compiler for x86-64 knows none of Arm's -march values, just as an old compiler for Arm would not know this
         # one.
         "march": {"ansible_python_interpreter": arm},

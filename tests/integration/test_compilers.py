@@ -12,6 +12,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.cpu_class import _FEATURES, CpuClass, cpu_class
 
 from support.harness import CACHE, RELEASE, completed
+from support.pinned_source import archive_name, inside
 
 # The macros that a compiler defines if it may use a feature.
 MACROS = {
@@ -114,11 +115,11 @@ def test_compilers_use_the_features_of_a_class_and_no_others(machine: str, featu
 @pytest.mark.parametrize("machine", ["x86_64", "loongarch64", "riscv64", "s390x"])
 def test_no_option_of_upstream_is_left_to_its_default(machine: str) -> None:
     version = RELEASE.version
-    archive = CACHE / "sources" / f"llama_cpp_python-{version}.tar.gz"
+    archive = CACHE / "sources" / f"{archive_name(version)}.tar.gz"
     if not archive.exists():
         pytest.fail(f"there is no {archive}: run `make test`, which fetches it")
     with tarfile.open(archive) as source:
-        member = source.extractfile(f"llama_cpp_python-{version}/vendor/llama.cpp/ggml/CMakeLists.txt")
+        member = source.extractfile(f"{inside(version)}/ggml/CMakeLists.txt")
         assert member is not None
         text = member.read().decode()
     section = text.partition("# instruction set specific")[2].partition("# ggml core")[0]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from support.harness import completed
+from support.harness import RELEASE, completed
 from support.runs import left_over
 from trained_model import terms
 
@@ -81,7 +81,7 @@ def test_prints_tables_writes_the_report_and_leaves_nothing_running(demo: Demo) 
     report = json.loads((demo.folder / "report.json").read_text())
     assert report["prompt"] == PROMPT
     assert [worker["state"] for worker in report["workers"]] == ["ready"] * 3
-    assert all(worker["protocol"]["version"] == "7.0.0" for worker in report["workers"])
+    assert all(worker["protocol"]["version"] == RELEASE.protocol for worker in report["workers"])
     inference = report["inference"]
     assert inference["failure"] is None
     assert inference["perf"]["eval"]["runs"] == 15

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The patch log-flush: a program does not end before it has written its last lines."""
+"""The patch programs: a program does not end before it has written its last lines."""
 
 from __future__ import annotations
 

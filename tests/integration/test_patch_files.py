@@ -66,10 +66,11 @@ def test_patches_are_merged_into_a_source_that_differs(tmp_path: Path) -> None:
     other = tmp_path / "other"
     unpack(DEFAULT, other)
     changed = other / "ggml/src/ggml-rpc/transport.cpp"
-    head, flush, tail = changed.read_text().partition("bool socket_t::impl::flush() {")
-    assert flush
-    tail = tail.replace("    return true;\n", "    return fd >= 0;\n", 1)
-    changed.write_text("// moved\n" * 50 + head + flush + tail)
+    head, send, tail = changed.read_text().partition(
+        "        ssize_t n = send(fd, (const char *)data + bytes_sent, size_to_send, 0);"
+    )
+    assert send
+    changed.write_text("// moved\n" * 50 + head + send.replace("0);", "1);") + tail)
     done = patches_py("rebase", str(other), str(tmp_path / "tree"))
     assert done.returncode == 1, done.stderr
     assert done.stdout.count("conflicts in ggml/src/ggml-rpc/transport.cpp\n") == done.stdout.count("conflicts") == 1, (

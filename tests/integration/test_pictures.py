@@ -167,18 +167,18 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
     stand_in = RELEASE
     written = settings(stand_in, tmp_path / "m.gguf", ["127.0.0.1:1"], 1, keys, options(tmp_path / "p.gguf"))
     (tmp_path / "settings.json").write_text(json.dumps({**written, "program": str(program)}))
-    for patches in ([], [{"name": "server-keys", "sha256": "0"}]):
+    for patches in ([], [{"name": "rpc-load", "sha256": "0"}]):
         (tmp_path / "manifest.json").write_text(json.dumps({"patches": patches}))
         done = completed(sys.executable, FILES / "llama_server_service.py", tmp_path / "settings.json", **ENVIRONMENT)
         assert (done.returncode, done.stderr) == (2, "")
-        assert done.stdout.startswith(f"{program} lacks the patch server-media, so with a projector it would fetch")
+        assert done.stdout.startswith(f"{program} lacks the patch programs, so with a projector it would fetch")
 
 
 @pytest.mark.parametrize(
     ("manifest", "fetches"),
     [
-        ({"patches": [{"name": "server-media"}]}, False),
-        ({"patches": [{"name": "server-keys"}]}, True),
+        ({"patches": [{"name": "programs"}]}, False),
+        ({"patches": [{"name": "rpc-load"}]}, True),
         ({"rpc_protocol": "2.0.0"}, True),
         ({}, False),
     ],
@@ -187,5 +187,5 @@ def test_a_release_that_would_fetch_is_not_started(tmp_path: Path) -> None:
 def test_the_role_knows_which_release_would_fetch(manifest: dict[str, Any], fetches: bool) -> None:
     given = {**VARIABLES, "llama_server_mmproj": "/srv/models/mmproj.gguf", "__llama_server_manifest": manifest}
     [check] = [task for task in loaded(ROLE / "tasks/inspect.yml") if task["name"] == "Check that no problem was found"]
-    [rule] = [rule for rule in check["vars"]["__llama_server_facts"] if "patch server-media" in rule["else"]]
+    [rule] = [rule for rule in check["vars"]["__llama_server_facts"] if "patch programs" in rule["else"]]
     assert worked_out(rule["holds"], given) is not fetches

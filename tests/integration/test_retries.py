@@ -74,7 +74,7 @@ def started_again(play: Play, worker: Worker) -> Iterator[None]:
     def again() -> None:
         worker.process.wait(HANG_S)
         stack.enter_context(running_worker(play.release, play.folder / "again.log", port=worker.port))
-        (play.folder / "bin" / "back").touch()
+        (play.folder / "prefix/current/bin/back").touch()
 
     with ExitStack() as stack, ThreadPoolExecutor(1) as pool:
         begun = pool.submit(again)

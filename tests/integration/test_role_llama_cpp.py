@@ -217,7 +217,9 @@ def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(tmp_path: Path, pr
         assert not site.current.exists()
         assert not site.ok(llama_cpp_allow_vulnerable=True).holds("cannot be told")
     else:
-        assert site.ok().holds("Warning: llama.cpp archive-abcdef012 may have CVE-2026-34159", "b8492 or later")
+        run = site.ok()
+        assert run.holds("Warning: llama.cpp archive-abcdef012 may have CVE-2026-34159", "b8492 or later")
+        assert run.holds("Warning: llama.cpp archive-abcdef012 is built without the patch rpc-safety, so whoever")
     assert site.works()
 
 
@@ -225,6 +227,10 @@ REFUSED = {
     "known hole": (
         {"llama_cpp_archive": "https://mirror.example.com/tags/b8491.tar.gz"},
         "has CVE-2026-34159, with which anyone who reaches its RPC server can run code on the host: take build b8492",
+    ),
+    "trusts its clients": (
+        {"llama_cpp_require_safety": True},
+        "is built without the patch rpc-safety, so whoever reaches its RPC server can run code on the host",
     ),
     "branch": ({"llama_cpp_commit": "master"}, "give a commit of 7 to 40 hexadecimal digits"),
     "no digest": ({"llama_cpp_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),

@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import signal
+import socket
+import struct
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.harness import HANG_S
-from support.hostile_requests import ATTACKS, DEADLY, Attack, computed, node, served_well, tensor
-from support.rpc_session import Op, Session, Type, WorkerClosedError
+from support.hostile_requests import ATTACKS, DEADLY, Attack, computed, link, node, served_well, tensor
+from support.rpc_session import Command, Op, Session, Type, WorkerClosedError
 from support.watched_worker import Watched, watched
 
 if TYPE_CHECKING:
@@ -80,6 +82,23 @@ def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, 
                 ATTACKS[name](session)
         assert worker.worker.alive
         assert worker.log.count("[rpc_check] refused: ") == len(refused)
+
+
+def test_no_worker_listens_or_connects_for_a_client(worker: Watched) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        listener.settimeout(0)
+        with closing(Session(worker.port)) as session:
+            assert not link(session, 1, port)
+            with pytest.raises(BlockingIOError):
+                listener.accept()
+    with closing(Session(worker.port)) as session:
+        assert not link(session, 0, port)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        session.send(Command.COMM_FREE, struct.pack("<I", 0))
+    served_well(worker.port)
+    assert worker.log.count("[rpc_check] refused: a link to another worker") == 2
 
 
 @pytest.mark.parametrize("attack", DEADLY, ids=lambda attack: attack.__name__)

@@ -44,7 +44,7 @@ def client_of(worker: Worker) -> Iterator[socket.socket]:
     """Hold a worker, as a llama.cpp client does between two requests."""
     with socket.create_connection(("127.0.0.1", worker.port), 5) as client:
         client.sendall(HELLO)
-        assert receive(client)[:3] == bytes([7, 0, 0])
+        assert receive(client)[:3] == bytes([8, 0, 0])
         yield client
 
 
@@ -172,14 +172,14 @@ def test_the_module_reports_good_and_bad_workers_together(start: Callable[..., W
     with many_workers(1, major=5) as (old,):
         endpoints = [old, new.endpoint, closed, held.endpoint, "no_such_name.invalid"]
         with client_of(held):
-            result = module(endpoints=endpoints, timeout=3, expected_protocol="7", check=check)
+            result = module(endpoints=endpoints, timeout=3, expected_protocol="8", check=check)
         assert module(endpoints=[new.endpoint, old, held.endpoint])["all_ready"] is True
     assert not result["changed"]
     assert not result.get("failed")
     assert [worker["endpoint"] for worker in result["workers"]] == [*endpoints[:4], "no_such_name.invalid:50052"]
     assert [w["state"] for w in result["workers"]] == ["incompatible", "ready", "refused", "busy", "unresolved"]
     assert result["workers"][0]["protocol"]["version"] == "5.0.0"
-    assert "speaks RPC protocol 5.0.0 where 7 is expected" in result["workers"][0]["message"]
+    assert "speaks RPC protocol 5.0.0 where 8 is expected" in result["workers"][0]["message"]
     assert result["all_ready"] is False
     assert result["counts"] == {
         "ready": 1, "busy": 1, "refused": 1, "unreachable": 0, "unresolved": 1, "not_rpc": 0, "incompatible": 1

@@ -71,7 +71,7 @@ def test_hosts_that_are_too_few_are_an_answer_that_says_what_is_missing(model: P
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 hosts with 360MiB available: It does not fit, host1 lacks" in done.stdout
     assert (
-        "MiB: it fits with llama_server_ctx_size=3328, with llama_server_parallel=3, with size_cache_type=q8_0 "
+        "MiB: it fits with llama_server_ctx_size=3072, with llama_server_parallel=3, with size_cache_type=q8_0 "
         "or with size_hosts=3." in done.stdout
     )
     assert "At least 3 hosts with 360MiB" in done.stdout
@@ -156,7 +156,7 @@ def test_a_shape_is_a_model_by_name_and_its_hint_is_what_is_typed() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "70B: Q4_0, 37.22 GiB of weights in 80 layers." in done.stdout
     short = re.search(
-        r"It does not fit, the master lacks 884.5 MiB: it fits with (llama_server_cache_ram)=(\d+)\.", said(done)
+        r"It does not fit, the master lacks 964.6 MiB: it fits with (llama_server_cache_ram)=(\d+)\.", said(done)
     )
     assert short
     assert "2 hosts with 31GiB available: It fits;" in said(size("-e", f"{short[1]}={short[2]}", **shape))

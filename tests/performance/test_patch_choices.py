@@ -25,8 +25,7 @@ OWN = ARCHIVES[DEFAULT]["patches"]
 
 
 def called(names: Sequence[str]) -> str:
-    left_out = [name for name in OWN if name not in names]
-    return "none" if not names else "-".join(["without", *left_out]) if left_out else "all"
+    return "all" if len(names) == len(OWN) else "core" if names else "none"
 
 
 def choose(tree: Path, names: Sequence[str]) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import yaml
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -150,7 +152,9 @@ class AnyRelease(Protocol):
     def rpc_server(self) -> Path: ...
 
 
-RELEASE = Release("0.3.36", "7.0.0")
+_DEFAULT = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
+_ARCHIVES = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text())["__llama_cpp_archives"]
+RELEASE = Release(_DEFAULT, _ARCHIVES[_DEFAULT]["protocol"])
 
 
 @dataclass

@@ -172,12 +172,33 @@ def an_answer_of_more_bytes_than_a_tensor_has(session: Session) -> None:
     session.get(Tensor(Type.F32, (16,), whole.buffer, whole.data), 0, 256)
 
 
+def rows_that_overlap(session: Session) -> None:
+    """Their answer has more bytes than the tensor, and as many as the client likes."""
+    session.get_rows(tensor(session, Type.F32, 64), 0, 4, 1 << 40, 0)
+
+
+def a_copy_to_any_address(session: Session) -> None:
+    """A tensor of no elements is in any buffer, and upstream compares only the copy's end with the buffer's."""
+    whole = tensor(session, Type.F32, 64)
+    session.copy(whole, Tensor(Type.F32, (0, 64), whole.buffer, 4096))
+
+
+def a_copy_of_more_bytes_than_a_tensor_has(session: Session) -> None:
+    whole = tensor(session, Type.F32, 64)
+    session.copy(whole, Tensor(Type.F32, (16,), whole.buffer, whole.data))
+
+
+def a_sum_with_no_other_worker(session: Session) -> None:
+    session.send(Command.COMM_ALLREDUCE, struct.pack("<I", 0) + tensor(session, Type.F32, 16).wire())
+    session.alloc(64)
+
+
 def an_operation_that_there_is_not(session: Session) -> None:
     computed(session, node(session, Op.COUNT, (tensor(session, Type.F32, 16),), 16))
 
 
 def a_node_that_there_is_not(session: Session) -> None:
-    session.send(Command.GRAPH_COMPUTE, struct.pack("<IIQI", 0, 1, 0, 0))
+    session.send(Command.GRAPH_COMPUTE, struct.pack("<IQIQI", 0, 1, 1, 0, 0))
     session.alloc(64)
 
 
@@ -212,6 +233,10 @@ ATTACKS: dict[str, Attack] = {
             a_shape_that_there_cannot_be,
             more_bytes_than_a_tensor_has,
             an_answer_of_more_bytes_than_a_tensor_has,
+            rows_that_overlap,
+            a_copy_to_any_address,
+            a_copy_of_more_bytes_than_a_tensor_has,
+            a_sum_with_no_other_worker,
             an_operation_that_there_is_not,
             a_node_that_there_is_not,
             a_request_of_more_bytes_than_there_are_numbers_for,
@@ -238,6 +263,12 @@ def a_row_that_there_is_not(session: Session) -> None:
 
 # These use numbers in a buffer, which only the kernel sees. They end the process.
 DEADLY: list[Attack] = [an_expert_that_there_is_not, a_state_that_there_is_not, a_row_that_there_is_not]
+
+
+def link(session: Session, rank: int, port: int) -> bool:
+    """Ask for a link to another worker: rank 0 would listen on this port, rank 1 connect to it. Return the answer."""
+    asked = struct.pack("<4I64s", 0, rank, 2, port, b"127.0.0.1")
+    return bool(session.request(Command.COMM_INIT, asked, answer=1)[0])
 
 
 def harmless(session: Session) -> list[tuple[Tensor, np.ndarray | None]]:

@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 ANSWERED = {
     Command.ALLOC_BUFFER, Command.BUFFER_GET_BASE, Command.GET_ALIGNMENT, Command.GET_MAX_SIZE, Command.SET_TENSOR_HASH,
     Command.GET_TENSOR, Command.COPY_TENSOR, Command.GET_DEVICE_MEMORY, Command.GET_ALLOC_SIZE, Command.HELLO,
-    Command.DEVICE_COUNT,
+    Command.DEVICE_COUNT, Command.GET_TENSOR_2D, Command.COMM_INIT,
 }  # fmt: skip
 # The commands that begin with a buffer's handle, and the offset and number of tensors in commands that have them.
 WITH_HANDLE = {Command.BUFFER_GET_BASE, Command.FREE_BUFFER, Command.BUFFER_CLEAR}
 WITH_TENSORS = {
     Command.SET_TENSOR: (0, 1), Command.SET_TENSOR_HASH: (0, 1), Command.GET_TENSOR: (0, 1),
     Command.INIT_TENSOR: (0, 1), Command.MEMSET_TENSOR: (0, 1), Command.COPY_TENSOR: (0, 2),
-    Command.GET_ALLOC_SIZE: (4, 11),
+    Command.GET_ALLOC_SIZE: (4, 11), Command.SET_TENSOR_2D: (0, 1), Command.GET_TENSOR_2D: (0, 1),
+    Command.COMM_ALLREDUCE: (4, 1),
 }  # fmt: skip
 SIZE = WIRE_TENSOR.size
 # The offsets of fields in a tensor.
@@ -41,9 +42,9 @@ Message = tuple[int, bytes]
 def _tensors(command: int, payload: bytes) -> Iterator[int]:
     """Yield the offsets of a request's tensors."""
     begin, many = WITH_TENSORS.get(Command(command), (0, 0)) if command in set(Command) else (0, 0)
-    if command == Command.GRAPH_COMPUTE and len(payload) >= 8:
-        (nodes,) = struct.unpack_from("<I", payload, 4)
-        begin = 8 + 8 * nodes + 4
+    if command == Command.GRAPH_COMPUTE and len(payload) >= 16:
+        (nodes,) = struct.unpack_from("<I", payload, 12)
+        begin = 16 + 8 * nodes + 4
         if begin <= len(payload):
             (many,) = struct.unpack_from("<I", payload, begin - 4)
     for number in range(many):
@@ -153,14 +154,14 @@ def _spoil(rng: random.Random, command: int, payload: bytearray) -> tuple[int, b
     elif kind == 10:
         del payload[rng.randrange(len(payload) + 1) :]
     else:
-        command = rng.randrange(19)
+        command = rng.randrange(25)
     return command, bytes(payload)
 
 
-def _unasked(rng: random.Random, weights: list[bytes]) -> list[Message]:
+def _unasked(rng: random.Random, weights: list[bytes], uids: list[int]) -> list[Message]:
     """Return valid requests about weights that no client sends: they read, partly write, copy and free weights."""
     tensor, other = bytearray(rng.choice(weights)), rng.choice(weights)
-    kind = rng.randrange(7)
+    kind = rng.randrange(10)
     if kind == 0:
         return [(Command.GET_TENSOR, tensor + struct.pack("<QQ", rng.choice([0, 18, 36]), rng.choice([1, 100, 2304])))]
     if kind == 1:
@@ -177,7 +178,17 @@ def _unasked(rng: random.Random, weights: list[bytes]) -> list[Message]:
         struct.pack_into("<4I4I", tensor, NE, 256, rng.choice([8, 24, 64]), 1, 1, 18, 144, 144 * 64, 144 * 64)
         struct.pack_into("<I", tensor, TYPE, 2)
         return [(Command.SET_TENSOR, tensor + struct.pack("<BQ", 0, 0) + rng.randbytes(rng.choice([1152, 3456, 9216])))]
-    return [(Command.GRAPH_RECOMPUTE, struct.pack("<I", 0))] * 2
+    if kind in (6, 7):
+        count, stride = rng.choice([1, 2, 4]), rng.choice([0, 18, 36, 144])
+        rows = struct.pack("<4Q", rng.choice([0, 18, 1000]), 18, rng.choice([count, 1 << 40]), stride)
+        if kind == 6:
+            return [(Command.GET_TENSOR_2D, bytes(tensor) + rows)]
+        return [(Command.SET_TENSOR_2D, bytes(tensor) + rows + rng.randbytes(18 * count))]
+    if kind == 8:
+        link = struct.pack("<4I64s", 0, rng.randrange(2), 2, 1, b"127.0.0.1")
+        reduce = (Command.COMM_ALLREDUCE, struct.pack("<I", 0) + bytes(tensor))
+        return [(Command.COMM_INIT, link), *rng.choice([[], [reduce], [(Command.COMM_FREE, struct.pack("<I", 0))]])]
+    return [(Command.GRAPH_RECOMPUTE, struct.pack("<IQ", 0, rng.choice(uids)))] * 2
 
 
 def spoilt(recording: Recording, seed: int) -> list[Message]:
@@ -185,6 +196,9 @@ def spoilt(recording: Recording, seed: int) -> list[Message]:
     rng = random.Random(seed)
     messages = list(recording.messages)
     weights = [payload[:SIZE] for command, payload in messages if command == Command.SET_TENSOR]
+    uids = [
+        struct.unpack_from("<Q", payload, 4)[0] for command, payload in messages if command == Command.GRAPH_COMPUTE
+    ]
     computing = next(i for i, (command, _payload) in enumerate(messages) if command == Command.GRAPH_COMPUTE)
     for _fault in range(rng.randint(1, 5)):
         # Half of the faults come once the weights are there.
@@ -194,7 +208,7 @@ def spoilt(recording: Recording, seed: int) -> list[Message]:
             command, payload = messages[at]
             messages[at] = _spoil(rng, command, bytearray(payload))
         elif kind < 6:
-            messages[at:at] = _unasked(rng, weights)
+            messages[at:at] = _unasked(rng, weights, uids)
         elif kind == 6:
             messages.insert(at, rng.choice(messages[1:]))
         else:

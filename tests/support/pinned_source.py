@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import yaml
+from ansible_collections.llama_cpp.cluster.plugins.lookup.source_patches import CORE
 
 from support.collection import Patch, patch_folder, read_patch
 from support.harness import CACHE, ROOT
@@ -18,14 +19,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROLE = ROOT / "roles/llama_cpp"
-ARCHIVES = yaml.safe_load((ROLE / "vars/main.yml").read_text())["__llama_cpp_archives"]
+VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
+ARCHIVES = VARS["__llama_cpp_archives"]
 DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
+
+# The two newest versions, between which `make test-upgrade` changes a cluster.
+OLD, NEW = list(ARCHIVES)[-2:]
+
+
+def archive_name(version: str) -> str:
+    """Return the name of a version's archive, without .tar.gz, which is also that of the folder in it."""
+    return str(ARCHIVES[version]["package"]).replace("-", "_").replace("==", "-")
+
+
+def inside(version: str) -> str:
+    """Return the path of llama.cpp in a version's archive."""
+    package = ARCHIVES[version]["package"].partition("==")[0]
+    return f"{archive_name(version)}/{VARS['__llama_cpp_folders'][package]}"
 
 
 def choices(version: str) -> list[tuple[str, ...]]:
-    """Return the sets of patches that a version may have: all, all but one, none."""
+    """Return the sets of patches that a version may have: all, the core, none."""
     own = tuple(ARCHIVES[version].get("patches", []))
-    return [own, *(tuple(name for name in own if name != left_out) for left_out in own), *([()] if own else [])]
+    return [own, *([tuple(name for name in own if name in CORE), ()] if own else [])]
 
 
 def patches(version: str, names: Sequence[str]) -> list[Patch]:
@@ -34,7 +50,7 @@ def patches(version: str, names: Sequence[str]) -> list[Patch]:
 
 def source(version: str) -> Path:
     """Return the archive of a version. The default one is always there, as the release under test is built from it."""
-    path = CACHE / f"sources/llama_cpp_python-{version}.tar.gz"
+    path = CACHE / f"sources/{archive_name(version)}.tar.gz"
     if not path.exists():
         pytest.fail(f"the source {version} is not in the cache: run `make test`, which fetches it")
     return path
@@ -45,8 +61,7 @@ def unpack(version: str, folder: Path, names: Sequence[str] = ()) -> None:
     new = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
-    inside = f"llama_cpp_python-{version}/vendor/llama.cpp"
-    command = ["tar", "-xf", source(version), "-C", new, "--strip-components=3", "--no-same-owner", inside]
+    command = ["tar", "-xf", source(version), "-C", new, "--strip-components=3", "--no-same-owner", inside(version)]
     subprocess.run(command, check=True)
     patch_folder(new, patches(version, names))
     new.rename(folder)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Talk to an RPC worker of protocol 7 as a client does, request by request.
+"""Talk to an RPC worker of protocol 8 as a client does, request by request.
 
 llama.cpp's own clients only do what inference needs. A worker must answer any other request correctly, or refuse it.
 """
@@ -40,6 +40,11 @@ class Command(IntEnum):
     DEVICE_COUNT = 15
     GRAPH_RECOMPUTE = 16
     MEMSET_TENSOR = 17
+    SET_TENSOR_2D = 18
+    GET_TENSOR_2D = 19
+    COMM_INIT = 20
+    COMM_ALLREDUCE = 21
+    COMM_FREE = 22
 
 
 class Op(IntEnum):
@@ -128,6 +133,8 @@ class Session:
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
         self.close = self.socket.close
+        self.uid = 0
+        self.uid_of_device: dict[int, int] = {}
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             self.request(Command.HELLO, bytes(24), answer=28)
@@ -202,11 +209,27 @@ class Session:
         for node in nodes:
             node.flags = COMPUTE
             visit(node)
-        payload = struct.pack(f"<II{len(nodes)}QI", device, len(nodes), *(node.id for node in nodes), len(known))
+        self.uid += 1
+        self.uid_of_device[device] = self.uid
+        numbers = (device, self.uid, len(nodes), *(node.id for node in nodes), len(known))
+        payload = struct.pack(f"<IQI{len(nodes)}QI", *numbers)
         self.send(Command.GRAPH_COMPUTE, payload + b"".join(tensor.wire() for tensor in known.values()))
 
-    def recompute(self, device: int = 0) -> None:
-        self.send(Command.GRAPH_RECOMPUTE, struct.pack("<I", device))
+    def recompute(self, device: int = 0, uid: int | None = None) -> None:
+        """Have a graph computed again: the device's last one, or the one with this number, which counts from 1."""
+        asked = self.uid_of_device[device] if uid is None else uid
+        self.send(Command.GRAPH_RECOMPUTE, struct.pack("<IQ", device, asked))
+
+    def set_rows(self, tensor: Tensor, rows: bytes, offset: int, size: int, stride: int) -> None:
+        """Store rows of `size` bytes, `stride` bytes apart in the tensor."""
+        self.send(
+            Command.SET_TENSOR_2D, tensor.wire() + struct.pack("<4Q", offset, size, len(rows) // size, stride) + rows
+        )
+
+    def get_rows(self, tensor: Tensor, offset: int, size: int, count: int, stride: int) -> bytes:
+        return self.request(
+            Command.GET_TENSOR_2D, tensor.wire() + struct.pack("<4Q", offset, size, count, stride), answer=size * count
+        )
 
     def values(self, tensor: Tensor) -> np.ndarray:
         return np.frombuffer(self.get(tensor), NUMPY[tensor.type]).reshape(tensor.ne[::-1]).copy()

@@ -70,8 +70,7 @@ def watched(
     """Start a worker whose cache, log and status are in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     status = folder / "status.json"
-    # scripts/integration.sh sets GGML_RPC_SPIN.
-    own = ("env", "--unset=GGML_RPC_SPIN", f"GGML_RPC_STATUS={status}", f"LLAMA_CACHE={folder / 'cache'}")
+    own = ("env", f"GGML_RPC_STATUS={status}", f"LLAMA_CACHE={folder / 'cache'}")
     prefix = (*own, *environment, *under)
     with running_worker(release, folder / "log", "-d", "CPU", *options, threads=threads, prefix=prefix) as worker:
         yield Watched(worker, status)

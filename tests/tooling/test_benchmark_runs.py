@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.llama
 Found = Dict[str, Any]
 ONE_CORE = {"1 of one core", "2 of one core", "1 of one core, kept awake"}
-MODES = ("", ", kept awake", ", GGML_RPC_SPIN=0")
+MODES = ("", ", kept awake")
 
 
 def module_overhead(found: Found) -> None:

@@ -27,7 +27,7 @@ def judged(**build: Any) -> tuple[list[str], list[str]]:
 
 
 def test_the_sources_that_were_read_are_those_of_the_accepted_versions() -> None:
-    assert list(READ_COMMITS) == [archive["commit"] for archive in ARCHIVES.values()]
+    assert list(READ_COMMITS) == [archive["commit"] for archive in ARCHIVES.values() if archive["commit"]]
 
 
 @pytest.mark.parametrize(

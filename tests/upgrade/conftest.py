@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.lab.hosts import WORKERS, close_connections, play, require_lab, ssh
-from upgrade.generations import OLD
+from support.pinned_source import OLD
 
 # Only programs that run here are compiled.
 TARGETS = ["llama-completion", "llama-bench", "llama-quantize"]

@@ -34,7 +34,7 @@ from support.lab.hosts import (
     ssh,
     ssh_command,
 )
-from upgrade.generations import NEW, OLD
+from support.pinned_source import NEW, OLD
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]

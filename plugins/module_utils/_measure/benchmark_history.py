@@ -55,7 +55,7 @@ def series_of(run: Run) -> str:
     options = {key: value for key, value in run["options"].items() if key != "repetitions"}
     keys = ("kind", "n_prompt", "n_gen", "n_depth", "batch_size", "ubatch_size")
     tests = [[test.get(key) for key in keys] for test in run["tests"]]
-    build = [run["build"].get(key) for key in ("commit", "patches")]
+    build = [run["build"].get("commit") or run["build"].get("number"), run["build"].get("patches")]
     return json.dumps([build, run["model"], run["workers"], options, tests], sort_keys=True)
 
 

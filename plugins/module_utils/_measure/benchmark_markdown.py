@@ -115,7 +115,7 @@ def _model_facts(model: Mapping[str, Any]) -> Facts:
 
 def _settings_facts(report: Mapping[str, Any]) -> Facts:
     build, this, run = report["build"], report["history"][-1], report["run"]
-    words = " ".join(str(word) for word in (build.get("version"), _short_commit(build.get("commit"))) if word)
+    words = " ".join(str(word) for word in (build.get("version"), _commit_or_number(build)) if word)
     tests = {
         "batch_size": sorted({test["batch_size"] or 0 for test in this["tests"]} - {0}),
         "ubatch_size": sorted({test["ubatch_size"] or 0 for test in this["tests"]} - {0}),
@@ -152,7 +152,7 @@ def _history_table(runs: Sequence[Run]) -> str:
 def _run_facts(run: Run) -> dict[str, str]:
     model, patches = run["model"], _patches(run["build"])
     words = {
-        "build": f"build {_one_line(_short_commit(run['build'].get('commit')) or 'unknown')}",
+        "build": f"build {_one_line(_commit_or_number(run['build']) or 'unknown')}",
         "patches": f"patches {patches}" if patches else "",
         "model": _one_line(model["name"] or "model"),
         "file_type": _one_line(model["file_type"] or ""),
@@ -204,6 +204,10 @@ def _seconds(milliseconds: object) -> str | None:
 
 def _short_commit(value: object) -> str | None:
     return None if value is None else re.sub(r"^([0-9a-f]{9})[0-9a-f]{31}$", r"\1", str(value))
+
+
+def _commit_or_number(build: Mapping[str, Any]) -> str | None:
+    return _short_commit(build.get("commit")) or (f"b{build['number']}" if build.get("number") else None)
 
 
 def _patches(build: Mapping[str, Any]) -> str:

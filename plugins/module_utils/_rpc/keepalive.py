@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: turn on TCP keepalive for sockets of a llama.cpp process, so that its kernel checks the other end.
 
-Upstream's llama.cpp does not (ggml/src/ggml-rpc sets no SO_KEEPALIVE; the patch rpc-transport sets it with the same
-times), so a host that disappears silently leaves the other one waiting for ever. From Linux 5.6 on, another process can
-set it if it may trace the first one. The unit of a worker contains this file and runs it as a program with the
-arguments PID and PORT. It then sets keepalive on the socket on which PID listens; accepted sockets inherit it.
+llama.cpp does not (ggml/src/ggml-rpc sets no SO_KEEPALIVE), so a host that disappears silently leaves the other one
+waiting for ever. From Linux 5.6 on, another process can set it if it may trace the first one. The unit of a worker
+contains this file and runs it as a program with the arguments PID and PORT. It then sets keepalive on the socket on
+which PID listens; accepted sockets inherit it.
 """
 
 from __future__ import annotations

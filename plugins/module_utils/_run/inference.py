@@ -30,6 +30,7 @@ from .worker_run import (
     errors,
     failed,
     given_up,
+    installed,
     shares,
     unknown,
     working,
@@ -256,8 +257,8 @@ def _message_lost(options: Options, ending: Ending) -> Failure | None:
             return OutputLost("unknown", None, unknown(ending).message)
         # If a program ends that early and for no other known reason, the model is the cause.
         message = (
-            f"llama.cpp ended while it opened {options.model} and its message is lost; fetch the model again, or use "
-            "another."
+            f"llama.cpp ended while it opened {options.model} and its message is lost: {installed(ending)} may be "
+            "too old for the model, or the copy is damaged; use a newer llama.cpp, or compare the copy with its source."
         )
         return OutputLost("model_invalid", None, message)
     levels = _LEVEL.findall(ending.stderr)

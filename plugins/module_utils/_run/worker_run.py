@@ -22,7 +22,8 @@ from .._status.limits import MAX_WORKERS
 from .perf_log import Figures
 
 # Start no debugger that prints a trace at an abort (ggml/src/ggml.c). Print messages in English and numbers in C form.
-ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
+# From protocol 8 on, a master has two workers listen for each other, on all addresses and without authentication.
+ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "GGML_RPC_NO_COMM": "1", "LC_ALL": "C"}
 # Upstream takes option defaults from the environment, but only the command may define a run. (common/arg.cpp)
 WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
@@ -646,11 +647,16 @@ def _remedy(reason: str, ending: Ending) -> str:
             "file of the model, from a hub that has the projector (mmproj) apart, or a newer llama.cpp"
         )
     if _NOT_KNOWN.search(reason):
-        build = ending.log["build"]
-        name = build and (build["version"] or build["commit"])
-        installed = f"this llama.cpp ({name})" if name else "this llama.cpp"
-        return f"{installed} does not know such a file: use a newer llama.cpp, or another file of the model"
+        return f"{installed(ending)} does not know such a file: use a newer llama.cpp, or another file of the model"
     return "use another file of the model, or another llama.cpp"
+
+
+def installed(ending: Ending) -> str:
+    """Return the llama.cpp that ran, as it names itself in its log."""
+    build = ending.log["build"] or {}
+    number = f"b{build['number']}" if build.get("number") and not build.get("commit") else ""
+    name = number or build.get("version") or build.get("commit")
+    return f"this llama.cpp ({name})" if name else "this llama.cpp"
 
 
 def errors(log: str) -> list[str]:

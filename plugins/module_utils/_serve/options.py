@@ -77,6 +77,7 @@ REFUSED = {
     "lets another program listen on the port of the API": "--reuse-port",
     "turns on TLS, which nothing else of this collection speaks with the API": "--ssl-key-file --ssl-cert-file",
     "hides from the service whether llama-server works": "--api-prefix --no-slots",
+    "keeps copies of experts on workers, which nobody has tested over RPC": "--moe-cache-mib",
     "accepts drafted tokens that the model would not generate": "--spec-synth-len --spec-synth-rates",
     "ends llama-server instead of serving": """
         -h --help --usage --version -cl --cache-list --completion-bash --list-devices
@@ -138,7 +139,8 @@ ALLOWED = {
         --prio-batch-draft --spec-draft-poll-batch --poll-batch-draft --spec-draft-override-tensor -otd
         --override-tensor-draft --spec-draft-cpu-moe -cmoed --cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe
         -ncmoed --n-cpu-moe-draft --spec-draft-n-min --spec-draft-p-split --draft-p-split --spec-draft-p-min
-        --draft-p-min --spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-ngl -ngld
+        --draft-p-min --spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-sampling
+        --spec-draft-ngl -ngld
         --gpu-layers-draft --n-gpu-layers-draft --spec-ngram-mod-n-min --spec-ngram-mod-n-match
         --spec-ngram-simple-size-n --spec-ngram-simple-min-hits --spec-ngram-map-k-size-n --spec-ngram-map-k-min-hits
         --spec-ngram-map-k4v-size-n --spec-ngram-map-k4v-min-hits

@@ -18,7 +18,7 @@ UNITS = Path("/etc/systemd/system")
 PROC = Path("/proc")
 PROPERTIES = ("ActiveState", "StatusText", "NRestarts", "MainPID", "NeedDaemonReload")
 # With this patch, llama-server reads a changed file of keys again by itself.
-KEYS_PATCH = "server-keys"
+KEYS_PATCH = "programs"
 
 
 @dataclass(frozen=True)

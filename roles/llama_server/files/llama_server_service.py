@@ -49,7 +49,7 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 # define it. (common/arg.cpp, tools/server/server-context.cpp, tools/server/server-http.cpp)
 NOT_PASSED_ON = ("AIP_", "HF_", "LLAMA_", "MTMD_")
 # Without this patch, llama-server fetches pictures from addresses that are in requests.
-MEDIA_PATCH = "server-media"
+MEDIA_PATCH = "programs"
 # The list of units that a playbook has paused. The playbook removes it when they may serve again (tasks pause and
 # resume).
 PAUSED = Path("/run/llama_server_paused")
@@ -297,8 +297,9 @@ class Server:
             # Layers that predict further tokens may use the caches of the model's last layers.
             command += ["--spec-draft-device", names[-1]]
         environment = {name: it for name, it in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
-        # Upstream's abort would start a debugger. A file config.ini in the other folder would add options.
-        environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)
+        # Upstream's abort would start a debugger. From protocol 8 on, a master has two workers listen for each other on
+        # all addresses and without authentication. A file config.ini in the other folder would add options.
+        environment.update(GGML_NO_BACKTRACE="1", GGML_RPC_NO_COMM="1", XDG_CONFIG_HOME=os.devnull)
         libc = ctypes.CDLL(None)
         self.answered = 0.0
         # By the address of a worker: since when its host acknowledges nothing.

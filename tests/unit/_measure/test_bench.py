@@ -51,12 +51,12 @@ A, B = "10.0.0.1:50052", "10.0.0.2:50052"
 
 
 HELP, VERSION = (
-    (FIXTURES / "capabilities" / f"llama-bench-0.3.36-{what}.txt").read_text() for what in ("help", "version")
+    (FIXTURES / "capabilities" / f"llama-bench-b11549-{what}.txt").read_text() for what in ("help", "version")
 )
 # What llama-bench of early 2026 says of itself where it differs.
 EARLIER = {"--version": "--verzion", "<on|off|auto> ": "<0|1> ", "<none|layer|row|tensor>": "<none|layer|row>"}
-RESULTS = (FIXTURES / "bench" / "llama-bench-0.3.36.jsonl").read_text()
-LOG = (FIXTURES / "bench" / "llama-bench-0.3.36.log").read_text()
+RESULTS = (FIXTURES / "bench" / "llama-bench-b11549.jsonl").read_text()
+LOG = (FIXTURES / "bench" / "llama-bench-b11549.log").read_text()
 
 
 def bench(manifest: dict[str, Any] | None = None) -> Program:
@@ -210,12 +210,12 @@ def test_figures_are_those_of_upstream() -> None:
 
 def test_what_ran_is_told_by_the_program_and_its_results() -> None:
     new = parse_lines(RESULTS, whole=True)[0]
-    assert build_of(NEW, new) == {"number": 0, "commit": "0c1e57098", "version": "0.5.0-dev", "patches": None}
+    assert build_of(NEW, new) == {"number": 11549, "commit": None, "version": "0.6.0-dev", "patches": None}
     assert build_of(OLD, None) == {"number": None, "commit": None, "version": None, "patches": None}
-    assert build_of(OLD, new) == {"number": 0, "commit": "0c1e57098", "version": None, "patches": None}
+    assert build_of(OLD, new) == {"number": 11549, "commit": None, "version": None, "patches": None}
     for manifest, patches in (
         ({"patches": []}, []),
-        ({"patches": [{"name": "rpc-load", "sha256": "a"}, {"name": "log-flush"}]}, ["log-flush", "rpc-load"]),
+        ({"patches": [{"name": "rpc-load", "sha256": "a"}, {"name": "programs"}]}, ["programs", "rpc-load"]),
         ({"patches": ["rpc-load"]}, None),
         ({"patches": [{"name": "rpc-load"}, {"name": 1}]}, None),
         ({"patches": {}}, None),
@@ -228,7 +228,7 @@ def test_what_ran_is_told_by_the_program_and_its_results() -> None:
         "n_params": 24548864,
         "sha256": None,
     }
-    assert (options_of(options(), new)["flash_attn"], options_of(options(), new)["threads"]) == ("auto", 4)
+    assert (options_of(options(), new)["flash_attn"], options_of(options(), new)["threads"]) == ("auto", 2)
     for value, flash_attn in ((False, "off"), (0, "off"), (True, "on"), (1, "on")):
         assert options_of(options(), {**new, "flash_attn": value})["flash_attn"] == flash_attn
 

@@ -156,10 +156,10 @@ def test_a_commit_is_short_in_the_text_and_whole_in_the_history():
 def test_builds_of_one_commit_are_told_apart_by_their_patches():
     before = run("2026-11-20T01:02:03Z", 30, 2, build={"commit": "0c1e57098", "patches": []})
     given = results(history=[before])
-    given["bench"]["build"]["patches"] = ["log-flush", "<rpc>"]
+    given["bench"]["build"]["patches"] = ["programs", "<rpc>"]
     made = benchmark_report(given)
-    assert json.loads(made["history_line"])["build"]["patches"] == ["log-flush", "<rpc>"]
-    for words in ("· patches log-flush, &lt;rpc&gt; ·", "· patches none ·"):
+    assert json.loads(made["history_line"])["build"]["patches"] == ["programs", "<rpc>"]
+    for words in ("· patches programs, &lt;rpc&gt; ·", "· patches none ·"):
         assert words in made["markdown"]
     assert "first run of this build" in made["report"]["summary"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.plugins.loader import lookup_loader
+from ansible_collections.llama_cpp.cluster.plugins.lookup.source_patches import CORE
 
 from support.archives import member, pack
 
@@ -27,11 +28,11 @@ def found(*names: str, version: str = DEFAULT) -> dict[str, Any]:
     return dict(result)
 
 
-CHOICES = {"all": OWN, "none": [], **{f"without-{name}": [one for one in OWN if one != name] for name in OWN}}
+CHOICES = {"all": OWN, "core": [name for name in OWN if name in CORE], "none": []}
 
 
 @pytest.mark.parametrize("names", CHOICES.values(), ids=CHOICES.keys())
-def test_all_but_one_and_none_are_allowed(names: list[str]) -> None:
+def test_all_the_core_and_none_are_allowed(names: list[str]) -> None:
     result = found(*names)
     assert result["problem"] == ""
     assert [(patch["name"], Path(patch["path"]).parent.name) for patch in result["patches"]] == [
@@ -39,7 +40,7 @@ def test_all_but_one_and_none_are_allowed(names: list[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize("names", [OWN[:1], OWN[2:]], ids=["one", "two-left-out"])
+@pytest.mark.parametrize("names", [OWN[:1], OWN[1:], OWN[2:]], ids=["one", "one-left-out", "two-left-out"])
 def test_fewer_are_refused_with_what_is_missing(names: list[str]) -> None:
     missing = sorted(set(OWN) - set(names))
     assert found(*names)["problem"].startswith(

@@ -18,7 +18,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.capabilitie
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "capabilities"
 # The name of a fixture: the program, and the archive that it was built from.
-NEW = "llama-completion-0.3.36"
+NEW = "llama-completion-b11549"
 
 
 def described(recorded: str, manifest: dict[str, object] | None = None, version: str | None = None) -> Program:
@@ -31,14 +31,14 @@ def described(recorded: str, manifest: dict[str, object] | None = None, version:
     ("archive", "version", "build_number", "commit", "protocol", "verbosity"),
     [
         ("0.3.20", None, 0, "f49e91787", None, ()),
-        ("0.3.36", "0.5.0-dev", 1, "0c1e570", "7.0.0", ("-lv", "4")),
+        ("b11549", "0.6.0-dev", 11549, None, None, ("-lv", "4")),
     ],
 )
 def test_a_build_is_known_by_what_it_says(
     archive: str,
     version: str | None,
     build_number: int,
-    commit: str,
+    commit: str | None,
     protocol: str | None,
     verbosity: tuple[str, ...],
 ) -> None:
@@ -90,7 +90,7 @@ def test_a_build_without_rpc_is_refused_with_the_switch_to_build_it() -> None:
 def test_the_manifest_says_more_but_not_otherwise(
     manifest: dict[str, object], protocol: str | None, commit: str | None
 ) -> None:
-    found = described(NEW, manifest)
+    found = described(NEW, manifest, "version: 0.5.0-dev (build 1, commit 0c1e570)\n")
     assert (found.protocol, found.commit) == (protocol, commit)
 
 

@@ -56,7 +56,7 @@ def capabilities(archive: str) -> Program:
     return describe("/opt/llama-completion", version, usage, {})
 
 
-BUILD = capabilities("0.3.36")
+BUILD = capabilities("b11549")
 
 
 def options(*workers: str, **changes: Any) -> Options:
@@ -201,7 +201,7 @@ def test_the_command_holds_what_every_run_needs() -> None:
     assert command.index("--rpc") < command.index("--device")
 
 
-@pytest.mark.parametrize("archive", ["0.3.20", "0.3.36"])
+@pytest.mark.parametrize("archive", ["0.3.20", "b11549"])
 def test_a_build_has_every_option_that_it_gets(archive: str) -> None:
     build = capabilities(archive)
     run = options(temperature=0.5, threads=3, tensor_split=(1.0, 2.0))
@@ -447,7 +447,7 @@ FAILURES: dict[str, Ended] = {
         None, "engine_assertion", None, "ended itself at an exception: Unexpected empty stack: a limit"),
     "cannot-start": ("", 126, None, "binary_missing", None, "cannot be started"),
     "illegal-instruction": ("", 132, None, "binary_missing", None, "instructions that this host's CPU does not have"),
-    "message-lost": ("", 1, None, "model_invalid", None, "its message is lost; fetch the model again"),
+    "message-lost": ("", 1, None, "model_invalid", None, "is lost: this llama.cpp may be too old for the model"),
     "part-of-the-message-lost": (
         f"{E}gguf_init_from_reader: failed to read tensor info\n", 1, None,
         "model_invalid", None, "failed to read tensor info; the copy may be damaged"),

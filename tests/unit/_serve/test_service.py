@@ -161,7 +161,7 @@ def host(folder: Path, started_s: float, **patches: Any) -> tuple[Service, dict[
         ("units/llama-server@8080.service", NEW, [], True),
         ("programs/_rpc/prober.py", NEW, [], True),
         ("8080.keys", NEW, [], True),
-        ("8080.keys", NEW, [{"name": "server-keys"}], False),
+        ("8080.keys", NEW, [{"name": "programs"}], False),
     ],
     ids=["nothing", "settings", "before", "a-clock-was-set", "unit", "program", "keys", "keys-that-are-read-again"],
 )

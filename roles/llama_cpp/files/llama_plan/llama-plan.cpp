@@ -476,7 +476,7 @@ static void add_projector(held & all, const common_params & params) {
     mparams.image_min_tokens = params.image_min_tokens;
     mparams.image_max_tokens = params.image_max_tokens;
     mparams.batch_max_tokens = params.mtmd_batch_max_tokens;
-    const auto usage = mtmd_get_memory_usage(params.mmproj.path.c_str(), mparams);
+    const auto usage = mtmd_get_memory_usage(params.mmproj.path.c_str(), mparams).backend_mem_usage;
     if (usage.empty()) {
         throw std::runtime_error("the projector cannot be loaded: " + params.mmproj.path);
     }
