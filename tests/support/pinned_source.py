@@ -38,6 +38,11 @@ def inside(version: str) -> str:
     return f"{archive_name(version)}/{VARS['__llama_cpp_folders'][package]}"
 
 
+def label(version: str) -> str:
+    """Return the name by which playbooks call a version."""
+    return f"{version}-{(ARCHIVES[version]['commit'] or ARCHIVES[version]['sha256'])[:9]}"
+
+
 def choices(version: str) -> list[tuple[str, ...]]:
     """Return the sets of patches that a version may have: all, the core, none."""
     own = tuple(ARCHIVES[version].get("patches", []))

@@ -34,7 +34,7 @@ from support.lab.hosts import (
     ssh,
     ssh_command,
 )
-from support.pinned_source import NEW, OLD
+from support.pinned_source import ARCHIVES, NEW, OLD, label
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
@@ -135,9 +135,10 @@ def test_to_another_protocol_and_back(upgrade: Upgrade) -> None:
     assert states() == before
 
     run = upgrade(NEW)
-    assert f"from llama.cpp {OLD}-4df29be4f (RPC protocol 5.0.0) to {NEW}-0c1e57098 (RPC protocol 7.0.0)" in said(run)
+    old, new = (f"{label(it)} (RPC protocol {ARCHIVES[it]['protocol']})" for it in (OLD, NEW))
+    assert f"from llama.cpp {old} to {new}" in said(run)
     for host in HOSTS:
-        assert f"{host} has llama.cpp {NEW}-0c1e57098, and had llama.cpp {OLD}-4df29be4f." in said(run)
+        assert f"{host} has llama.cpp {label(NEW)}, and had llama.cpp {label(OLD)}." in said(run)
     everywhere(NEW)
 
     now = states()
