@@ -124,7 +124,7 @@ def release(host: str, version: str) -> str:
 def kept() -> dict[str, list[str]]:
     """Return the versions of the releases that each host has."""
     there = at_once(lambda host: ssh(host, "ls", "/opt/llama_cpp/releases").stdout, HOSTS)
-    return {host: sorted(re.findall(r"^([0-9.]+)-", names, re.MULTILINE)) for host, names in there.items()}
+    return {host: sorted(re.findall(r"^(b?[0-9.]+)-", names, re.MULTILINE)) for host, names in there.items()}
 
 
 @pytest.mark.usefixtures("old")
