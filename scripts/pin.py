@@ -21,9 +21,11 @@ from pathlib import Path
 from patches import ARCHIVES, CACHE, DEFAULT, PATCHES, ROLE, ROOT, PatchesError, export, git, rebase, stem_of
 
 PACKAGE = "xllamacpp"
-# Places that name the default version alone, or with the beginning of its digest.
+# Places that name the default version. Pages of figures keep the one that was measured.
 NAMED = (
-    "README.md", "docs", "inventories/example/group_vars/all.yml", "plugins/module_utils/_gguf/ggml_types.py",
+    "README.md", "docs/reference/playbooks/verify.md", "docs/reference/rpc-server-holes.md",
+    "docs/start/two-cloud-instances.md", "inventories/example/group_vars/all.yml",
+    "plugins/module_utils/_gguf/ggml_types.py",
     "roles/llama_cpp/README.md", "roles/llama_cpp/defaults/main.yml", "roles/llama_cpp/meta/argument_specs.yml",
     "tests/cluster/test_playbooks.py", "tests/unit/_measure/test_bench.py", "tests/unit/_run", "tests/unit/_serve",
 )  # fmt: skip
@@ -123,11 +125,11 @@ def write_table(build: str, package: str, sha256: str, protocol: str) -> None:
 
 
 def rename_default(build: str, sha256: str, protocol: str) -> None:
-    """Write the new default's name wherever the old one's stands, but where both do."""
+    """Write the new default's name in place of the old one's, except in lines that have both."""
     old = f"{DEFAULT}-{(ARCHIVES[DEFAULT]['commit'] or ARCHIVES[DEFAULT]['sha256'])[:9]}"
     for name in NAMED:
         for path in (ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name]:
-            if path.suffix not in {".md", ".py", ".yml"} or path.name == "compatibility.md":
+            if path.suffix not in {".md", ".py", ".yml"}:
                 continue
             text = path.read_text().replace(old, f"{build}-{sha256[:9]}")
             lines = [

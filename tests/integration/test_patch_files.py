@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
-from support.harness import CACHE, ROOT, completed
-from support.pinned_source import ARCHIVES, DEFAULT, ROLE, choices, patches, unpack
+from support.harness import ARCHIVES, CACHE, DEFAULT, ROOT, completed
+from support.pinned_source import ROLE, choices, patches, source, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,3 +80,12 @@ def test_patches_are_merged_into_a_source_that_differs(tmp_path: Path) -> None:
     log = subprocess.check_output(["git", "log", "--format=%s"], cwd=tmp_path / "tree", text=True)
     assert len(log.splitlines()) == 1 + len(ARCHIVES[DEFAULT]["patches"])
     assert "<<<<<<<" in (tmp_path / "tree/ggml/src/ggml-rpc/transport.cpp").read_text()
+
+
+def test_what_a_new_pin_is_compared_by_is_found_in_a_source() -> None:
+    code = "import sys; sys.path.insert(0, 'scripts'); import pin; print(pin.facts(sys.argv[1]))"
+    done = completed(sys.executable, "-c", code, source(DEFAULT))
+    assert done.returncode == 0, done.stderr
+    found = ast.literal_eval(done.stdout)
+    assert found.pop("RPC protocol") == {ARCHIVES[DEFAULT]["protocol"]}
+    assert all(len(names) > 20 for names in found.values()), found

@@ -13,8 +13,8 @@ import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import header, vocabulary
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
-from support.harness import RELEASE, ROOT
-from support.pinned_source import ARCHIVES, DEFAULT, inside, source
+from support.harness import ARCHIVES, DEFAULT, RELEASE, ROOT
+from support.pinned_source import inside, source
 from support.rpc_session import Op
 
 RPC, GGML, ARCH, SPECULATIVE, COMMON, VOCABULARY = SOURCES = tuple(

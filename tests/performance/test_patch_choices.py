@@ -11,8 +11,8 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
 from support.builds import QUICK, built
-from support.harness import CACHE, HANG_S, ROOT, run_module, running_worker
-from support.pinned_source import ARCHIVES, DEFAULT, choices, patches, unpack
+from support.harness import ARCHIVES, CACHE, DEFAULT, HANG_S, ROOT, run_module, running_worker
+from support.pinned_source import choices, patches, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.collection import check_origin, read_patch
-from support.harness import CACHE, ROOT
-from support.pinned_source import ARCHIVES, DEFAULT, archive_name, unpack
+from support.harness import ARCHIVES, CACHE, DEFAULT, ROOT
+from support.pinned_source import archive_name, unpack
 
 ROLE = ROOT / "roles/llama_cpp"
 VERSION = DEFAULT

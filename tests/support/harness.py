@@ -152,9 +152,10 @@ class AnyRelease(Protocol):
     def rpc_server(self) -> Path: ...
 
 
-_DEFAULT = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
-_ARCHIVES = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text())["__llama_cpp_archives"]
-RELEASE = Release(_DEFAULT, _ARCHIVES[_DEFAULT]["protocol"])
+DEFAULT = yaml.safe_load((ROOT / "roles/llama_cpp/defaults/main.yml").read_text())["llama_cpp_version"]
+ROLE_VARS = yaml.safe_load((ROOT / "roles/llama_cpp/vars/main.yml").read_text())
+ARCHIVES = ROLE_VARS["__llama_cpp_archives"]
+RELEASE = Release(DEFAULT, ARCHIVES[DEFAULT]["protocol"])
 
 
 @dataclass

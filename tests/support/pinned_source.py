@@ -8,20 +8,16 @@ import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 from ansible_collections.llama_cpp.cluster.plugins.lookup.source_patches import CORE
 
 from support.collection import Patch, patch_folder, read_patch
-from support.harness import CACHE, ROOT
+from support.harness import ARCHIVES, CACHE, ROLE_VARS, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 ROLE = ROOT / "roles/llama_cpp"
-VARS = yaml.safe_load((ROLE / "vars/main.yml").read_text())
-ARCHIVES = VARS["__llama_cpp_archives"]
-DEFAULT = yaml.safe_load((ROLE / "defaults/main.yml").read_text())["llama_cpp_version"]
 
 # The two newest versions, between which `make test-upgrade` changes a cluster.
 OLD, NEW = list(ARCHIVES)[-2:]
@@ -35,7 +31,7 @@ def archive_name(version: str) -> str:
 def inside(version: str) -> str:
     """Return the path of llama.cpp in a version's archive."""
     package = ARCHIVES[version]["package"].partition("==")[0]
-    return f"{archive_name(version)}/{VARS['__llama_cpp_folders'][package]}"
+    return f"{archive_name(version)}/{ROLE_VARS['__llama_cpp_folders'][package]}"
 
 
 def label(version: str) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from support.harness import ARCHIVES
 from support.lab.hosts import (
     ADDRESS,
     INVENTORY,
@@ -34,7 +35,7 @@ from support.lab.hosts import (
     ssh,
     ssh_command,
 )
-from support.pinned_source import ARCHIVES, NEW, OLD, label
+from support.pinned_source import NEW, OLD, label
 
 HOSTS = ("master", *WORKERS)
 ENDPOINTS = [f"{ADDRESS[worker]}:{PORT}" for worker in WORKERS]
