@@ -118,7 +118,7 @@ def write_table(build: str, package: str, sha256: str, protocol: str) -> None:
     new = f'  {build}:\n    package: {package}\n    sha256: {sha256}\n    commit: ""\n    protocol: {protocol}\n{names}'
     path.write_text(text.replace(of_default[0], entry + new))
     specs = ROLE / "meta/argument_specs.yml"
-    specs.write_text(specs.read_text().replace(f", {DEFAULT}]", f", {DEFAULT}, {build}]"))
+    specs.write_text(specs.read_text().replace(f" and V({DEFAULT}),", f", V({DEFAULT}) and V({build}),"))
     page = ROOT / "docs/reference/compatibility.md"
     row = f"| {DEFAULT} | {ARCHIVES[DEFAULT]['protocol']} |\n"
     page.write_text(page.read_text().replace(row, f"{row}| {build} | {protocol} |\n"))

@@ -45,6 +45,19 @@ options:
     description: The folder of O(archive) that is patched.
     type: str
     default: ""
+  fitting:
+    description:
+      - Whether to return the patches of the core that fit a source that they are not made for, instead of given ones.
+      - A patch fits if all lines that it expects are in O(archive), and the source speaks O(protocol). Lines that are
+        there several times must not have moved. Nothing fits as long as the archive is not there.
+    type: bool
+    default: false
+    version_added: 0.4.0
+  protocol:
+    description: The version of the RPC protocol that the patches in O(own) are tested with.
+    type: str
+    default: ""
+    version_added: 0.4.0
   pinned:
     description: The name of the source in messages.
     type: str
@@ -74,6 +87,10 @@ _value:
         the extension, its C(sha256) digest, and its C(path) on the controller.
       type: list
       elements: dict
+    left_out:
+      description: With O(fitting) the patches that do not fit, each with its C(name) and the reason, C(why).
+      type: list
+      elements: dict
 """
 
 import lzma
@@ -96,6 +113,12 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_
 )
 
 CORE = ("rpc-repack", "rpc-load", "rpc-safety", "programs")
+_RPC_HEADER = "ggml/include/ggml-rpc.h"
+_PROTOCOL = re.compile(r"define +RPC_PROTO_(?:MAJOR|MINOR|PATCH)_VERSION +([0-9]+)")
+
+
+def _described(patch: Patch, path: Path) -> dict[str, str]:
+    return {"name": patch.name, "sha256": patch.sha256, "path": str(path)}
 
 
 def _leads_out(info: tarfile.TarInfo) -> bool:
@@ -132,22 +155,50 @@ class LookupModule(LookupBase):  # type: ignore[misc]
         """Return a list of one dictionary with the patches and the problem."""
         self.set_options(var_options=variables, direct=kwargs)
         names = [str(term) for term in terms]
+        left_out: list[dict[str, str]] = []
         try:
-            found = [self._examined(name, variables or {}) for name in names]
-            self._check_choice([name for name in names if self._is_own(name)])
-            self._try_in_archive([read_patch(Path(patch["path"])) for patch in found])
+            if self.get_option("fitting"):
+                found, left_out = self._fitting()
+            else:
+                found = [self._examined(name, variables or {}) for name in names]
+                self._check_choice([name for name in names if self._is_own(name)])
+                self._try_in_archive([read_patch(Path(patch["path"])) for patch in found])
         except PatchError as error:
-            return [{"patches": [], "problem": str(error)}]
-        return [{"patches": found, "problem": ""}]
+            return [{"patches": [], "problem": str(error), "left_out": []}]
+        return [{"patches": found, "problem": "", "left_out": left_out}]
 
     def _is_own(self, term: str) -> bool:
         return bool(self.get_option("own")) and "/" not in term and not Path(term).suffix
 
-    def _examined(self, term: str, variables: dict[str, Any]) -> dict[str, Any]:
+    def _examined(self, term: str, variables: dict[str, Any]) -> dict[str, str]:
         path = self._own_path(term) if self._is_own(term) else self._path(term, variables)
         patch = read_patch(path)
         self._check_origin(patch)
-        return {"name": patch.name, "sha256": patch.sha256, "path": str(path)}
+        return _described(patch, path)
+
+    def _fitting(self) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+        """Return the patches of the core that fit the archive, and those that do not, with the reason."""
+        archive = Path(self.get_option("archive"))
+        if not archive.exists():
+            return [], []
+        self._check_digest(archive)
+        paths = [self._own_path(name) for name in CORE]
+        patches = [read_patch(path) for path in paths]
+        files = _files_in(archive, self.get_option("subdir"), {_RPC_HEADER, *touched(patches)})
+        spoken = ".".join(_PROTOCOL.findall(files.get(_RPC_HEADER, b"").decode(errors="replace")))
+        tested = self.get_option("protocol")
+        if spoken != tested:
+            why = f"it speaks RPC protocol {spoken or 'unknown'}, and the patches are tested with {tested}"
+            return [], [{"name": name, "why": why} for name in CORE]
+        fit: list[Patch] = []
+        left_out = []
+        for patch in patches:
+            try:
+                apply([*fit, patch], files.get, once=True)
+                fit.append(patch)
+            except PatchError as error:
+                left_out.append({"name": patch.name, "why": str(error).partition(";")[0]})
+        return [_described(patch, path) for patch, path in zip(patches, paths) if patch in fit], left_out
 
     def _try_in_archive(self, patches: list[Patch]) -> None:
         archive = self.get_option("archive")

@@ -154,6 +154,7 @@ failure:
         - "V(out_of_memory): A worker or the master could not allocate its part."
         - "V(model_invalid): The model is missing, damaged, or of an unknown kind."
         - "V(option_rejected): The module or llama.cpp refused an option, or cannot use it with this model."
+        - "V(split_mode_unsupported): llama.cpp cannot divide this model among workers in this split mode."
         - "V(timed_out): The run reached its time limit, or it made no progress."
         - "V(binary_missing): No llama.cpp program can run on the master."
         - "V(engine_assertion): llama.cpp ended itself, because a condition of its code does not hold."

@@ -55,7 +55,7 @@ notes:
     On the worker's own host the module asks the kernel, and the worker stays V(busy).
   - If a name has several addresses, the module tries each in turn within the time-out. llama.cpp itself tries only the
     first one. The message says so if it matters.
-  - Understands protocol 2.0 and later.
+  - Understands protocol 2.0 and later. Warns of a worker with a newer protocol than this collection is tested with.
 seealso:
   - plugin: llama_cpp.cluster.rpc_endpoints
     plugin_type: filter
@@ -142,6 +142,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol im
     ProtocolVersionError,
     parse_protocol,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.sentences import newer_than_tested
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import summarize
 
 
@@ -175,7 +176,10 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except ProtocolVersionError as error:
         module.fail_json(msg=f"expected_protocol: {error}")
-    module.exit_json(changed=False, **summarize(probe_until_ready(endpoints, timeout, expected, wait)))
+    statuses = probe_until_ready(endpoints, timeout, expected, wait)
+    for warning in newer_than_tested(statuses):
+        module.warn(warning)
+    module.exit_json(changed=False, **summarize(statuses))
 
 
 if __name__ == "__main__":

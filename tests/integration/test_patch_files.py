@@ -10,6 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from ansible.plugins.loader import lookup_loader
+from ansible_collections.llama_cpp.cluster.plugins.lookup.source_patches import CORE
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._release.source_patch import apply, touched
 
 from support.harness import ARCHIVES, CACHE, DEFAULT, ROOT, completed
@@ -80,6 +82,37 @@ def test_patches_are_merged_into_a_source_that_differs(tmp_path: Path) -> None:
     log = subprocess.check_output(["git", "log", "--format=%s"], cwd=tmp_path / "tree", text=True)
     assert len(log.splitlines()) == 1 + len(ARCHIVES[DEFAULT]["patches"])
     assert "<<<<<<<" in (tmp_path / "tree/ggml/src/ggml-rpc/transport.cpp").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "left_out"),
+    [
+        ({}, {}),
+        ({"tools/server/server-http.cpp": "// other\n"}, {"programs": "hunk 1 of it, at line"}),
+        (
+            {"ggml/include/ggml-rpc.h": "#define RPC_PROTO_MAJOR_VERSION 9\n"},
+            dict.fromkeys(CORE, "protocol 9, and"),
+        ),
+    ],
+    ids=["alike", "file changed", "newer protocol"],
+)
+def test_another_build_gets_the_patches_of_the_core_that_fit_it(
+    tmp_path: Path, change: dict[str, str], left_out: dict[str, str]
+) -> None:
+    tree = tmp_path / "tree"
+    unpack(DEFAULT, tree)
+    for path, text in change.items():
+        (tree / path).write_text(text)
+    archive = tmp_path / "source.tar"
+    subprocess.run(["tar", "-cf", archive, "-C", tmp_path, "tree"], check=True)
+    lookup = lookup_loader.get("llama_cpp.cluster.source_patches")
+    options = {"own": str(ROLE / "files/patches"), "archive": str(archive), "subdir": "tree", "fitting": True}
+    (found,) = lookup.run([], variables={}, protocol=ARCHIVES[DEFAULT]["protocol"], **options)
+    assert found["problem"] == ""
+    assert {patch["name"] for patch in found["patches"]} == {*CORE} - {*left_out}
+    assert [(each["name"], left_out[each["name"]] in each["why"]) for each in found["left_out"]] == [
+        (name, True) for name in CORE if name in left_out
+    ]
 
 
 def test_what_a_new_pin_is_compared_by_is_found_in_a_source() -> None:

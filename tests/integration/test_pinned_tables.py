@@ -11,6 +11,7 @@ import tarfile
 import pytest
 import yaml
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._gguf import header, vocabulary
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol import NEWEST_TESTED
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import worker_run
 
 from support.harness import ARCHIVES, DEFAULT, RELEASE, ROOT
@@ -89,6 +90,10 @@ def test_the_page_names_the_architectures_that_split_mode_tensor_does_not_divide
     page = (ROOT / "docs/reference/compatibility.md").read_text().partition("## Split mode `tensor`")[2]
     listed = re.findall(r"`([^`]+)`", page.split("\n\n")[2])
     assert listed == sorted(names[case] for case in re.findall(r"case (LLM_ARCH_\w+):", body[0]))
+
+
+def test_the_newest_protocol_that_is_tested_is_the_defaults() -> None:
+    assert ARCHIVES[DEFAULT]["protocol"] == ".".join(map(str, NEWEST_TESTED))
 
 
 def test_operations_of_the_tests_own_client_are_upstreams(files: dict[str, str]) -> None:

@@ -219,6 +219,7 @@ def test_a_source_whose_protocol_tells_of_a_hole_is_not_built(tmp_path: Path, pr
     else:
         run = site.ok()
         assert run.holds("Warning: llama.cpp archive-abcdef012 may have CVE-2026-34159", "b8492 or later")
+        assert run.holds("archive-abcdef012 gets no patches, not rpc-repack, rpc-load, rpc-safety, programs: it speaks")
         assert run.holds("Warning: llama.cpp archive-abcdef012 is built without the patch rpc-safety, so whoever")
     assert site.works()
 
@@ -234,7 +235,19 @@ REFUSED = {
     ),
     "branch": ({"llama_cpp_commit": "master"}, "give a commit of 7 to 40 hexadecimal digits"),
     "no digest": ({"llama_cpp_sha256": ""}, "SHA-256 digest, 64 hexadecimal digits"),
-    "unknown version": ({"llama_cpp_archive": "", "llama_cpp_version": "9.9"}, "llama_cpp_version"),
+    "unknown version": (
+        {"llama_cpp_archive": "", "llama_cpp_version": "9.9"},
+        'llama_cpp_version is "9.9": take one of 0.3.31, 0.3.34,',
+    ),
+    "build that does not exist": (
+        {"llama_cpp_archive": "", "llama_cpp_version": "b11548"},
+        "llama_cpp_version is b11548, whose source was not found: the package xllamacpp has b",
+    ),
+    "build without its digest": (
+        {"llama_cpp_archive": "", "llama_cpp_sha256": "", "llama_cpp_version": "b11063"},
+        'llama_cpp_sha256 is "": give the SHA-256 digest of xllamacpp-2026.9.11063.tar.gz',
+    ),
+    "a word for patches": ({"llama_cpp_patches": "core"}, "and llama_cpp_patches a list or auto"),
     "relative prefix": ({"llama_cpp_prefix": "opt"}, "give an absolute path"),
     "no release to keep": ({"llama_cpp_keep_releases": 0}, "give 1 or more"),
     "option with -D": ({"llama_cpp_cmake_options": {"-DX": 1}}, "write GGML_OPENMP"),

@@ -101,7 +101,7 @@ def test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused(
 ) -> None:
     for many in 2, 3:
         result = inferred(release_7, trained_model, workers[:many], *TENSOR)
-        assert failure(result) == ("option_rejected", None)
+        assert failure(result) == ("split_mode_unsupported", None)
         assert result["msg"] == (
             f"llama.cpp cannot divide this model among {many} workers in split mode tensor (ggml-backend-meta.cpp:547: "
             "GGML_ASSERT(src_ss[0].axis != GGML_BACKEND_SPLIT_AXIS_0) failed); use layer."

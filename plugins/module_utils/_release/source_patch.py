@@ -12,7 +12,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NoReturn, Sequence
+from typing import Callable, Iterator, NoReturn, Sequence
 
 MOST_BYTES = 16 << 20
 
@@ -95,13 +95,19 @@ def touched(patches: Sequence[Patch]) -> dict[str, str]:
     return found
 
 
-def apply(patches: Sequence[Patch], read: Callable[[str], bytes | None]) -> dict[str, bytes | None]:
-    """Return the new content of each changed file, None for a deleted one; `read` returns the old content or None."""
+def apply(
+    patches: Sequence[Patch], read: Callable[[str], bytes | None], *, once: bool = False
+) -> dict[str, bytes | None]:
+    """Return the new content of each changed file, None for a deleted one; `read` returns the old content or None.
+
+    With `once`, a hunk that fits at several places, and that has moved, is refused: a patch for another source could go
+    to the wrong one.
+    """
     result: dict[str, bytes | None] = {}
     for patch in patches:
         for change in patch.changes:
             before = result[change.path] if change.path in result else read(change.path)
-            result[change.path] = _changed(patch.name, change, before)
+            result[change.path] = _changed(patch.name, change, before, once=once)
     return result
 
 
@@ -141,13 +147,14 @@ def _lines(content: bytes) -> list[bytes]:
     return [part + b"\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 
-def _place(lines: list[bytes], old: tuple[bytes, ...], first: int, there: int) -> int | None:
-    """Return the index of `old` from `first` on, the nearest to `there`: earlier changes may have moved it."""
-    places = sorted(range(first, len(lines) - len(old) + 1), key=lambda place: abs(place - there))
-    return next((place for place in places if tuple(lines[place : place + len(old)]) == old), None)
+def _places(lines: list[bytes], old: tuple[bytes, ...], first: int, there: int) -> Iterator[int]:
+    """Yield the indices of `old` from `first` on, the nearest to `there` first: earlier changes may have moved it."""
+    for place in sorted(range(first, len(lines) - len(old) + 1), key=lambda place: abs(place - there)):
+        if tuple(lines[place : place + len(old)]) == old:
+            yield place
 
 
-def _changed(name: str, change: Change, before: bytes | None) -> bytes | None:
+def _changed(name: str, change: Change, before: bytes | None, *, once: bool) -> bytes | None:
     what = f"The patch {name} does not apply to {change.path}"
     remedy = "check that it is made for this source and has the right place in llama_cpp_patches."
     if change.creates and before:
@@ -158,8 +165,10 @@ def _changed(name: str, change: Change, before: bytes | None) -> bytes | None:
     result: list[bytes] = []
     done = shift = 0
     for number, hunk in enumerate(change.hunks, 1):
-        place = _place(lines, hunk.old, done, hunk.start - 1 + shift)
-        if place is None:
+        places = _places(lines, hunk.old, done, hunk.start - 1 + shift)
+        place = next(places, None)
+        moved = place is not None and place != hunk.start - 1 + shift
+        if place is None or (once and hunk.old and moved and next(places, None) is not None):
             raise PatchError(f"{what}: hunk {number} of it, at line {hunk.start}, does not fit; {remedy}")
         result += [*lines[done:place], *hunk.new]
         done, shift = place + len(hunk.old), place - (hunk.start - 1)

@@ -28,6 +28,8 @@ def _request(command: int, payload: bytes = b"") -> bytes:
 HELLO_FORMS = (_request(_HELLO, bytes(24)), _request(_HELLO))
 HEADER_SIZE = 8
 _HELLO_SIZES = range(3, 257)
+# The newest protocol that tests of this collection speak.
+NEWEST_TESTED = (8, 0, 0)
 # Upstream's own limit is 16 devices on all workers together.
 _DEVICE_LIMIT = 64
 # Line-based servers (HTTP among them) wait for a line end before they answer. This valid request has two, so such a

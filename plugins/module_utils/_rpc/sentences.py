@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
+from .protocol import NEWEST_TESTED
 from .worker_status import WorkerStatus
 
 
@@ -67,3 +70,18 @@ def incompatible(status: WorkerStatus, expected: tuple[int, ...]) -> str:
         f"{status.endpoint} speaks RPC protocol {version} where {'.'.join(map(str, expected))} is expected: install "
         "the same llama.cpp release on all hosts."
     )
+
+
+def newer_than_tested(statuses: Sequence[WorkerStatus]) -> list[str]:
+    """Return a sentence for each protocol of workers that is newer than the tested ones."""
+    found: dict[str, list[str]] = {}
+    for status in statuses:
+        it = status.protocol
+        if it and (it["major"], it["minor"], it["patch"]) > NEWEST_TESTED:
+            found.setdefault(it["version"], []).append(status.endpoint)
+    newest = ".".join(map(str, NEWEST_TESTED))
+    return [
+        f"RPC protocol {version} of {', '.join(endpoints)} is newer than {newest}, the newest that this collection is "
+        "tested with: take a newer collection, or watch the first runs."
+        for version, endpoints in found.items()
+    ]

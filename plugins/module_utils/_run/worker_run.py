@@ -44,6 +44,14 @@ S_PER_TOKEN = 2
 class OptionError(ValueError):
     """The options cannot be run; the message is one sentence that names the option."""
 
+    kind = "option_rejected"
+
+
+class SplitModeError(OptionError):
+    """llama.cpp cannot divide the model among the workers in this split mode; the message is one sentence."""
+
+    kind = "split_mode_unsupported"
+
 
 class ModelError(ValueError):
     """The model cannot be loaded; the message is one sentence."""
@@ -153,7 +161,7 @@ def _part_bytes(path: Path) -> int:
 
 
 def check_split_mode(options: RunOptions, words: Sequence[str], protocol: str | None) -> None:
-    """Raise OptionError if these options ask for split mode "tensor", and llama.cpp cannot divide the model in it."""
+    """Raise SplitModeError if these options ask for split mode "tensor", in which llama.cpp cannot divide the model."""
     newer = protocol is not None and int(protocol.partition(".")[0]) > UNDIVIDED_UP_TO
     if newer or len(options.workers) < 2 or value_of(planned_options(words), "-sm") != "tensor":
         return
@@ -162,7 +170,7 @@ def check_split_mode(options: RunOptions, words: Sequence[str], protocol: str | 
     except (GgufError, OSError):
         return  # llama.cpp itself says what is wrong with the file.
     if architecture in UNDIVIDED:
-        raise OptionError(_cannot_divide(f"a model of architecture {architecture}", options, "tensor"))
+        raise SplitModeError(_cannot_divide(f"a model of architecture {architecture}", options, "tensor"))
 
 
 def _cannot_divide(model: str, options: RunOptions, mode: str) -> str:
@@ -490,7 +498,7 @@ def _not_divided(options: RunOptions, ending: Ending) -> Failure | None:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
     where = "" if found["architecture"] else f" ({_assertion(ending.stderr)})"
-    return Failure("option_rejected", None, _cannot_divide(kind, options, f"tensor{where}"))
+    return Failure(SplitModeError.kind, None, _cannot_divide(kind, options, f"tensor{where}"))
 
 
 def _assertion(log: str) -> str:
@@ -615,7 +623,7 @@ def _model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
     why = f": {reason.rstrip('. ')}" if reason else ""
     if "does not support split buffers" in reason:
         return Failure(
-            "option_rejected", None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
+            SplitModeError.kind, None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
         )
     other = _OTHER_FILE.search(ending.stderr)
     path = other[1] if other else options.model

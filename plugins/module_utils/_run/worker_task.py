@@ -73,7 +73,7 @@ class WorkerTask:
         except EndpointError as error:
             self.fail(Failure("option_rejected", None, f"workers: {error}."))
         except OptionError as error:
-            self.fail(Failure("option_rejected", None, str(error)))
+            self.fail(Failure(error.kind, None, str(error)))
         except ModelError as error:
             self.fail(Failure("model_invalid", None, str(error)))
         except (BinaryError, RunnerError) as error:

@@ -168,7 +168,10 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         "links": links,
         "services": services,
         "problems": list(dict.fromkeys(problems)),
-        "notes": _notes([each for each in services if each["address"] != seen[each["host"]].get("inside")]),
+        "notes": [
+            *_unsafe(rows),
+            *_notes([each for each in services if each["address"] != seen[each["host"]].get("inside")]),
+        ],
     }
 
 
@@ -245,6 +248,19 @@ def _competing_apis(service: Mapping[str, Any], services: Sequence[Mapping[str, 
         if other["state"] in ("serving", "loading")
         for shared in [set(other["workers"]) & set(service["workers"])]
         if shared
+    ]
+
+
+def _unsafe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the hosts whose release lacks the patch rpc-safety, for each release."""
+    hosts: dict[str, list[str]] = {}
+    for row in rows:
+        if row["release"] and "rpc-safety" not in row["patches"]:
+            hosts.setdefault(row["release"], []).append(row["host"])
+    return [
+        f"llama.cpp {release} of {', '.join(dict.fromkeys(names))} lacks the patch rpc-safety, so whoever reaches its "
+        "RPC server can run code on the host: install the default llama_cpp_version, or let in only trusted clients."
+        for release, names in hosts.items()
     ]
 
 

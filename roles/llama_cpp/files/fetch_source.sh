@@ -16,13 +16,7 @@ flock 9
 rm -rf "$part"
 trap 'rm -rf "$part"' EXIT
 mkdir "$part"
-for python in "$own" python3 ''; do
-    if "$python" -m pip --version >/dev/null 2>&1; then break; fi
-done
-[ "$python" ] || {
-    echo "no pip was found on the controller: install python3-pip, or give an archive as the source" >&2
-    exit 1
-}
+. "${0%/*}/pip.sh"
 printf '%s --hash=sha256:%s\n' "$requirement" "$sha256" >"$part/requirements.txt"
 # pip runs no code of the package: it asks the stand-in for the package's build backend. It unpacks large files in TMPDIR.
 LC_ALL=C TMPDIR=$part PYTHONPATH=${0%/*}/build_backend PYTHONDONTWRITEBYTECODE=1 \

@@ -117,7 +117,11 @@ def test_lines_may_have_moved_and_the_nearest_place_counts() -> None:
     block = "".join(f"{line}\n" for line in "abcdefg")
     source = block * 3
     changed = block + block.replace("d\n", "D\n") + block
-    assert outcome(patch(diff(source, changed)), x_c=f"x\n{source}") == {"x.c": f"x\n{changed}"}
+    moved = patch(diff(source, changed))
+    assert outcome(moved, x_c=f"x\n{source}") == {"x.c": f"x\n{changed}"}
+    with pytest.raises(PatchError, match=r"hunk 1 of it, at line \d+, does not fit"):
+        apply([moved], {"x.c": f"x\n{source}".encode()}.get, once=True)
+    assert apply([moved], {"x.c": source.encode()}.get, once=True) == {"x.c": changed.encode()}
 
 
 PLAIN = diff(SOURCE, SOURCE.replace("line 9\n", "other\n"))

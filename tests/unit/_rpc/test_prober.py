@@ -29,6 +29,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.protocol im
     ProtocolVersionError,
     parse_protocol,
 )
+from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.sentences import newer_than_tested
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._rpc.worker_status import WorkerStatus
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -191,6 +192,9 @@ def test_a_worker_of_each_generation_is_ready(version: tuple[int, int, int], dev
     ]
     assert peer.connections == connections
     assert peer.left == ["RST"], "a worker that writes to a client that left with FIN dies of SIGPIPE"
+    said = newer_than_tested([status])
+    assert len(said) == (version > protocol.NEWEST_TESTED)
+    assert all(f"RPC protocol 8.2.1 of {peer.endpoint} is newer than 8.0.0, the newest" in each for each in said)
     # It gets one HELLO, and no byte that it does not need.
     if version == (7, 0, 0):
         hello = b"\x0e" + struct.pack("<Q", 24) + bytes(24)

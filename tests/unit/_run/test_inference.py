@@ -377,14 +377,15 @@ FAILURES: dict[str, Ended] = {
         f"{REASON}tensor 'blk.2.x' data is not within the file bounds, model is corrupted or incomplete\n{NOT_LOADED}",
         1, None, "model_invalid", None, "/srv/m.gguf: tensor 'blk.2.x' data is not within the file bounds"),
     "not-divided": (
-        f"{BUFFERS}{SPLIT_AXIS}\n", 134, None, "option_rejected", None,
+        f"{BUFFERS}{SPLIT_AXIS}\n", 134, None, "split_mode_unsupported", None,
         f"cannot divide this model among 2 workers in split mode tensor ({SPLIT_AXIS}); use layer."),
     "not-divided-ever": (
         f"{REASON}LLAMA_SPLIT_MODE_TENSOR not implemented for architecture 'mamba'\n{NOT_LOADED}", 1, None,
-        "option_rejected", None, "a model of architecture mamba among 2 workers in split mode tensor; use layer."),
+        "split_mode_unsupported", None,
+        "a model of architecture mamba among 2 workers in split mode tensor; use layer."),
     "split-mode-row": (
         f"{REASON}device RPC0 does not support split buffers\n{NOT_LOADED}", 1, None,
-        "option_rejected", None, "in this split mode: device RPC0 does not support split buffers; use layer."),
+        "split_mode_unsupported", None, "in this split mode: device RPC0 does not support split buffers; use layer."),
     "type-of-a-fork": (
         f"gguf_init_from_reader: tensor 'a' has invalid ggml type 138. should be in [0, 43)\n{NOT_LOADED}", 1, None,
         "model_invalid", None, "type 138. should be in [0, 43); type 138 is of ik_llama.cpp, a fork: use a file with"),

@@ -20,7 +20,8 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._status.cluster 
 
 cluster_problems = FilterModule().filters()["cluster_problems"]
 
-NEW = {"id": "a", "version": "0.3.36-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": "83"}}
+SAFE = {"patches": [{"name": "rpc-safety"}]}
+NEW = {"id": "a", "version": "0.3.36-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": "83"}, **SAFE}
 # Another build of the same source, fetched in another way.
 SAME = {"id": "b", "version": "git-0c1e57098", "source": {"commit": "0c1e57098bba", "sha256": None}}
 OLD = {"id": "c", "version": "0.3.35-4df29be4f", "source": {"commit": "4df29be4f4c3", "sha256": "34"}}
@@ -359,3 +360,11 @@ def test_what_passes_within_the_tunnel_is_not_said_to_be_readable() -> None:
     services = [{**serves, "address": address} for address in ("10.213.0.9", "10.0.0.9")]
     (note,) = verify({"w1": WELL}, {"m": {**M, "inside": "10.213.0.9", "services": services}})["notes"]
     assert "Clients reach 10.0.0.9:8080 of m without encryption" in note
+
+
+def test_workers_that_trust_their_clients_are_named_once_for_each_release() -> None:
+    bare = {**WELL, "manifest": {**OLD, "patches": []}, "endpoints": ["10.0.0.1:50052", "10.0.0.1:50053"]}
+    of_others = {**WELL, "manifest": {**OLD, "patches": None}}
+    status = verify({"w1": bare, "w2": of_others, "w3": WELL}, {})
+    (note,) = status["notes"]
+    assert "llama.cpp 0.3.35-4df29be4f of w1, w2 lacks the patch rpc-safety, so whoever reaches" in note
