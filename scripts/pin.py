@@ -3,8 +3,8 @@
 
 It fetches the source, carries the patches over, writes what follows from the source into this checkout, builds the
 release, records its help, and runs the tests that know what a new pin may change. It ends with what a person has to
-decide. Where a patch does not fit, it stops: resolve the conflicts in the tree that it names, commit --amend each, and
-call it again. .venv must be active; the network is needed.
+decide. Where a patch does not fit, it runs the demo with the core patches that do, and stops: resolve the conflicts in
+the tree that it names, commit --amend each, and call it again. .venv must be active; the network is needed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ TESTS = (
     "tests/integration/test_rpc_check.py", "tests/integration/test_repack.py", "tests/integration/test_rpc_master.py",
     "tests/integration/test_turns.py", "tests/integration/test_engine_plan.py",
     "tests/integration/test_distributed_inference.py", "tests/integration/test_llama_bench.py",
+    "tests/performance/test_patch_choices.py",
 )  # fmt: skip
 
 LEFT = """\
@@ -153,10 +154,26 @@ def record(build: str) -> None:
             (folder / f"{name}-{DEFAULT}-{what}.txt").unlink(missing_ok=True)
 
 
+def tried(build: str, sha256: str) -> None:
+    """Run the demo with a build as users get it without an entry in the table, in both split modes."""
+    for mode in "layer", "tensor":
+        asked = [f"llama_cpp_version={build}", f"llama_cpp_sha256={sha256}", f"inference_extra_args=['-sm', '{mode}']"]
+        command = ["scripts/demo.sh", *(word for each in asked for word in ("-e", each))]
+        environment = {**os.environ, "MODEL": "random", "WORKERS": "2"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        said = re.findall(r"Warning: .*", done.stdout)
+        end = "works" if done.returncode == 0 else f"failed:\n{(done.stdout + done.stderr)[-2000:]}"
+        print("\n".join([*said, f"The demo with {build} in split mode {mode} {end}"]))
+
+
 def run(build: str) -> int:
     """Move the pin, and return the exit status: 0 if all tests pass, 1 if something is left to do."""
     package = package_of(build)
+    newest = "" if build else ", the newest that the package has,"
     build = f"b{package.rpartition('.')[2]}"
+    if build in ARCHIVES and newest:
+        print(f"{build}{newest} is in the role's table already.")
+        return 0
     if build in ARCHIVES:
         raise PatchesError(f"{build} is in the role's table already.")
     archive, sha256 = fetched(package)
@@ -178,6 +195,7 @@ def run(build: str) -> int:
         inside = f"{package.replace('==', '-')}/thirdparty/llama.cpp"
         ran("tar", "-xf", archive, "-C", source, "--strip-components=3", "--no-same-owner", inside)
         if not rebase(str(source), tree, name=build, origin=f"sha256:{sha256}"):
+            tried(build, sha256)
             print(f"\nResolve the conflicts in {tree}, amend their commits, and call this again.")
             return 1
     marked = subprocess.run(["git", "grep", "-l", "^<<<<<<< "], cwd=tree, capture_output=True, text=True, check=False)

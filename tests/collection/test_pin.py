@@ -72,6 +72,13 @@ def test_the_patches_of_a_version_are_the_files_there() -> None:
     }
 
 
+def test_the_page_for_upstream_counts_the_hunks_of_each_patch() -> None:
+    page = (ROOT / "docs/upstream/README.md").read_text()
+    patches = (ROLE / "files/patches" / DEFAULT).iterdir()
+    counted = {path.stem: str(len(re.findall("^@@ ", path.read_text(), re.MULTILINE))) for path in patches}
+    assert dict(re.findall(r"^\| \[`([a-z-]+)`\]\([^)]*\) \| (\d+) \|", page, re.MULTILINE)) == counted
+
+
 def test_versions_that_can_be_asked_for() -> None:
     option = load_yaml(ROLE / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]["llama_cpp_version"]
     assert option["default"] == DEFAULT

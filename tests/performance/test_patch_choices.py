@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Each choice of patches that the docs allow is built, and two workers of it answer."""
+"""Each choice of patches that the docs allow is built, and two workers of it answer in both split modes."""
 
 from __future__ import annotations
 
@@ -53,16 +53,18 @@ def test_each_choice_answers(names: tuple[str, ...], tmp_path: Path) -> None:
     model = tmp_path / "random.gguf"
     script = ROOT / "playbooks/files/random_model.py"
     subprocess.run([sys.executable, script, model], check=True, timeout=HANG_S)
-    with running_worker(build, tmp_path / "1") as first, running_worker(build, tmp_path / "2") as second:
-        result = run_module(
-            "distributed_inference",
-            {
-                "bin_folder": str(build.bin),
-                "model": str(model),
-                "prompt": "the quiet river",
-                "workers": [first.endpoint, second.endpoint],
-                "n_predict": 8,
-            },
-        )
-    assert result["failure"] is None, result
-    assert result["text"].split()
+    for mode in "layer", "tensor":
+        with running_worker(build, tmp_path / "1") as first, running_worker(build, tmp_path / "2") as second:
+            result = run_module(
+                "distributed_inference",
+                {
+                    "bin_folder": str(build.bin),
+                    "model": str(model),
+                    "prompt": "the quiet river",
+                    "workers": [first.endpoint, second.endpoint],
+                    "n_predict": 8,
+                    "extra_args": ["-sm", mode],
+                },
+            )
+        assert result["failure"] is None, result
+        assert result["text"].split()
