@@ -37,6 +37,14 @@ options:
     description: The threads of the master. By default llama.cpp decides. The threads of a worker are an option of its
       RPC server.
     type: int
+  worker_link:
+    description:
+      - Whether two workers add up partial results by themselves in split mode C(tensor), over a link of their own, for
+        which both need C(rpc_server_link) of the role P(llama_cpp.cluster.rpc_server#role).
+      - Without the link, or if it cannot be made, the master adds them up.
+    type: bool
+    default: false
+    version_added: 0.4.0
   bin_folder:
     description: Folder of the llama.cpp programs on the master.
     type: path

@@ -130,8 +130,8 @@ class Tensor:
 class Session:
     """A client's connection. Close it after use, because a worker serves one client at a time."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection((address, port), LIMIT_S)
         self.close = self.socket.close
         self.uid = 0
         self.uid_of_device: dict[int, int] = {}

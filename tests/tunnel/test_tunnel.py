@@ -88,6 +88,22 @@ def test_a_second_run_changes_nothing() -> None:
     assert set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}, done.stdout
 
 
+def test_a_link_between_workers_goes_through_it() -> None:
+    given = {"rpc_server_link": True, "inference_extra_args": ["-sm", "tensor"]}
+    playbook("site", **given)
+    try:
+        for worker in WORKERS:
+            said = ssh(worker, "journalctl", "--unit", f"llama-rpc-server@{PORT}", "--boot", "--no-pager").stdout
+            assert "joined pairwise comm as rank" in said
+            assert len(peers(worker)) == 2
+        assert connect("worker2", INSIDE["worker1"]) != "connected", "the worker itself"
+        done = playbook("site", **given)
+        assert set(re.findall(r"changed=(\d+)", done.stdout)) == {"0"}, done.stdout
+    finally:
+        playbook("site")
+    assert [len(peers(worker)) for worker in WORKERS] == [1, 1]
+
+
 def test_the_unit_is_confined() -> None:
     for host in HOSTS:
         said = ssh(host, "systemd-analyze", "security", "--no-pager", UNIT).stdout

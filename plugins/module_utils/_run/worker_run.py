@@ -44,13 +44,9 @@ S_PER_TOKEN = 2
 class OptionError(ValueError):
     """The options cannot be run; the message is one sentence that names the option."""
 
-    kind = "option_rejected"
-
 
 class SplitModeError(OptionError):
     """llama.cpp cannot divide the model among the workers in this split mode; the message is one sentence."""
-
-    kind = "split_mode_unsupported"
 
 
 class ModelError(ValueError):
@@ -77,6 +73,15 @@ class RunOptions:
     tensor_split: tuple[float, ...]
     threads: int | None
     timeout: int | None
+    # Whether two workers add up partial results by themselves.
+    worker_link: bool
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a program gets besides the module's environment."""
+        if not self.worker_link:
+            return ENVIRONMENT
+        return {**{name: it for name, it in ENVIRONMENT.items() if name != "GGML_RPC_NO_COMM"}, "GGML_RPC_LINK": "1"}
 
     @property
     def endpoints(self) -> list[str]:
@@ -498,7 +503,7 @@ def _not_divided(options: RunOptions, ending: Ending) -> Failure | None:
         return None
     kind = f"a model of architecture {found['architecture']}" if found["architecture"] else "this model"
     where = "" if found["architecture"] else f" ({_assertion(ending.stderr)})"
-    return Failure(SplitModeError.kind, None, _cannot_divide(kind, options, f"tensor{where}"))
+    return Failure("split_mode_unsupported", None, _cannot_divide(kind, options, f"tensor{where}"))
 
 
 def _assertion(log: str) -> str:
@@ -623,7 +628,7 @@ def _model_invalid(options: RunOptions, ending: Ending) -> Failure | None:
     why = f": {reason.rstrip('. ')}" if reason else ""
     if "does not support split buffers" in reason:
         return Failure(
-            SplitModeError.kind, None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
+            "split_mode_unsupported", None, f"llama.cpp cannot divide the model in this split mode{why}; use layer."
         )
     other = _OTHER_FILE.search(ending.stderr)
     path = other[1] if other else options.model

@@ -25,6 +25,7 @@ from .worker_run import (
     ModelError,
     OptionError,
     RunOptions,
+    SplitModeError,
     worker_failure,
 )
 
@@ -43,6 +44,7 @@ WORKER_RUN: dict[str, dict[str, Any]] = {
     "bin_folder": {"type": "path", "default": "/opt/llama_cpp/current/bin"},
     "verify": {"type": "bool", "default": True},
     "timeout": {"type": "int"},
+    "worker_link": {"type": "bool", "default": False},
 }
 
 
@@ -58,6 +60,7 @@ class WorkerTask:
         self.progress = progress or Progress()
         # By which llama.cpp divides the layers among the workers' devices; empty if they are not known.
         self.shares: list[float] = []
+        self.environment: Mapping[str, str] = ENVIRONMENT
 
     def fail(self, failure: Failure) -> NoReturn:
         """End the module with a failure and the result so far."""
@@ -72,8 +75,10 @@ class WorkerTask:
             yield
         except EndpointError as error:
             self.fail(Failure("option_rejected", None, f"workers: {error}."))
+        except SplitModeError as error:
+            self.fail(Failure("split_mode_unsupported", None, str(error)))
         except OptionError as error:
-            self.fail(Failure(error.kind, None, str(error)))
+            self.fail(Failure("option_rejected", None, str(error)))
         except ModelError as error:
             self.fail(Failure("model_invalid", None, str(error)))
         except (BinaryError, RunnerError) as error:
@@ -87,6 +92,7 @@ class WorkerTask:
             workers = tuple(parse_endpoints(given["workers"]))
             options = kind(**{**given, "model": str(Path(given["model"]).absolute()), "workers": workers})
             check(options)
+        self.environment = options.environment
         return options
 
     def asked(self, name: str) -> tuple[str, str, str, Mapping[str, object]]:
@@ -102,7 +108,7 @@ class WorkerTask:
         self, command: Sequence[str], timeout: int, listeners: Listeners | None = None, watch: Watch | None = None
     ) -> Run:
         """Run a program of llama.cpp. Raises RunnerError."""
-        return run(self.module, command, timeout, ENVIRONMENT, WITHOUT_ENVIRONMENT, listeners, watch)
+        return run(self.module, command, timeout, self.environment, WITHOUT_ENVIRONMENT, listeners, watch)
 
     def verify(self, workers: Sequence[Endpoint], protocol: str | None) -> list[WorkerStatus]:
         """Return the state of the workers, all of them ready."""

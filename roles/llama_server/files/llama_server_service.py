@@ -71,6 +71,7 @@ class Settings:
     metrics_file: str | None
     ready_port: int = 0
     stall_timeout_s: int = 600
+    worker_link: bool = False
 
     @property
     def own_address(self) -> str:
@@ -298,8 +299,10 @@ class Server:
             command += ["--spec-draft-device", names[-1]]
         environment = {name: it for name, it in os.environ.items() if not name.startswith(NOT_PASSED_ON)}
         # Upstream's abort would start a debugger. From protocol 8 on, a master has two workers listen for each other on
-        # all addresses and without authentication. A file config.ini in the other folder would add options.
-        environment.update(GGML_NO_BACKTRACE="1", GGML_RPC_NO_COMM="1", XDG_CONFIG_HOME=os.devnull)
+        # all addresses and without authentication, unless they have a link. A file config.ini in the other folder would
+        # add options.
+        environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)
+        environment["GGML_RPC_LINK" if settings.worker_link else "GGML_RPC_NO_COMM"] = "1"
         libc = ctypes.CDLL(None)
         self.answered = 0.0
         # By the address of a worker: since when its host acknowledges nothing.

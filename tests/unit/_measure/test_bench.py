@@ -92,6 +92,7 @@ def options(*workers: str, **changes: Any) -> Options:
         threads=None,
         repetitions=5,
         timeout=None,
+        worker_link=False,
     )
     return dataclasses.replace(base, **changes)
 

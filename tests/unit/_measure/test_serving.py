@@ -27,6 +27,7 @@ def options(**more: Any) -> Options:
         "model": "/srv/m.gguf", "workers": tuple(parse_endpoints(["10.0.0.11", "10.0.0.12:1"])), "n_gpu_layers": 999,
         "tensor_split": (3.0, 1.0), "threads": 2, "timeout": None, "clients": 8, "n_prompt": 100, "n_gen": 20,
         "prompts": (), "repetitions": 3, "parallel": 4, "ctx_size": 2048, "extra_args": ("--jinja",),
+        "worker_link": False,
     }  # fmt: skip
     return Options(**{**given, **more})
 

@@ -74,6 +74,7 @@ def options(*workers: str, **changes: Any) -> Options:
         extra_args=(),
         timeout=None,
         stall_timeout=None,
+        worker_link=False,
     )
     return dataclasses.replace(base, **changes)
 
