@@ -59,7 +59,7 @@ def _skipped_in_ci(config: pytest.Config) -> list[pytest.TestReport]:
 
 
 @pytest.fixture(scope="session")
-def release_7() -> Release:
+def release() -> Release:
     """Return the release with protocol 7.0.0, the default pin."""
     if not RELEASE.rpc_server.exists():
         pytest.fail(f"llama.cpp of archive {RELEASE.version} is not built: run `make test`, which builds it first")

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def workers(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
+def workers(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worker]]:
     folder = tmp_path_factory.mktemp("workers")
     with ExitStack() as stack:
-        yield [stack.enter_context(running_worker(release_7, folder / f"{index}.log")) for index in range(3)]
+        yield [stack.enter_context(running_worker(release, folder / f"{index}.log")) for index in range(3)]
 
 
 @pytest.fixture
-def start(release_7: Release, start_worker: Callable[..., Worker]) -> Callable[..., Worker]:
+def start(release: Release, start_worker: Callable[..., Worker]) -> Callable[..., Worker]:
     """Start workers of the default release that end with the test: `start(*options, threads=1, prefix=())`."""
-    return partial(start_worker, release_7)
+    return partial(start_worker, release)
 
 
 @pytest.fixture
@@ -36,13 +36,13 @@ def two(start: Callable[..., Worker]) -> list[str]:
 
 
 @pytest.fixture
-def here(release_7: Release, model: Path, start: Callable[..., Worker]) -> dict[str, Any]:
+def here(release: Release, model: Path, start: Callable[..., Worker]) -> dict[str, Any]:
     """Return this machine, for `play_here`, as master and as the host of two workers of one and two threads."""
     return {
         "rpc_server_address": "127.0.0.1",
         # The machine may have no private address.
         "rpc_server_bind_address": "127.0.0.1",
         "rpc_server_instances": [{"port": start(threads=threads).port} for threads in (1, 2)],
-        "llama_cpp_prefix": str(release_7.prefix),
+        "llama_cpp_prefix": str(release.prefix),
         "gguf_model_path": str(model),
     }

@@ -59,8 +59,8 @@ def chat_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def service(release_7: Release, model: Path, chat_page: Path, tmp_path: Path) -> Iterator[Service]:
-    with service_over_two(release_7, model, tmp_path, ("--path", str(chat_page))) as running:
+def service(release: Release, model: Path, chat_page: Path, tmp_path: Path) -> Iterator[Service]:
+    with service_over_two(release, model, tmp_path, ("--path", str(chat_page))) as running:
         yield running
 
 

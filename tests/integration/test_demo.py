@@ -69,8 +69,8 @@ class Demo:
 
 
 @pytest.fixture
-def demo(tmp_path: Path, release_7: Release) -> Iterator[Demo]:
-    made = Demo(tmp_path, release_7)
+def demo(tmp_path: Path, release: Release) -> Iterator[Demo]:
+    made = Demo(tmp_path, release)
     yield made
     subprocess.run([sys.executable, WORKERS, "stop", f"--state={tmp_path}/workers"], check=True, timeout=30)
 
@@ -214,9 +214,9 @@ def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -
     assert demo.processes() == []
 
 
-def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: Demo, release_7: Release) -> None:
+def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: Demo, release: Release) -> None:
     state = f"--state={demo.folder}/workers"
-    command = [sys.executable, WORKERS, "start", f"--server={release_7.rpc_server}", "--count=1", "--threads=1", state]
+    command = [sys.executable, WORKERS, "start", f"--server={release.rpc_server}", "--count=1", "--threads=1", state]
     subprocess.run(command, check=True, timeout=60, capture_output=True)
     running = demo.processes()
     second = completed(*command)

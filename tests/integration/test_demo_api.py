@@ -74,9 +74,9 @@ def a_worker(folder: Path) -> int:
     pytest.fail("no worker runs")
 
 
-def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, model: Path, tmp_path: Path) -> None:
+def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release: Release, model: Path, tmp_path: Path) -> None:
     (tmp_path / "page").mkdir()
-    with serving(release_7, model, tmp_path) as process:
+    with serving(release, model, tmp_path) as process:
         said = printed(process)
         port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
         assert said["Page"] == "is being built; a line says when it is there"
@@ -99,14 +99,14 @@ def test_it_prints_where_all_is_and_ctrl_c_ends_all_of_it(release_7: Release, mo
         assert left_over(tmp_path / "api") == []
 
 
-def test_two_groups_go_on_when_a_worker_is_killed_and_all_ends_with_the_script(release_7: Release, model: Path) -> None:
+def test_two_groups_go_on_when_a_worker_is_killed_and_all_ends_with_the_script(release: Release, model: Path) -> None:
     # pytest's own folders are too deep for a socket's path.
     with tempfile.TemporaryDirectory(prefix="demo-") as path:
         folder = Path(path)
         (folder / "page").mkdir()
         (folder / "page/index.html").write_text("<p>hello</p>")
         program = make_program(folder)
-        with serving(release_7, model, folder, "--groups=2", f"--gateway={program}") as process:
+        with serving(release, model, folder, "--groups=2", f"--gateway={program}") as process:
             said = printed(process)
             port = int(said["API"].rpartition(":")[2].removesuffix("/v1"))
             assert Client("127.0.0.1", port, None).request("/") == (200, "<p>hello</p>")

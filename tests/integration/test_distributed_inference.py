@@ -36,13 +36,13 @@ VERIFY = pytest.mark.parametrize("verify", [True, False], ids=["verified", "unve
 
 
 @pytest.fixture
-def infer(release_7: Release, model: Path) -> Infer:
+def infer(release: Release, model: Path) -> Infer:
     """Run the module over workers on this machine; return its result."""
 
     def run(
         *workers: str, check: bool = False, environment: dict[str, str] | None = None, **args: Any
     ) -> dict[str, Any]:
-        given = {"bin_folder": str(release_7.bin), "model": str(model), "prompt": PROMPT, "n_predict": 16, **args}
+        given = {"bin_folder": str(release.bin), "model": str(model), "prompt": PROMPT, "n_predict": 16, **args}
         given = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
         arguments = {**given, "workers": workers}
         return run_module("distributed_inference", arguments, check=check, environment=environment)
@@ -139,10 +139,10 @@ def test_a_prompt_longer_than_a_command_line_is_read_whole(infer: Infer, start: 
 
 
 def test_the_program_gets_no_input_no_debugger_and_a_limit_from_the_model_s_size(
-    infer: Infer, release_7: Release, model: Path, start: Start, tmp_path: Path
+    infer: Infer, release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     programs = wrapped(
-        release_7, tmp_path, r"{ readlink /proc/$$/fd/0; tr '\0' ' ' </proc/$PPID/cmdline; echo; env; } >$here/seen"
+        release, tmp_path, r"{ readlink /proc/$$/fd/0; tr '\0' ' ' </proc/$PPID/cmdline; echo; env; } >$here/seen"
     )
     result = infer(start().endpoint, bin_folder=programs, environment={"LLAMA_ARG_TOP_K": "x"})
     assert result["failure"] is None, result["msg"]
@@ -176,11 +176,11 @@ def cut(times: int, lines: str, size: int) -> str:
     ids=["last-figures", "everything"],
 )
 def test_a_run_that_lost_its_last_lines_is_repeated(
-    infer: Infer, release_7: Release, start: Start, tmp_path: Path, lines: str, size: int
+    infer: Infer, release: Release, start: Start, tmp_path: Path, lines: str, size: int
 ) -> None:
     worker = start()
     whole = infer(worker.endpoint)
-    result = infer(worker.endpoint, bin_folder=wrapped(release_7, tmp_path, cut(1, lines, size)))
+    result = infer(worker.endpoint, bin_folder=wrapped(release, tmp_path, cut(1, lines, size)))
     assert result["failure"] is None, result["msg"]
     assert result["text"] == whole["text"]
     assert result["perf"]["eval"]["runs"] == 15
@@ -189,25 +189,23 @@ def test_a_run_that_lost_its_last_lines_is_repeated(
     assert "warnings" not in result
 
 
-def test_a_text_that_may_be_cut_off_is_no_result(
-    infer: Infer, release_7: Release, start: Start, tmp_path: Path
-) -> None:
+def test_a_text_that_may_be_cut_off_is_no_result(infer: Infer, release: Release, start: Start, tmp_path: Path) -> None:
     worker = start()
-    programs = wrapped(release_7, tmp_path, cut(99, "/_perf_print/!p", 20))
+    programs = wrapped(release, tmp_path, cut(99, "/_perf_print/!p", 20))
     result = infer(worker.endpoint, bin_folder=programs)
     assert failure(result) == ("unknown", None)
     assert "the text may be cut off; run again" in result["msg"]
     assert (result["attempts"], (tmp_path / "runs").read_text()) == (6, "6\n")
     # The time limit leaves no time for another attempt.
-    result = infer(worker.endpoint, bin_folder=wrapped(release_7, tmp_path, "sleep 5" + cut(99, "", 20)), timeout=10)
+    result = infer(worker.endpoint, bin_folder=wrapped(release, tmp_path, "sleep 5" + cut(99, "", 20)), timeout=10)
     assert failure(result) == ("unknown", None)
     assert (result["attempts"], (tmp_path / "runs").read_text()) == (1, "7\n")
 
 
 def test_a_whole_text_counts_although_its_last_figures_are_lost_and_a_repetition_fails(
-    infer: Infer, release_7: Release, start: Start, tmp_path: Path
+    infer: Infer, release: Release, start: Start, tmp_path: Path
 ) -> None:
-    programs = wrapped(release_7, tmp_path, cut(1, "/ total time/q;p", 9999) + cut(99, "", 20))
+    programs = wrapped(release, tmp_path, cut(1, "/ total time/q;p", 9999) + cut(99, "", 20))
     result = infer(start().endpoint, bin_folder=programs)
     assert result["failure"] is None, result["msg"]
     assert len(result["text"].split()) == 16
@@ -218,10 +216,10 @@ def test_a_whole_text_counts_although_its_last_figures_are_lost_and_a_repetition
 
 
 def test_check_mode_verifies_the_workers_and_runs_nothing(
-    infer: Infer, release_7: Release, start: Start, tmp_path: Path
+    infer: Infer, release: Release, start: Start, tmp_path: Path
 ) -> None:
     worker = start()
-    result = infer(worker.endpoint, bin_folder=wrapped(release_7, tmp_path, "touch $here/run"), check=True)
+    result = infer(worker.endpoint, bin_folder=wrapped(release, tmp_path, "touch $here/run"), check=True)
     assert not (tmp_path / "run").exists()
     assert result["failure"] is None
     assert (result["text"], result["perf"], result["wall_time_ms"], result["attempts"]) == (None, None, None, 0)
@@ -417,10 +415,10 @@ def test_the_environment_does_not_change_the_run(infer: Infer, start: Start) -> 
 
 
 def test_a_worker_that_goes_between_verification_and_run_is_missed(
-    infer: Infer, release_7: Release, start: Start, tmp_path: Path
+    infer: Infer, release: Release, start: Start, tmp_path: Path
 ) -> None:
     stays, goes = start(), start()
-    programs = wrapped(release_7, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
+    programs = wrapped(release, tmp_path, f"kill -9 {goes.process.pid}; while kill -0 {goes.process.pid}; do :; done")
     with ThreadPoolExecutor() as pool:
         run = pool.submit(infer, stays.endpoint, goes.endpoint, bin_folder=programs)
         goes.process.wait(HANG_S)

@@ -40,7 +40,7 @@ def test_a_block_that_is_marked_as_an_example_is_among_them() -> None:
 @pytest.mark.llama
 @pytest.mark.parametrize("place", DOCUMENTED)
 def test_example_runs_on_a_cluster(
-    place: str, start: Callable[..., Worker], release_7: Release, model: Path, tmp_path: Path
+    place: str, start: Callable[..., Worker], release: Release, model: Path, tmp_path: Path
 ) -> None:
     workers = [start(), start()]
     text = yaml.safe_dump(as_plays(DOCUMENTED[place]), sort_keys=False)
@@ -49,7 +49,7 @@ def test_example_runs_on_a_cluster(
     text = re.sub(r"/srv/models/[\w.-]+", str(model), text)
     plays = yaml.safe_load(text)
     for play in plays:
-        play["module_defaults"] = {f"{COLLECTION}.distributed_inference": {"bin_folder": str(release_7.bin)}}
+        play["module_defaults"] = {f"{COLLECTION}.distributed_inference": {"bin_folder": str(release.bin)}}
     playbook = tmp_path / "playbook.yml"
     playbook.write_text(yaml.safe_dump(plays, sort_keys=False))
     inventory = tmp_path / "hosts.yml"

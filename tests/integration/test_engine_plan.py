@@ -66,11 +66,11 @@ def mib(held: Bytes) -> tuple[float, float, float]:
 # What is published
 
 
-def test_the_guides_model_takes_what_the_guide_logged(release_7: Release, tmp_path: Path) -> None:
+def test_the_guides_model_takes_what_the_guide_logged(release: Release, tmp_path: Path) -> None:
     """Llama 70B in Q4_0 over two workers, of which the first has 41 layers: the buffers that the guide shows."""
     path = header_only(tmp_path / "m.gguf", shape("70B"))
     options = ["-m", path, "-c", "4096", "-ub", "512", "-np", "1", "-fa", "off"]
-    (plan,) = planned(release_7, options, 2, ["-ts", "41,40"])
+    (plan,) = planned(release, options, 2, ["-ts", "41,40"])
     first, second, master = (mib(plan.on(device)) for device in ("RPC0", "RPC1", ""))
     assert first[:2] == pytest.approx((18821.56, 656), abs=1)
     assert second[:2] == pytest.approx((18725.42, 624), abs=1)
@@ -133,7 +133,7 @@ def wrong(
 
 @pytest.mark.parametrize("case", [pytest.param(it, marks=() if it in EACH_TIME else pytest.mark.long) for it in CASES])
 def test_llama_server_allocates_what_the_engine_planned(
-    release_7: Release, workers: list[Worker], tmp_path: Path, case: str
+    release: Release, workers: list[Worker], tmp_path: Path, case: str
 ) -> None:
     kind, count, options = CASES[case]
     path = write_synthetic(tmp_path / "m.gguf", kind, layers=LAYERS_OF.get(kind, LAYERS))
@@ -143,10 +143,10 @@ def test_llama_server_allocates_what_the_engine_planned(
     if "adapter" in case:
         options += ["--lora", str(adapter(tmp_path / "lora.gguf"))]
     split = ["-ts", ("1", "1,2", "1,2,1")[count - 1]]
-    (plan,) = planned(release_7, ["-m", path, *options, *split], count)
+    (plan,) = planned(release, ["-m", path, *options, *split], count)
     used = workers[:count]
     over = ["--rpc", ",".join(it.endpoint for it in used), *split]
-    log = server_log(release_7, path, tmp_path / "server.log", *over, *options)
+    log = server_log(release, path, tmp_path / "server.log", *over, *options)
     own, *more = (allocated(part) for part in DRAFT.split(log))
     found = wrong(plan, own, used, ("model", "adapters"))
     for draft in more:
@@ -157,7 +157,7 @@ def test_llama_server_allocates_what_the_engine_planned(
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["layer", "tensor"])
-def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker], tmp_path: Path, mode: str) -> None:
+def test_it_does_for_every_architecture(release: Release, workers: list[Worker], tmp_path: Path, mode: str) -> None:
     """Upstream's own test program makes a small model of each architecture that it can load."""
     made = build("archs", {**QUICK, "LLAMA_BUILD_TESTS": "ON"}, ["test-llama-archs"], PATCHES)
     subprocess.run([made.bin / "test-llama-archs", "-o", tmp_path], check=True, capture_output=True, timeout=600)
@@ -168,16 +168,16 @@ def test_it_does_for_every_architecture(release_7: Release, workers: list[Worker
         count = 1 + number % 3
         options = ["-sm", mode, "-c", "1024", "-np", "2", "-ub", "128", "-lm", "none"]
         try:
-            (plan,) = planned(release_7, ["-m", path, *options], count)
+            (plan,) = planned(release, ["-m", path, *options], count)
         except EngineError as error:
-            refused = loaded(release_7, path, tmp_path, workers[:count], options)
+            refused = loaded(release, path, tmp_path, workers[:count], options)
             found[path.stem] = [] if refused is None else [f"{error}, and it can"]
             continue
         if mode == "tensor":
-            real = gained(release_7, path, tmp_path, count, options)
+            real = gained(release, path, tmp_path, count, options)
             found[path.stem] = ["it is not refused"] if real is None else otherwise(plan, real)
             continue
-        log = loaded(release_7, path, tmp_path, workers[:count], options)
+        log = loaded(release, path, tmp_path, workers[:count], options)
         found[path.stem] = (
             ["it is not refused"] if log is None else wrong(plan, allocated(log), workers[:count], ("model",))
         )
@@ -227,27 +227,27 @@ def otherwise(plan: EnginePlan, real: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["dense", pytest.param("grouped queries", marks=pytest.mark.long)])
-def test_each_worker_holds_its_part_of_a_model_that_is_spread(release_7: Release, tmp_path: Path, kind: str) -> None:
+def test_each_worker_holds_its_part_of_a_model_that_is_spread(release: Release, tmp_path: Path, kind: str) -> None:
     path = write_synthetic(tmp_path / "m.gguf", kind)
     options = ["-sm", "tensor", "-c", "16384", "-np", "2", "-ub", "512", "-lm", "none", "-ts", "1,1"]
-    (plan,) = planned(release_7, ["-m", path, *options])
-    real = gained(release_7, path, tmp_path, 2, options)
+    (plan,) = planned(release, ["-m", path, *options])
+    real = gained(release, path, tmp_path, 2, options)
     assert real is not None
     assert otherwise(plan, real) == []
 
 
-def test_each_device_of_a_worker_gets_its_part(release_7: Release, tmp_path: Path) -> None:
+def test_each_device_of_a_worker_gets_its_part(release: Release, tmp_path: Path) -> None:
     """A worker that has its CPU as two devices, and one that has it as one."""
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     options = ["-c", "4096", "-np", "2", "-ub", "256", "-lm", "none", "-ts", "2,1,3"]
-    (plan,) = planned(release_7, ["-m", path, *options], [2, 1])
+    (plan,) = planned(release, ["-m", path, *options], [2, 1])
     with ExitStack() as stack:
         used = [
-            stack.enter_context(running_worker(release_7, tmp_path / f"{index}.log", "-d", devices))
+            stack.enter_context(running_worker(release, tmp_path / f"{index}.log", "-d", devices))
             for index, devices in enumerate(("CPU,CPU", "CPU"))
         ]
         over = ["--rpc", ",".join(it.endpoint for it in used)]
-        log = server_log(release_7, path, tmp_path / "server.log", *over, *options)
+        log = server_log(release, path, tmp_path / "server.log", *over, *options)
     # The log calls a buffer by the number of the device within its worker.
     names = [f"RPC0[{used[0].endpoint}]", f"RPC1[{used[0].endpoint}]", f"RPC0[{used[1].endpoint}]"]
     kinds = ("model", "KV", "compute")
@@ -260,7 +260,7 @@ def test_each_device_of_a_worker_gets_its_part(release_7: Release, tmp_path: Pat
         assert list(mib(plan.on(f"RPC{number}"))) == pytest.approx(real, rel=0.01, abs=0.03)
 
 
-def test_the_service_plans_again_without_ansible(release_7: Release, tmp_path: Path) -> None:
+def test_the_service_plans_again_without_ansible(release: Release, tmp_path: Path) -> None:
     """With the files that role llama_server installs, and the memory that the last plan found."""
     library = tmp_path / "lib"
     parts = load_yaml(ROOT / "roles/llama_server/vars/main.yml")["__llama_server_parts"]
@@ -280,7 +280,7 @@ def test_the_service_plans_again_without_ansible(release_7: Release, tmp_path: P
     assert none.stderr.startswith(f"{tmp_path}/8080.plan or its model cannot be read")
     given = {
         "model": str(write_synthetic(tmp_path / "m.gguf", "dense")),
-        "bin_folder": str(release_7.bin),
+        "bin_folder": str(release.bin),
         "options": ["--ctx-size", "4096", "--parallel", "2"],
         "workers": [{"endpoint": f"10.0.0.{n}:50052", "memory_available_bytes": n << 30} for n in (1, 2)],
     }
@@ -294,7 +294,7 @@ def test_the_service_plans_again_without_ansible(release_7: Release, tmp_path: P
 # What cannot be planned
 
 
-def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Path) -> None:
+def test_the_engines_reason_is_in_one_sentence(release: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     text = tmp_path / "text.gguf"
     text.write_text("no model")
@@ -307,7 +307,7 @@ def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Pat
     }
     for said, options in cases.items():
         with pytest.raises(EngineError) as caught:
-            planned(release_7, options)
+            planned(release, options)
         message = str(caught.value)
         print(message)
         assert said in message, said
@@ -315,34 +315,34 @@ def test_the_engines_reason_is_in_one_sentence(release_7: Release, tmp_path: Pat
         assert "\n" not in message
 
 
-def test_one_run_plans_several_variants(release_7: Release, tmp_path: Path) -> None:
+def test_one_run_plans_several_variants(release: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     options = ["-m", path, "-c", "512", "-np", "1"]
     variants = [["-ts", "1,1"], ["-ts", "6,1"], ["-ts", "1,6", "-c", "1024"], ["-ts", "1,0", "-dev", "RPC0"]]
-    plans = planned(release_7, options, 2, *variants)
+    plans = planned(release, options, 2, *variants)
     assert [sum(layer.device == "RPC0" for layer in plan.layers) for plan in plans] == [4, 6, 1, 7]
     assert [plan.n_ctx for plan in plans] == [512, 512, 1024, 512]
     for plan, variant in zip(plans[:-1], variants):
-        (alone,) = planned(release_7, [*options, *variant])
+        (alone,) = planned(release, [*options, *variant])
         assert [plan.on(device) for device in ("", "RPC0", "RPC1")] == [
             alone.on(device) for device in ("", "RPC0", "RPC1")
         ]
         assert plan.layers == alone.layers
-    assert plans[-1].on("RPC0") == planned(release_7, options, 1)[0].on("RPC0")
-    with closing(Engine(str(release_7.plan), str(path), [1])) as engine:
+    assert plans[-1].on("RPC0") == planned(release, options, 1)[0].on("RPC0")
+    with closing(Engine(str(release.plan), str(path), [1])) as engine:
         for bad in ("--no-such-option", "-ctv"):
             with pytest.raises(EngineError):
                 engine.ask([bad])
         assert engine.ask(["-c", "512"]).n_ctx == 512
 
 
-def test_root_gives_up_its_rights_and_the_network(release_7: Release, tmp_path: Path) -> None:
+def test_root_gives_up_its_rights_and_the_network(release: Release, tmp_path: Path) -> None:
     """A model of a folder that only root may enter can be planned all the same."""
     folder = tmp_path / "private"
     folder.mkdir(mode=0o700)
     fifo = folder / "m.gguf"
     os.mkfifo(fifo)
-    process = subprocess.Popen([release_7.plan, "--stand-ins", "1", "-m", fifo], stdin=subprocess.PIPE)
+    process = subprocess.Popen([release.plan, "--stand-ins", "1", "-m", fifo], stdin=subprocess.PIPE)
     try:
         assert process.stdin is not None
         process.stdin.write(b"\n")
@@ -367,10 +367,10 @@ def test_root_gives_up_its_rights_and_the_network(release_7: Release, tmp_path: 
 @pytest.mark.parametrize(
     ("of", "limit_s"), [(shape("70B"), 3), pytest.param(shape("DeepSeek-V3"), 5, marks=pytest.mark.long)]
 )
-def test_a_plan_takes_seconds_and_little_memory(release_7: Release, tmp_path: Path, of: Shape, limit_s: float) -> None:
+def test_a_plan_takes_seconds_and_little_memory(release: Release, tmp_path: Path, of: Shape, limit_s: float) -> None:
     path = header_only(tmp_path / "m.gguf", of, tokenizer=True)
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    command = [release_7.plan, "--stand-ins", "1,1,1,1", "-m", path, "-c", "16384", "-np", "4"]
+    command = [release.plan, "--stand-ins", "1,1,1,1", "-m", path, "-c", "16384", "-np", "4"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -398,10 +398,10 @@ def stand_ins(parent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_planner_leaves_nothing(release_7: Release, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_killed_planner_leaves_nothing(release: Release, tmp_path: Path, number: signal.Signals) -> None:
     path = header_only(tmp_path / "m.gguf", shape("70B"), tokenizer=True)
     process = subprocess.Popen(
-        [release_7.plan, "--stand-ins", "1,1,1", "-m", path, "-c", "4096"],
+        [release.plan, "--stand-ins", "1,1,1", "-m", path, "-c", "4096"],
         stdout=subprocess.DEVNULL,
         stdin=subprocess.PIPE,
     )
@@ -414,12 +414,12 @@ def test_a_killed_planner_leaves_nothing(release_7: Release, tmp_path: Path, num
     wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children), 10)
 
 
-def test_it_ends_with_its_parent_and_at_its_limit(release_7: Release, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent_and_at_its_limit(release: Release, tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     # A file that nobody writes: a plan that never ends.
     started = "import subprocess, sys; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE).communicate(b'\\n')"
-    parent = subprocess.Popen([sys.executable, "-c", started, str(release_7.plan), "--stand-ins", "1", "-m", str(fifo)])
+    parent = subprocess.Popen([sys.executable, "-c", started, str(release.plan), "--stand-ins", "1", "-m", str(fifo)])
     try:
         (child,) = wait_for(lambda: stand_ins(parent.pid), 20)
         others = wait_for(lambda: stand_ins(child), 20)
@@ -428,16 +428,16 @@ def test_it_ends_with_its_parent_and_at_its_limit(release_7: Release, tmp_path: 
         parent.wait(10)
     wait_for(lambda: not any(Path(f"/proc/{it}").exists() for it in (child, *others)), 10)
     with pytest.raises(EngineError, match="longer than the time limit"):
-        planned(release_7, ["-m", fifo], limit_s=1)
+        planned(release, ["-m", fifo], limit_s=1)
 
 
-def test_a_plan_leaves_no_process_to_the_first_one(release_7: Release, model: Path) -> None:
+def test_a_plan_leaves_no_process_to_the_first_one(release: Release, model: Path) -> None:
     # As the first process of a pod, it gets the children of those that end, and nobody else waits for them.
     program = f"""
 import ctypes, os
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._plan.engine import Engine
 assert ctypes.CDLL(None).prctl({PR_SET_CHILD_SUBREAPER}, 1, 0, 0, 0) == 0
-engine = Engine({str(release_7.plan)!r}, {str(model)!r}, [1, 1])
+engine = Engine({str(release.plan)!r}, {str(model)!r}, [1, 1])
 engine.ask([])
 engine.close()
 try:
@@ -449,11 +449,11 @@ except ChildProcessError:
     assert done.stdout == "nothing is left\n"
 
 
-def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, tmp_path: Path) -> None:
+def test_experts_that_stay_with_the_master_are_the_masters(release: Release, tmp_path: Path) -> None:
     """Some of the master's weights are in buffers of its processor's own kind, which no list of devices has."""
     path = header_only(tmp_path / "m.gguf", shape("Qwen3-30B-A3B"))
     options = ["-m", path, "-c", "4096", "-np", "1", "-ts", "1,1"]
-    plan, without = planned(release_7, options, 2, ["-ncmoe", "20"], [])
+    plan, without = planned(release, options, 2, ["-ncmoe", "20"], [])
     held = sum(it.bytes.weights for it in plan.held)
     assert abs(held - plan.model_bytes) < MIB
     moved = plan.on("").weights - without.on("").weights
@@ -462,32 +462,32 @@ def test_experts_that_stay_with_the_master_are_the_masters(release_7: Release, t
     assert plan.on("RPC0").weights == without.on("RPC0").weights - moved
 
 
-def test_layers_that_predict_take_what_a_report_measured(release_7: Release, tmp_path: Path) -> None:
+def test_layers_that_predict_take_what_a_report_measured(release: Release, tmp_path: Path) -> None:
     """A qwen35 of 65 layers, 4 slots of 4096 and 3 drafted tokens: caches and states that llama-server held."""
     path = write_synthetic(tmp_path / "m.gguf", "layers and states of a 27B", layers=65)
     options = ["-c", "16384", "-np", "4", "--spec-type", "draft-mtp", "--spec-draft-n-max", "3", "-ts", "35,31"]
-    (plan,) = planned(release_7, ["-m", path, *options])
+    (plan,) = planned(release, ["-m", path, *options])
     assert mib(plan.on("RPC0"))[1] == pytest.approx(512 + 1346.62, abs=1)
     assert mib(plan.on("RPC1"))[1] == pytest.approx(512 + 1047.38 + 64, abs=1)
 
 
 def test_it_does_for_a_trained_model(
-    release_7: Release, workers: list[Worker], tmp_path: Path, trained_model: Path
+    release: Release, workers: list[Worker], tmp_path: Path, trained_model: Path
 ) -> None:
     """Gemma 3 270M, with windows, one head of keys, and a vocabulary that is larger than all layers."""
     options = ["-ts", "9,10", "-c", "4096", "-np", "1", "-lm", "none"]
-    (plan,) = planned(release_7, ["-m", trained_model, *options])
+    (plan,) = planned(release, ["-m", trained_model, *options])
     over = ["--rpc", ",".join(it.endpoint for it in workers[:2])]
-    log = server_log(release_7, trained_model, tmp_path / "server.log", *over, *options)
+    log = server_log(release, trained_model, tmp_path / "server.log", *over, *options)
     assert wrong(plan, allocated(log), workers[:2], ("model",)) == []
     assert mib(plan.on("RPC1"))[0] == pytest.approx(202.77, abs=1)
 
 
-def test_a_projector_is_in_the_plan(release_7: Release, tmp_path: Path) -> None:
+def test_a_projector_is_in_the_plan(release: Release, tmp_path: Path) -> None:
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     projector = write_projector(tmp_path / "p.gguf", 256)
     options = ["-m", path, "-c", "1024", "-np", "1", "--mmproj", projector]
-    of_worker, of_master = planned(release_7, options, 1, [], ["--no-mmproj-offload"])
+    of_worker, of_master = planned(release, options, 1, [], ["--no-mmproj-offload"])
     assert of_worker.on("RPC0", "projector").total > projector.stat().st_size * 0.8
     assert of_master.on("", "projector").total > projector.stat().st_size * 0.8
     assert of_master.on("RPC0", "projector").total == 0

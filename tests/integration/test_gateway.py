@@ -555,7 +555,7 @@ class RealGroup:
 
 @pytest.fixture
 def real_groups(
-    release_7: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]
+    release: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]
 ) -> Iterator[list[RealGroup]]:
     """Yield two groups of one model."""
     with ExitStack() as stack:
@@ -565,7 +565,7 @@ def real_groups(
             (tmp_path / name).mkdir()
             service = stack.enter_context(
                 running_service(
-                    release_7, model, [worker.endpoint], tmp_path / name,
+                    release, model, [worker.endpoint], tmp_path / name,
                     options=(*NO_PAGE, "--alias", "noise"), ready_port=ready,
                 )
             )  # fmt: skip

@@ -37,12 +37,12 @@ def said(log: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_llama_cpp_says_the_same(release_7: Release, tmp_path: Path, kind: str) -> None:
+def test_llama_cpp_says_the_same(release: Release, tmp_path: Path, kind: str) -> None:
     path = write_synthetic(tmp_path / "m.gguf", kind)
     info = run_module("gguf_info", {"path": str(path)})
     assert info["valid"], info["message"]
     assert info["notes"] == []
-    log = log_of(release_7, path, "-c", "256")
+    log = log_of(release, path, "-c", "256")
 
     # llama.cpp names the heads of each layer if they differ.
     model, shape = describe(read_model(path)), info["shape"]

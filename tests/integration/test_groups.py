@@ -27,10 +27,10 @@ def workers(start: Callable[..., Worker]) -> dict[str, Worker]:
 
 
 @pytest.fixture
-def inventory(release_7: Release, model: Path, workers: dict[str, Worker]) -> dict[str, Any]:
+def inventory(release: Release, model: Path, workers: dict[str, Worker]) -> dict[str, Any]:
     """Return an inventory of two groups, each with a master and a worker, all on this machine."""
     common = {
-        "llama_cpp_prefix": str(release_7.prefix),
+        "llama_cpp_prefix": str(release.prefix),
         "gguf_model_path": str(model),
         "inference_n_predict": 2,
         "inference_report_path": "{{ llama_group }}.json",

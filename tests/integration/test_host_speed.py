@@ -112,17 +112,17 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, str, str]:
 
 
 @pytest.mark.llama
-def test_the_table_is_the_measured_rate_divided_by_what_a_token_reads(release_7: Release, tmp_path: Path) -> None:
+def test_the_table_is_the_measured_rate_divided_by_what_a_token_reads(release: Release, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     # Four times this cache are more than the least size.
     script = for_a_cache(tmp_path, "51200K")
-    options = ("--bin", str(release_7.bin), "--threads", "1", "--hosts", "2", "3")
+    options = ("--bin", str(release.bin), "--threads", "1", "--hosts", "2", "3")
     status, out, err = ended(started(script, folder, *options))
     assert status == 0, err
     assert list(folder.iterdir()) == []
     head, measured, _computed, _blank, titles, _line, *rows = out.splitlines()
-    assert head.endswith(f"1 threads, llama.cpp {release_7.version}")
+    assert head.endswith(f"1 threads, llama.cpp {release.version}")
     found = re.fullmatch(
         r"Measured: ([\d.]+) \(([\d.]+) to ([\d.]+)\) tokens/s, of which each reads ([\d.]+) GB "
         r"\(([\d.]+) times the last-level cache\): ([\d.]+) GB/s\.",

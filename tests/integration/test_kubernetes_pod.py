@@ -135,9 +135,9 @@ class Group:
 
 
 @pytest.fixture
-def group(release_7: Release, model: Path, tmp_path: Path) -> Iterator[Group]:
+def group(release: Release, model: Path, tmp_path: Path) -> Iterator[Group]:
     with ExitStack() as stack:
-        yield Group(release_7, model, tmp_path, stack)
+        yield Group(release, model, tmp_path, stack)
 
 
 def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> None:

@@ -38,10 +38,10 @@ def ticks(process: subprocess.Popen[bytes]) -> list[str]:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
-def test_last_lines_are_written_although_the_reader_is_slow(release_7: Release, model: Path) -> None:
+def test_last_lines_are_written_although_the_reader_is_slow(release: Release, model: Path) -> None:
     """The text waits in a queue until somebody reads. Meanwhile the program has nothing left to do but to end."""
     tokens = 400
-    command = [release_7.bin / "llama-completion", "-m", model, "-p", "the river", "-n", str(tokens), "--ignore-eos"]
+    command = [release.bin / "llama-completion", "-m", model, "-p", "the river", "-n", str(tokens), "--ignore-eos"]
     # Several threads would wait for each other actively, which takes long on a busy machine.
     command += ["-t", "1"]
     reader, writer = full_pipe()

@@ -42,10 +42,10 @@ def assigned(release: Release, model: Path, workers: list[Worker], shares: list[
     return [*(found[f"RPC{index}"] for index in range(len(workers))), found["CPU"]]
 
 
-def test_layers_are_those_that_llama_cpp_assigns(release_7: Release, any_model: Path, workers: list[Worker]) -> None:
+def test_layers_are_those_that_llama_cpp_assigns(release: Release, any_model: Path, workers: list[Worker]) -> None:
     for many, shares, offloaded in DIVISIONS:
         used = workers[:many]
-        given: dict[str, Any] = {"bin_folder": str(release_7.bin), "model": str(any_model), "prompt": "the river"}
+        given: dict[str, Any] = {"bin_folder": str(release.bin), "model": str(any_model), "prompt": "the river"}
         result = run_module(
             "distributed_inference",
             {
@@ -58,7 +58,7 @@ def test_layers_are_those_that_llama_cpp_assigns(release_7: Release, any_model: 
         )
         assert result["failure"] is None, result["msg"]
         layers = {device["endpoint"]: device["layers"] for device in result["devices"]}
-        wanted = assigned(release_7, any_model, used, shares, offloaded)
+        wanted = assigned(release, any_model, used, shares, offloaded)
         assert [layers[worker.endpoint] for worker in used] + [layers[None]] == wanted
         report = render_report(result).splitlines()
         for worker in used:

@@ -39,9 +39,9 @@ def failure(result: dict[str, Any]) -> tuple[str, str | None]:
     return failure_of({"text": None, "perf": None, "offload": None, **result})
 
 
-def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, model: Path, two: list[str]) -> None:
+def test_each_test_has_its_figures_and_each_worker_its_part(release: Release, model: Path, two: list[str]) -> None:
     result = bench(
-        release_7,
+        release,
         model,
         *two,
         n_prompt=[16, 32, 16],
@@ -62,7 +62,7 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
         assert len(rates["samples"]) == 2
         assert 0 < rates["min"] <= rates["mean"] <= rates["max"]
         assert rates["stddev"] >= 0
-    assert f"b{result['build']['number']}" == release_7.version
+    assert f"b{result['build']['number']}" == release.version
     assert (result["model"]["type"], result["model"]["sha256"]) == ("llama ?B Q8_0", None)
     assert 0.9 < result["model"]["size_bytes"] / model.stat().st_size < 1
     assert result["options"] == {
@@ -81,23 +81,23 @@ def test_each_test_has_its_figures_and_each_worker_its_part(release_7: Release, 
     assert result["workers"] == two
     assert sum(device["layers"] for device in held.values()) == 9
     assert all(device["model_buffer_mib"] > 1 for device in held.values())
-    spread = bench(release_7, model, *two, split_mode="tensor")
+    spread = bench(release, model, *two, split_mode="tensor")
     assert (spread["failure"], spread["options"]["split_mode"]) == (None, "tensor")
 
 
-def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list[str]) -> None:
-    result = bench(release_7, model, *two, check=True)
+def test_in_check_mode_nothing_is_run(release: Release, model: Path, two: list[str]) -> None:
+    result = bench(release, model, *two, check=True)
     assert (result["failure"], result["tests"], result["wall_time_ms"]) == (None, [], None)
-    assert result["command"][0] == str(release_7.bin / "llama-bench")
+    assert result["command"][0] == str(release.bin / "llama-bench")
 
 
 def test_a_worker_that_hangs_is_named_at_the_limit_with_what_was_measured_before(
-    release_7: Release, model: Path, start: Start
+    release: Release, model: Path, start: Start
 ) -> None:
     stays, hangs = start(), start()
     given = {"n_prompt": [16], "n_gen": [100_000], "repetitions": 1, "timeout": 10}
     with ThreadPoolExecutor() as pool:
-        run = pool.submit(bench, release_7, model, stays.endpoint, hangs.endpoint, **given)
+        run = pool.submit(bench, release, model, stays.endpoint, hangs.endpoint, **given)
         # Processing the prompt of 16 tokens takes less time than this.
         wait_for(lambda: hangs.held() and cpu_seconds(hangs.process.pid) > 0.25)
         os.kill(hangs.process.pid, signal.SIGSTOP)

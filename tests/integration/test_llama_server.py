@@ -36,30 +36,30 @@ def own_workers(start: Callable[..., Worker]) -> list[Worker]:
 
 
 @pytest.fixture
-def own_service(release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]) -> Iterator[Service]:
+def own_service(release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]) -> Iterator[Service]:
     """Yield a service that a test may end."""
-    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
+    with running_service(release, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
         yield running
 
 
 @pytest.fixture(scope="module")
 def service(
-    release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFactory, workers: list[Worker]
+    release: Release, model: Path, tmp_path_factory: pytest.TempPathFactory, workers: list[Worker]
 ) -> Iterator[Service]:
     """Yield the service of the tests that leave it as it is."""
     folder = tmp_path_factory.mktemp("service")
-    with running_service(release_7, model, [worker.endpoint for worker in workers], folder) as running:
+    with running_service(release, model, [worker.endpoint for worker in workers], folder) as running:
         running.wait_for("Serving")
         yield running
 
 
 def test_it_waits_for_a_worker_and_says_for_which(
-    release_7: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]
+    release: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]
 ) -> None:
     one, port = start(), free_port()
     missing = f"127.0.0.1:{port}"
-    with ExitStack() as stack, running_service(release_7, model, [one.endpoint, missing], tmp_path) as running:
+    with ExitStack() as stack, running_service(release, model, [one.endpoint, missing], tmp_path) as running:
         said = running.wait_for("Waiting for 1 of 2 workers")
         api = f'api="127.0.0.1:{running.port}"'
         waits = f'llama_server_waiting_for_worker{{{api},worker="{missing}"}}'
@@ -68,7 +68,7 @@ def test_it_waits_for_a_worker_and_says_for_which(
         assert said.startswith(f"Waiting for 1 of 2 workers, {missing}. {missing} refuses connections: start the RPC")
         time.sleep(3)
         assert sum(line.startswith("Waiting") for line in running.lines) == 1, "the same sentence is said once"
-        stack.enter_context(running_worker(release_7, tmp_path / "late.log", port=port))
+        stack.enter_context(running_worker(release, tmp_path / "late.log", port=port))
         running.wait_for("Serving")
         assert running.text()
         wait_for(lambda: f"llama_server_serving{{{api}}} 1" in figures(tmp_path), 20)
@@ -77,13 +77,13 @@ def test_it_waits_for_a_worker_and_says_for_which(
 
 
 def test_it_does_not_disturb_a_worker_that_serves_somebody_else(
-    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
-    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
+    with running_service(release, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
         other = tmp_path / "other"
         other.mkdir()
-        with running_service(release_7, model, [own_workers[0].endpoint], other) as second:
+        with running_service(release, model, [own_workers[0].endpoint], other) as second:
             assert "another client most likely holds it" in second.wait_for("Waiting for 1 of 1 workers")
             assert running.text()
     with held_by_another_client(own_workers[0]):
@@ -123,14 +123,14 @@ def test_a_key_is_replaced_while_a_stream_goes_on(service: Service) -> None:
 
 
 def test_the_environment_adds_no_option(
-    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker], monkeypatch: pytest.MonkeyPatch
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = {"LLAMA_ARG_LOG_VERBOSITY": "5", "LLAMA_SERVER_SLOTS_DEBUG": "1", "AIP_MODE": "PREDICTION"}
     for name, value in {**others, "XDG_CONFIG_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "llama.cpp").mkdir()
     (tmp_path / "llama.cpp/config.ini").write_text("[*]\nlog-verbosity = 5\n")
-    with running_service(release_7, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
+    with running_service(release, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
         asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
         status, body = running.request("/v1/completions", asked)
@@ -143,10 +143,10 @@ def test_the_environment_adds_no_option(
 
 
 def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_before(
-    release_7: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
     endpoints = [worker.endpoint for worker in own_workers]
-    with running_service(release_7, model, endpoints, tmp_path) as running:
+    with running_service(release, model, endpoints, tmp_path) as running:
         running.wait_for("Serving")
         before = running.text()
         with running.stream(900) as answer:
@@ -159,9 +159,9 @@ def test_a_lost_worker_ends_the_request_at_once_and_the_next_start_serves_as_bef
         said = running.wait_for("llama-server was")
         assert said.endswith("llama-server was ended by SIGABRT; its last lines are above. It is started again.\n")
     # Start the service again, as systemd does.
-    with ExitStack() as stack, running_service(release_7, model, endpoints, tmp_path, running.port) as again:
+    with ExitStack() as stack, running_service(release, model, endpoints, tmp_path, running.port) as again:
         again.wait_for(f"Waiting for 1 of 2 workers, {endpoints[1]}.")
-        stack.enter_context(running_worker(release_7, tmp_path / "again.log", port=own_workers[1].port))
+        stack.enter_context(running_worker(release, tmp_path / "again.log", port=own_workers[1].port))
         again.wait_for("Serving")
         assert again.text() == before
 
@@ -209,10 +209,10 @@ def test_settings_that_are_none_are_an_error_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_model_that_is_none_is_told_by_its_last_lines(
-    release_7: Release, tmp_path: Path, own_workers: list[Worker]
+    release: Release, tmp_path: Path, own_workers: list[Worker]
 ) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(100))
-    with running_service(release_7, tmp_path / "broken.gguf", [own_workers[0].endpoint], tmp_path) as running:
+    with running_service(release, tmp_path / "broken.gguf", [own_workers[0].endpoint], tmp_path) as running:
         assert running.process.wait(60) == 1
         assert "ended with exit status 1" in running.wait_for("llama-server ended")
         assert any("broken.gguf" in line for line in running.lines)

@@ -42,9 +42,9 @@ def servers_of(model: Path) -> str:
 
 @pytest.mark.parametrize("mode", ["layer", "tensor"])
 def test_all_clients_get_answers_of_the_length_that_was_asked_for(
-    release_7: Release, model: Path, two: list[str], mode: str
+    release: Release, model: Path, two: list[str], mode: str
 ) -> None:
-    result = bench(release_7, model, *two, extra_args=["--split-mode", mode], tensor_split=[1, 1])
+    result = bench(release, model, *two, extra_args=["--split-mode", mode], tensor_split=[1, 1])
     assert result["failure"] is None, result["msg"]
     (test,) = result["tests"]
     assert (test["kind"], test["clients"]) == ("serving", 3)
@@ -53,7 +53,7 @@ def test_all_clients_get_answers_of_the_length_that_was_asked_for(
     assert 0 < rates["min"] <= rates["mean"] <= rates["max"]
     assert 0 < test["first_token_ms"]["median"] <= test["first_token_ms"]["p95"] < result["wall_time_ms"]
     assert 0 < test["between_tokens_ms"]["median"] <= test["between_tokens_ms"]["p95"]
-    assert f"b{result['build']['number']}" == release_7.version
+    assert f"b{result['build']['number']}" == release.version
     assert result["model"] == {"path": str(model), "sha256": None}
     assert result["workers"] == two
     # Two slots of 256 tokens.
@@ -63,36 +63,36 @@ def test_all_clients_get_answers_of_the_length_that_was_asked_for(
 
 
 def test_prompts_that_are_given_are_asked_and_may_be_guessed_from(
-    release_7: Release, model: Path, two: list[str]
+    release: Release, model: Path, two: list[str]
 ) -> None:
     again = "the river and the stone and the river and the stone and the river and the stone and"
     spec = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2"]
-    result = bench(release_7, model, *two, prompts=[again], extra_args=spec, n_gen=48)
+    result = bench(release, model, *two, prompts=[again], extra_args=spec, n_gen=48)
     assert result["failure"] is None, result["msg"]
     assert result["tests"][0]["tokens_per_second"]["mean"] > 0
 
 
-def test_in_check_mode_nothing_is_run(release_7: Release, model: Path, two: list[str]) -> None:
-    result = bench(release_7, model, *two, check=True)
+def test_in_check_mode_nothing_is_run(release: Release, model: Path, two: list[str]) -> None:
+    result = bench(release, model, *two, check=True)
     assert (result["failure"], result["tests"], result["wall_time_ms"]) == (None, [], None)
-    assert result["command"][0] == str(release_7.bin / "llama-server")
+    assert result["command"][0] == str(release.bin / "llama-server")
 
 
-def test_what_cannot_be_measured_is_one_sentence(release_7: Release, model: Path, two: list[str]) -> None:
-    result = bench(release_7, model, *two, extra_args=["--no-such-option"])
+def test_what_cannot_be_measured_is_one_sentence(release: Release, model: Path, two: list[str]) -> None:
+    result = bench(release, model, *two, extra_args=["--no-such-option"])
     assert failure(result)[0] == "option_rejected"
     assert "--no-such-option" in result["msg"]
     # Every client fails if its prompt does not fit into a slot.
-    result = bench(release_7, model, *two, n_prompt=600)
+    result = bench(release, model, *two, n_prompt=600)
     assert failure(result) == ("unknown", None)
     assert "llama-server did not answer its clients: 3 of 3 requests failed, the first one: " in result["msg"]
     assert not servers_of(model)
 
 
-def test_a_worker_that_is_lost_is_named_and_ends_it(release_7: Release, model: Path, start: Start) -> None:
+def test_a_worker_that_is_lost_is_named_and_ends_it(release: Release, model: Path, start: Start) -> None:
     stays, dies = start(), start()
     with ThreadPoolExecutor() as pool:
-        run = pool.submit(bench, release_7, model, stays.endpoint, dies.endpoint, n_gen=100_000, ctx_size=200_000)
+        run = pool.submit(bench, release, model, stays.endpoint, dies.endpoint, n_gen=100_000, ctx_size=200_000)
         wait_for(lambda: generating(dies))
         dies.kill()
         began = time.monotonic()

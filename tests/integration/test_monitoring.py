@@ -209,10 +209,10 @@ def test_what_is_written_of_real_workers_is_sound(
 
 @pytest.mark.llama
 def test_prometheus_reads_an_api_as_the_page_says_and_has_all_that_is_asked_for(
-    promtool: str, release_7: Release, model: Path, tmp_path: Path
+    promtool: str, release: Release, model: Path, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        service = stack.enter_context(service_over_two(release_7, model, tmp_path))
+        service = stack.enter_context(service_over_two(release, model, tmp_path))
         assert service.text()
         assert service.text()
         (tmp_path / "key").write_text(f"{KEY}\n")

@@ -48,11 +48,11 @@ QUESTION: list[Any] = [{"role": "user", "content": "knock knock"}]
 
 
 @pytest.fixture(scope="module")
-def service(release_7: Release, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(release: Release, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     (folder / "template").write_text(TEMPLATE)
     options = (*NO_PAGE, "--chat-template-file", str(folder / "template"), "--ctx-size", str(SLOTS * SLOT_TOKENS))
-    with service_over_two(release_7, model, folder, options) as running:
+    with service_over_two(release, model, folder, options) as running:
         yield running
 
 

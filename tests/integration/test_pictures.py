@@ -59,12 +59,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(release_7: Release, model: Path, ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(release: Release, model: Path, ran: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service")
     projector = write_projector(folder / "mmproj.gguf", PROJECTION)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{ran}:{os.environ['PATH']}")
-        with service_over_two(release_7, model, folder, ["--no-ui", *options(projector)]) as running:
+        with service_over_two(release, model, folder, ["--no-ui", *options(projector)]) as running:
             yield running
 
 
@@ -122,7 +122,7 @@ def test_no_program_runs_for_what_is_no_picture(service: Service, ran: Path, con
 
 
 def test_the_role_and_llama_server_refuse_the_same_projector(
-    release_7: Release, model: Path, two: list[str], tmp_path: Path
+    release: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
     other = write_projector(tmp_path / "other.gguf", 2 * PROJECTION)
     said = run_module("gguf_info", {"path": str(model), "mmproj": str(other)})["mmproj_problem"]
@@ -130,7 +130,7 @@ def test_the_role_and_llama_server_refuse_the_same_projector(
         f"{other} does not fit {model}: it makes vectors of {2 * PROJECTION} numbers, and the model takes "
         f"{PROJECTION}. Take the projector of this model."
     )
-    with running_service(release_7, model, two, tmp_path, options=options(other)) as running:
+    with running_service(release, model, two, tmp_path, options=options(other)) as running:
         assert running.process.wait(120) == 1
         assert any("mismatch between text model" in line for line in running.lines), running.lines
     fits = write_projector(tmp_path / "fits.gguf", PROJECTION)
@@ -138,12 +138,12 @@ def test_the_role_and_llama_server_refuse_the_same_projector(
 
 
 def test_the_encoder_is_on_the_master_and_its_buffer_as_planned(
-    release_7: Release, model: Path, two: list[str], tmp_path: Path
+    release: Release, model: Path, two: list[str], tmp_path: Path
 ) -> None:
     side = 20 * PATCH
     projector = write_projector(tmp_path / "mmproj.gguf", PROJECTION, image=side, width=128, inner=512)
     given = [*options(projector), "-lv", "4"]
-    with running_service(release_7, model, two, tmp_path, options=given) as running:
+    with running_service(release, model, two, tmp_path, options=given) as running:
         running.wait_for("Serving")
         assert asked(running, at(picture(0, 255, 0, side)))[0] == 200
         # The text model is loaded before the projector.
@@ -152,7 +152,7 @@ def test_the_encoder_is_on_the_master_and_its_buffer_as_planned(
     assert re.match(r" CPU\S* backend", said)
     assert not re.search(r"RPC\S* .*buffer", said)
     (real,) = {float(size) for size in re.findall(r"CPU compute buffer size = +([\d.]+) MiB", said)}
-    with closing(Engine(str(release_7.plan), str(model), [1, 1])) as engine:
+    with closing(Engine(str(release.plan), str(model), [1, 1])) as engine:
         held = engine.ask(["-c", "512", "-np", "1", "--mmproj", str(projector), "--no-mmproj-offload"])
     weights = sum(tensor.bytes or 0 for tensor in read_header(projector).tensors)
     planned = (held.on("", "projector").total - weights) / (1 << 20)

@@ -65,11 +65,11 @@ def inference(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_people_see_where_a_run_is_and_programs_get_their_json(
-    release_7: Release, model: Path, start: Start, tmp_path: Path
+    release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     size = model.stat().st_size
     given = {
-        "bin_folder": str(release_7.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
+        "bin_folder": str(release.bin), "model": str(model), "prompt": "Here's a joke:", "n_predict": TOKENS,
         "extra_args": ["--ignore-eos"], "threads": 1,
     }  # fmt: skip
     workers = [start() for _number in range(2)]
@@ -133,10 +133,10 @@ def test_people_see_where_a_run_is_and_programs_get_their_json(
 
 
 def test_nothing_stays_behind_when_the_controller_goes_away(
-    release_7: Release, model: Path, start: Start, tmp_path: Path
+    release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     worker = start()
-    given = {"bin_folder": str(release_7.bin), "model": str(model), "prompt": "x", "timeout": 6}
+    given = {"bin_folder": str(release.bin), "model": str(model), "prompt": "x", "timeout": 6}
     with relaying(SlowLink(worker, model.stat().st_size, 60)) as link:
         with play(tmp_path / "p", "default", inference({**given, "workers": [link.endpoint]})) as controller:
             deadline = time.monotonic() + HANG_S

@@ -47,8 +47,8 @@ pytestmark = pytest.mark.llama
 
 
 @pytest.fixture(scope="module")
-def repacking(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched(release_7, tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
+def repacking(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(release, tmp_path_factory.mktemp("repacking"), options=("-c",)) as worker:
         yield worker
 
 
@@ -99,9 +99,9 @@ def test_a_token_may_name_an_expert_more_than_once(repacking: Watched, kernel: T
         assert repacking.worker.alive
 
 
-def test_a_weight_is_right_on_several_devices(release_7: Release, kernel: Type, tmp_path: Path) -> None:
+def test_a_weight_is_right_on_several_devices(release: Release, kernel: Type, tmp_path: Path) -> None:
     """Each device has a graph. The second one multiplies with a weight of the first device and with its own copy."""
-    with watched(release_7, tmp_path, options=("-d", "CPU")) as worker, closing(Session(worker.port)) as session:
+    with watched(release, tmp_path, options=("-d", "CPU")) as worker, closing(Session(worker.port)) as session:
         m = Multiplication(session, kernel)
         m.check()
         there = Arena(session, 1 << 20, device=1)
@@ -132,8 +132,8 @@ def test_what_a_worker_repacked_stays_to_be_read(repacking: Watched, kernel: Typ
     assert "Repacked 1 of 1 weights" in repacking.log
 
 
-def test_without_it_a_worker_is_as_upstream_has_it(release_7: Release, tmp_path: Path) -> None:
-    with watched(release_7, tmp_path, "GGML_RPC_REPACK=0") as plain, closing(Session(plain.port)) as session:
+def test_without_it_a_worker_is_as_upstream_has_it(release: Release, tmp_path: Path) -> None:
+    with watched(release, tmp_path, "GGML_RPC_REPACK=0") as plain, closing(Session(plain.port)) as session:
         m = Multiplication(session, Type.Q4_0)
         m.check_all()
         assert plain.repack["enabled"] is False
@@ -214,15 +214,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_workers_say_what_local_inference_says(release_7: Release, models: Models, tmp_path: Path, name: str) -> None:
+def test_workers_say_what_local_inference_says(release: Release, models: Models, tmp_path: Path, name: str) -> None:
     """The number of workers does not matter, and workers that repack nothing give the results of upstream's workers."""
 
     def said(*workers: Watched, threads: int = 2) -> Logits:
-        return served(release_7, *models[name], [worker.port for worker in workers], threads=threads)
+        return served(release, *models[name], [worker.port for worker in workers], threads=threads)
 
     here = said()
     same(here, said(threads=1))
-    with watched(release_7, tmp_path / "1", threads=2) as first, watched(release_7, tmp_path / "2") as second:
+    with watched(release, tmp_path / "1", threads=2) as first, watched(release, tmp_path / "2") as second:
         same(here, said(first))
         alone = first.repack
         same(here, said(first, second))
@@ -233,40 +233,40 @@ def test_workers_say_what_local_inference_says(release_7: Release, models: Model
             assert 0 < alone["mib"] <= alone["of_mib"]
             assert (alone["weights"] == alone["of_weights"]) is (name == "tied")
     assert set(settings(rpc_server_environment={"GGML_RPC_REPACK": 0})) - set(settings()) == {"GGML_RPC_REPACK=0"}
-    with watched(release_7, tmp_path / "3", *settings(rpc_server_environment={"GGML_RPC_REPACK": 0})) as plain:
+    with watched(release, tmp_path / "3", *settings(rpc_server_environment={"GGML_RPC_REPACK": 0})) as plain:
         found = compare(here, said(plain), 0.05)
         assert (plain.repack["enabled"], plain.repack["weights"], plain.repack["mib"]) == (False, 0, 0)
         assert found.typical < found.limit
         assert not first.kernels or found.largest > 0
 
 
-def test_a_client_that_is_killed_leaves_nothing_behind(release_7: Release, models: Models, tmp_path: Path) -> None:
+def test_a_client_that_is_killed_leaves_nothing_behind(release: Release, models: Models, tmp_path: Path) -> None:
     """Models loaded one after another, one of them twice, do not affect each other either."""
-    wanted = {name: served(release_7, *models[name]) for name in MODELS}
+    wanted = {name: served(release, *models[name]) for name in MODELS}
     with ExitStack() as stack:
         worker = None
         for number, name in enumerate(["dense", "experts", "dense", "tied"]):
-            worker = worker or stack.enter_context(watched(release_7, tmp_path / str(number)))
-            killed_in_a_run(release_7, models[name][0], worker)
+            worker = worker or stack.enter_context(watched(release, tmp_path / str(number)))
+            killed_in_a_run(release, models[name][0], worker)
             if not worker.worker.alive:
                 # Upstream's worker dies of SIGPIPE if it writes to a client that is gone.
                 assert worker.worker.process.returncode == -signal.SIGPIPE
                 worker = None
                 continue
-            same(wanted[name], served(release_7, *models[name], [worker.port]))
+            same(wanted[name], served(release, *models[name], [worker.port]))
 
 
-def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release, tmp_path: Path) -> None:
+def test_an_adapter_changes_what_workers_say_as_it_does_here(release: Release, tmp_path: Path) -> None:
     """Products with an adapter use floats, beside products with the repacked weights that the adapter belongs to."""
     width, layers = 512, 4
     eight, model = tmp_path / "eight.gguf", tmp_path / "four.gguf"
     write_model(eight, layers, width, context=512, seed=1)
-    quantise = [release_7.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
+    quantise = [release.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
     subprocess.run(quantise, capture_output=True, check=True, timeout=HANG_S)
     lora = adapter(tmp_path / "adapter.gguf", layers, width)
 
     def said(ports: list[int], *options: str | Path) -> str:
-        command: list[str | Path] = [release_7.bin / "llama-completion", "-m", model, *over(ports), *options]
+        command: list[str | Path] = [release.bin / "llama-completion", "-m", model, *over(ports), *options]
         command += ["-fit", "off", "-c", "512", "-n", "32", "--ignore-eos", "-no-cnv", "--no-display-prompt"]
         done = subprocess.run(
             [*command, "--temp", "0", "-t", "2", "-p", "the river of stone"], stdin=subprocess.DEVNULL,
@@ -277,7 +277,7 @@ def test_an_adapter_changes_what_workers_say_as_it_does_here(release_7: Release,
     here, adapted = said([]), said([], "--lora", lora)
     assert len(adapted.split()) >= 32
     assert adapted != here
-    with watched(release_7, tmp_path / "1", threads=2) as first, watched(release_7, tmp_path / "2") as second:
+    with watched(release, tmp_path / "1", threads=2) as first, watched(release, tmp_path / "2") as second:
         for ports in [first.port], [first.port, second.port]:
             assert said(ports) == here
             assert said(ports, "--lora", lora) == adapted

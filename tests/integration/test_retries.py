@@ -20,8 +20,8 @@ pytestmark = pytest.mark.llama
 
 
 @pytest.fixture
-def play(release_7: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]) -> Play:
-    return Play(release_7, model, tmp_path, [start() for _number in range(3)])
+def play(release: Release, model: Path, tmp_path: Path, start: Callable[..., Worker]) -> Play:
+    return Play(release, model, tmp_path, [start() for _number in range(3)])
 
 
 def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:

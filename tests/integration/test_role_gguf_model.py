@@ -519,11 +519,11 @@ def text_of(release: Release, model: Path) -> str:
 
 @pytest.mark.long
 @pytest.mark.llama
-def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: Release) -> None:
+def test_safetensors_are_converted_and_quantised_and_run(site: Site, release: Release) -> None:
     venv = CACHE / "converter"
     variables = {
         "gguf_model_convert_from": str(site.folder / "source"),
-        "__gguf_model_bin_folder": str(release_7.bin),
+        "__gguf_model_bin_folder": str(release.bin),
         "__gguf_model_venv": str(venv),
     }
     site.variables.update(variables)
@@ -541,9 +541,9 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
     assert checked.holds("would be converted and quantised to Q4_0")
     site.ok()
     assert site.names() == [".model.gguf.llama_cpp.json", "model.gguf"], "what was only needed on the way is gone"
-    assert text_of(release_7, site.path)
+    assert text_of(release, site.path)
     record = json.loads((site.models / ".model.gguf.llama_cpp.json").read_text())
-    assert record["made_with"] == release_7.prefix.joinpath("current").resolve().name
+    assert record["made_with"] == release.prefix.joinpath("current").resolve().name
     size = site.path.stat().st_size
     assert site.ok().changed == 0
 
@@ -557,4 +557,4 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release_7: 
         other.ok(gguf_model_convert_from=hub.repo, gguf_model_hf_endpoint=hub.endpoint, gguf_model_quantization="BF16")
         assert not [seen for seen in hub.seen if seen.path.endswith(".py")]
     assert other.names() == [".model.gguf.llama_cpp.json", "model.gguf"]
-    assert text_of(release_7, other.path)
+    assert text_of(release, other.path)

@@ -69,8 +69,8 @@ def keeping(release: Release, folder: Path, *environment: str) -> Iterator[Kept]
 
 
 @pytest.fixture
-def kept(release_7: Release, tmp_path: Path) -> Iterator[Kept]:
-    with keeping(release_7, tmp_path) as worker:
+def kept(release: Release, tmp_path: Path) -> Iterator[Kept]:
+    with keeping(release, tmp_path) as worker:
         yield worker
 
 
@@ -140,10 +140,10 @@ def test_what_is_put_there_has_the_stamp_of_what_a_worker_keeps(kept: Kept, tmp_
     assert len(of_each) == 1
 
 
-def test_an_entry_has_its_name_when_it_is_whole(release_7: Release, tmp_path: Path) -> None:
+def test_an_entry_has_its_name_when_it_is_whole(release: Release, tmp_path: Path) -> None:
     """A limit of the size of files stands in for a full disk; the worker ignores the signal that comes with it."""
     limited = ("sh", "-c", f"trap '' XFSZ; ulimit -f {SIZE // 1024}; exec \"$@\"", "sh")
-    with keeping(release_7, tmp_path, *limited) as kept:
+    with keeping(release, tmp_path, *limited) as kept:
         data, entry = kept.stored()
         assert not entry.exists()
         assert list(kept.entries.iterdir()) == []
@@ -151,13 +151,13 @@ def test_an_entry_has_its_name_when_it_is_whole(release_7: Release, tmp_path: Pa
         assert not kept.asked(data)
 
 
-def test_an_entry_has_no_name_unless_the_disk_has_it(release_7: Release, tmp_path: Path) -> None:
+def test_an_entry_has_no_name_unless_the_disk_has_it(release: Release, tmp_path: Path) -> None:
     """The disk fails only when it must have written the data, as after a loss of power."""
     library = tmp_path / "failing.so"
     code = "#include <errno.h>\nint fdatasync(int fd) { (void) fd; errno = EIO; return -1; }\n"
     compiled = ["cc", "-shared", "-fPIC", "-x", "c", "-o", library, "-"]
     subprocess.run(compiled, input=code, text=True, check=True, timeout=HANG_S)
-    with keeping(release_7, tmp_path, f"LD_PRELOAD={library}") as kept:
+    with keeping(release, tmp_path, f"LD_PRELOAD={library}") as kept:
         data, entry = kept.stored()
         assert list(kept.entries.iterdir()) == []
         assert f"not kept: '{entry}' (Input/output error)" in kept.worker.log
@@ -167,17 +167,17 @@ def test_an_entry_has_no_name_unless_the_disk_has_it(release_7: Release, tmp_pat
 @pytest.mark.parametrize(
     ("limit", "there"), [("100%", False), ("8000T", False), ("1K", True), ("0%", True), ("nonsense", True)]
 )
-def test_the_disk_keeps_what_it_is_to_keep(release_7: Release, tmp_path: Path, limit: str, there: bool) -> None:
-    with keeping(release_7, tmp_path, f"GGML_RPC_CACHE_MIN_FREE={limit}") as kept:
+def test_the_disk_keeps_what_it_is_to_keep(release: Release, tmp_path: Path, limit: str, there: bool) -> None:
+    with keeping(release, tmp_path, f"GGML_RPC_CACHE_MIN_FREE={limit}") as kept:
         data, entry = kept.stored()
         assert entry.exists() == there
         assert kept.asked(data) == there
         assert ("not kept, as the disk has too little room" in kept.worker.log) != there
 
 
-def test_who_has_no_cache_says_nothing_of_it(release_7: Release, tmp_path: Path) -> None:
+def test_who_has_no_cache_says_nothing_of_it(release: Release, tmp_path: Path) -> None:
     said = f"GGML_RPC_CACHE_STATUS={tmp_path}/cache.json"
-    with watched(release_7, tmp_path, said) as worker, closing(Session(worker.port)) as session:
+    with watched(release, tmp_path, said) as worker, closing(Session(worker.port)) as session:
         tensor = Arena(session, 4 * SIZE).place(Type.F32, SIZE // 4)
         session.set(tensor, bytes(SIZE), keep=True)
         assert not session.set_by_hash(tensor, bytes(SIZE))

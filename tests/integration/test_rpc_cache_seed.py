@@ -71,9 +71,8 @@ def cached(start: Start, folder: Path) -> tuple[Worker, Path]:
 
 
 def test_what_is_seeded_is_what_a_client_would_have_left_there(
-    release_7: Release, wide: Path, start: Start, tmp_path: Path
+    release: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
-    release = release_7
     plain, left = cached(start, tmp_path / "plain")
     (sent,) = load(release, wide, plain)
     assert len(entries(left)) == LAYERS * EACH
@@ -93,33 +92,33 @@ def test_what_is_seeded_is_what_a_client_would_have_left_there(
 
 
 def test_a_worker_gets_the_tensors_of_its_part_alone(
-    release_7: Release, wide: Path, start: Start, tmp_path: Path
+    release: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
     memory = [{"endpoint": f"w{number}:1", "memory_available_bytes": 1 << 40} for number in range(2)]
-    given = {"model": str(wide), "workers": memory, "bin_folder": str(release_7.bin), "options": ["-c", "64"]}
+    given = {"model": str(wide), "workers": memory, "bin_folder": str(release.bin), "options": ["-c", "64"]}
     plan = run_module("split_plan_info", given)
     folders = [tmp_path / f"cache{number}" for number in range(2)]
     for folder, part in zip(folders, plan["workers"]):
         done = seed(
-            release_7, wide, folder / "rpc",
+            release, wide, folder / "rpc",
             part={key: part[key] for key in ("first_layer", "layers", "has_output")}, changes=part["layers"] > 0,
         )  # fmt: skip
         assert done["added"] == EACH * part["layers"]
     workers = [cached(start, folder)[0] for folder in folders]
     before = [entries(folder / "rpc") for folder in folders]
-    load(release_7, wide, *workers, tensor_split=plan["tensor_split"])
+    load(release, wide, *workers, tensor_split=plan["tensor_split"])
     assert [entries(folder / "rpc") for folder in folders] == before, "each was asked for what it had, and no more"
 
 
-def test_a_split_model_is_one_model(release_7: Release, wide: Path, tmp_path: Path) -> None:
+def test_a_split_model_is_one_model(release: Release, wide: Path, tmp_path: Path) -> None:
     split(str(wide), str(tmp_path / "model"), 3)
-    whole = seed(release_7, wide, tmp_path / "whole")
-    assert seed(release_7, tmp_path / "model-00001-of-00003.gguf", tmp_path / "split")["entries"] == whole["entries"]
+    whole = seed(release, wide, tmp_path / "whole")
+    assert seed(release, tmp_path / "model-00001-of-00003.gguf", tmp_path / "split")["entries"] == whole["entries"]
 
 
-def test_what_is_cut_or_damaged_is_brought_again(release_7: Release, wide: Path, tmp_path: Path) -> None:
+def test_what_is_cut_or_damaged_is_brought_again(release: Release, wide: Path, tmp_path: Path) -> None:
     folder = tmp_path / "rpc"
-    seed(release_7, wide, folder)
+    seed(release, wide, folder)
     cut, gone, damaged = sorted(folder.iterdir())[:3]
     sound = {path: path.read_bytes() for path in (cut, gone, damaged)}
     os.truncate(cut, 1 << 20)
@@ -128,41 +127,41 @@ def test_what_is_cut_or_damaged_is_brought_again(release_7: Release, wide: Path,
     about = damaged.stat()
     damaged.write_bytes(bytes([sound[damaged][0] ^ 1]) + sound[damaged][1:])
     os.utime(damaged, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert seed(release_7, wide, folder, check=True)["added"] == 3
-    done = seed(release_7, wide, folder)
+    assert seed(release, wide, folder, check=True)["added"] == 3
+    done = seed(release, wide, folder)
     assert (done["added"], done["replaced"], done["there"]) == (3, 2, LAYERS * EACH - 3)
     assert {path: path.read_bytes() for path in sound} == sound
 
 
 def test_a_run_whose_program_is_killed_amid_a_tensor_is_completed_by_the_next_one(
-    release_7: Release, wide: Path, tmp_path: Path
+    release: Release, wide: Path, tmp_path: Path
 ) -> None:
     folder, killed = tmp_path / "rpc", tmp_path / "killed"
     # The kernel kills the program (SIGXFSZ) once it has written half of a tensor, so that nobody has to wait for those
     # bytes.
-    killed.write_text(f'#!/bin/sh\nulimit -c 0\nulimit -f {LARGE // 2 // 512}\nexec {release_7.rpc_cache} "$@"\n')
+    killed.write_text(f'#!/bin/sh\nulimit -c 0\nulimit -f {LARGE // 2 // 512}\nexec {release.rpc_cache} "$@"\n')
     killed.chmod(0o755)
-    failed = seed(release_7, wide, folder, program=str(killed), changes=False)
+    failed = seed(release, wide, folder, program=str(killed), changes=False)
     assert failed["failed"]
     assert f"got only 0 of {LAYERS * EACH} tensors: it ended with -25" in failed["msg"]
     (left,) = folder.iterdir()
     assert (left.name.startswith(".part-"), 0 < left.stat().st_size < LARGE) == (True, True)
 
-    done = seed(release_7, wide, folder)
+    done = seed(release, wide, folder)
     assert (done["added"], done["replaced"], done["there"]) == (LAYERS * EACH, 0, 0)
-    assert done["entries"] == seed(release_7, wide, tmp_path / "whole")["entries"]
+    assert done["entries"] == seed(release, wide, tmp_path / "whole")["entries"]
     assert set(entries(folder)) == {*done["entries"], left.name}
     for name in done["entries"]:
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
-    release_7: Release, wide: Path, start: Start, tmp_path: Path
+    release: Release, wide: Path, start: Start, tmp_path: Path
 ) -> None:
     worker, folder = cached(start, tmp_path / "cache")
-    seed(release_7, wide, folder)
+    seed(release, wide, folder)
     (tmp_path / "state").mkdir()
-    tidy = [release_7.rpc_cache, "tidy", folder, tmp_path / "state", "--max", "1K", "--settle", "0", "--quiet", "1"]
+    tidy = [release.rpc_cache, "tidy", folder, tmp_path / "state", "--max", "1K", "--settle", "0", "--quiet", "1"]
     done = threading.Event()
 
     def keep() -> None:
@@ -173,7 +172,7 @@ def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
     keeping.start()
     try:
         for _load in range(2):
-            load(release_7, wide, worker)
+            load(release, wide, worker)
     finally:
         done.set()
         keeping.join()
@@ -182,8 +181,8 @@ def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
     assert entries(folder) == {}, "afterwards they go"
 
 
-def test_wrong_use_is_explained(release_7: Release, wide: Path, tmp_path: Path) -> None:
-    whole = {"model": str(wide), "folder": str(tmp_path), "program": str(release_7.rpc_cache), "min_free": "1M"}
+def test_wrong_use_is_explained(release: Release, wide: Path, tmp_path: Path) -> None:
+    whole = {"model": str(wide), "folder": str(tmp_path), "program": str(release.rpc_cache), "min_free": "1M"}
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(wide.read_bytes()[:-1])
     for changed, said in (

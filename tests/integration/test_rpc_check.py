@@ -29,8 +29,8 @@ pytestmark = pytest.mark.llama
 
 
 @pytest.fixture(scope="module")
-def worker(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    with watched(release_7, tmp_path_factory.mktemp("worker"), threads=2) as started:
+def worker(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    with watched(release, tmp_path_factory.mktemp("worker"), threads=2) as started:
         yield started
 
 
@@ -59,7 +59,7 @@ def test_what_only_a_hostile_client_sends_ends_its_connection_and_no_worker(work
         assert f"GGML_RPC_CHECK_SKIP={NAMED[name]} in the worker's environment lets it through" in said[-1]
 
 
-def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, tmp_path: Path) -> None:
+def test_an_operation_that_is_to_be_let_through_is_computed(release: Release, tmp_path: Path) -> None:
     """The check refuses a result whose shape does not fit its sources, although this kernel reads no foreign memory."""
 
     def shorter(session: Session) -> None:
@@ -68,13 +68,13 @@ def test_an_operation_that_is_to_be_let_through_is_computed(release_7: Release, 
         computed(session, target)
         assert list(session.values(target).flat[:16]) == list(range(32, 48))
 
-    first = watched(release_7, tmp_path / "1")
+    first = watched(release, tmp_path / "1")
     with first as worker, closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
         shorter(session)
     refused = ("a function of CUSTOM", "stored beyond its end", "a shape that there cannot be")
     # The tensor of the last one has the operation NONE. The log says that the variable lets it through, which is wrong.
     refused = (*refused, "a tensor outside of its buffer")
-    with watched(release_7, tmp_path / "2", "GGML_RPC_CHECK_SKIP=SSM_SCAN,GET_ROWS,NONE") as worker:
+    with watched(release, tmp_path / "2", "GGML_RPC_CHECK_SKIP=SSM_SCAN,GET_ROWS,NONE") as worker:
         with closing(Session(worker.port)) as session:
             shorter(session)
         for name in refused:
@@ -103,10 +103,10 @@ def test_no_worker_listens_or_connects_for_a_client(worker: Watched) -> None:
 
 @pytest.mark.parametrize("attack", DEADLY, ids=lambda attack: attack.__name__)
 def test_a_wrong_number_in_a_buffer_ends_a_worker_before_it_is_used(
-    release_7: Release, tmp_path: Path, attack: Attack
+    release: Release, tmp_path: Path, attack: Attack
 ) -> None:
     """This risk remains: docs/reference/rpc-server-holes.md."""
-    with watched(release_7, tmp_path, "GGML_NO_BACKTRACE=1", threads=2) as worker:
+    with watched(release, tmp_path, "GGML_NO_BACKTRACE=1", threads=2) as worker:
         with closing(Session(worker.port)) as session, pytest.raises(WorkerClosedError):
             attack(session)
         assert worker.worker.process.wait(HANG_S) == -signal.SIGABRT

@@ -41,7 +41,7 @@ def ports() -> list[int]:
 
 
 @pytest.fixture
-def linked(release_7: Release, tmp_path: Path) -> Iterator[list[Worker]]:
+def linked(release: Release, tmp_path: Path) -> Iterator[list[Worker]]:
     """Start two workers, each of which knows both ends of their link."""
     chosen = ports()
     ends = [f"{address}:{port + ABOVE_WORKER}" for address, port in zip(ADDRESSES, chosen)]
@@ -50,9 +50,7 @@ def linked(release_7: Release, tmp_path: Path) -> Iterator[list[Worker]]:
         for number, (own, other) in enumerate((ends, reversed(ends))):
             prefix = ("env", f"GGML_RPC_LINK={own},{other}", "GGML_NO_BACKTRACE=1")
             log, address, port = tmp_path / f"log{number}", ADDRESSES[number], chosen[number]
-            workers.append(
-                stack.enter_context(running_worker(release_7, log, prefix=prefix, address=address, port=port))
-            )
+            workers.append(stack.enter_context(running_worker(release, log, prefix=prefix, address=address, port=port)))
         yield workers
 
 
@@ -64,22 +62,22 @@ def run(release: Release, model: Path, workers: list[Worker], **changed: Any) ->
     return run_module("distributed_inference", {**asked, **changed})
 
 
-def test_two_workers_add_up_what_the_master_would(release_7: Release, model: Path, linked: list[Worker]) -> None:
-    summed = run(release_7, model, linked, worker_link=False)
+def test_two_workers_add_up_what_the_master_would(release: Release, model: Path, linked: list[Worker]) -> None:
+    summed = run(release, model, linked, worker_link=False)
     assert [JOINED in worker.log.read_text() for worker in linked] == [False, False]
-    result = run(release_7, model, linked)
+    result = run(release, model, linked)
     assert [worker.log.read_text().count(JOINED) for worker in linked] == [1, 1]
     assert (result["failure"], result["text"]) == (None, summed["text"])
 
 
 def test_three_workers_or_one_without_a_link_are_summed_by_the_master(
-    release_7: Release, model: Path, linked: list[Worker], tmp_path: Path
+    release: Release, model: Path, linked: list[Worker], tmp_path: Path
 ) -> None:
-    with running_worker(release_7, tmp_path / "third") as third:
-        summed = run(release_7, model, [linked[0], third], worker_link=False)
-        result = run(release_7, model, [linked[0], third])
+    with running_worker(release, tmp_path / "third") as third:
+        summed = run(release, model, [linked[0], third], worker_link=False)
+        result = run(release, model, [linked[0], third])
         assert (result["failure"], result["text"]) == (None, summed["text"])
-        assert run(release_7, model, [*linked, third])["failure"] is None
+        assert run(release, model, [*linked, third])["failure"] is None
         assert "[rpc_check] refused: a link to another worker" in third.log.read_text()
     assert [JOINED in worker.log.read_text() for worker in linked] == [False, False]
 
@@ -121,10 +119,10 @@ def connected(own: str, address: str, port: int) -> socket.socket:
             time.sleep(0.05)
 
 
-def test_a_worker_that_loses_the_other_one_ends_the_run(release_7: Release, model: Path, linked: list[Worker]) -> None:
+def test_a_worker_that_loses_the_other_one_ends_the_run(release: Release, model: Path, linked: list[Worker]) -> None:
     killed = threading.Timer(3, lambda: os.kill(linked[1].process.pid, signal.SIGKILL))
     killed.start()
-    result = run(release_7, model, linked, n_predict=4000, ctx_size=4096)
+    result = run(release, model, linked, n_predict=4000, ctx_size=4096)
     killed.join()
     assert result["failure"]["kind"] == "worker_lost"
     assert linked[0].alive

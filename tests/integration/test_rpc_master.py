@@ -71,13 +71,13 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four_bits(release_7: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_bits(release: Release, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model with as many large weights, of a type that workers repack on every kind of CPU."""
     folder = tmp_path_factory.mktemp("four_bits")
     eight, model = folder / "eight.gguf", folder / "four.gguf"
     script = ROOT / "playbooks/files/random_model.py"
     subprocess.run([sys.executable, script, eight, "--layers", "3", "--width", "2688"], check=True, timeout=120)
-    quantise = [release_7.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
+    quantise = [release.bin / "llama-quantize", "--allow-requantize", eight, model, "Q4_0"]
     subprocess.run(quantise, capture_output=True, check=True, timeout=120)
     eight.unlink()
     return model
@@ -97,12 +97,12 @@ class Counted(Relay):
 
 
 def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
-    release_7: Release, start: Start, large_model: Path
+    release: Release, start: Start, large_model: Path
 ) -> None:
     """Neither the other workers nor weights that are hashed ahead delay the end."""
     first, second = (start() for _number in range(2))
     with relaying(Counted(second, most=20 << 20)) as link:
-        result = run(release_7, large_model, [first.endpoint, link.endpoint])
+        result = run(release, large_model, [first.endpoint, link.endpoint])
     assert result["failure"]["kind"] == "worker_lost"
     assert link.sent > 20 << 20
     assert first.alive
@@ -110,16 +110,16 @@ def test_a_worker_that_is_lost_while_it_is_loaded_ends_the_run(
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
-    release_7: Release, four_bits: Path, tmp_path: Path, how: signal.Signals
+    release: Release, four_bits: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
     """At that moment, threads of their own send weights to both workers, which repack them."""
     large = [tensor for tensor in gguf.GGUFReader(four_bits).tensors if tensor.n_bytes > LARGE]
     assert [tensor.tensor_type for tensor in large] == [gguf.GGMLQuantizationType.Q4_0] * 9
     most, go_on = 20 << 20, threading.Event()
-    with watched(release_7, tmp_path / "1") as first, watched(release_7, tmp_path / "2") as second:
+    with watched(release, tmp_path / "1") as first, watched(release, tmp_path / "2") as second:
         workers = [first.worker, second.worker]
         endpoints = [worker.endpoint for worker in workers]
-        expected = text(release_7, four_bits, endpoints)
+        expected = text(release, four_bits, endpoints)
         repacked = [worker.repack["weights"] for worker in (first, second)]
         kernels = [gguf.GGMLQuantizationType.Q4_0 in worker.kernels for worker in (first, second)]
         assert [weights > 0 for weights in repacked] == kernels
@@ -128,7 +128,7 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
             stack.callback(go_on.set)
             rpc = ",".join(link.endpoint for link in through)
             # A process that a shell starts in the background ignores SIGINT.
-            command = ["env", "--default-signal=INT", str(release_7.bin / "llama-completion"), "-m", str(four_bits)]
+            command = ["env", "--default-signal=INT", str(release.bin / "llama-completion"), "-m", str(four_bits)]
             master = subprocess.Popen(
                 [*command, "--rpc", rpc, "-ngl", "99", "-no-cnv", "-p", "the"], stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "GGML_NO_BACKTRACE": "1"},
@@ -138,21 +138,21 @@ def test_a_load_that_is_cancelled_leaves_workers_that_are_ready(
             master.send_signal(how)
             assert master.wait(HANG_S) == -how
         assert all(worker.alive for worker in workers)
-        assert text(release_7, four_bits, endpoints) == expected
+        assert text(release, four_bits, endpoints) == expected
         assert [worker.repack["weights"] for worker in (first, second)] == repacked
 
 
 def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
-    release_7: Release, model: Path, start: Start
+    release: Release, model: Path, start: Start
 ) -> None:
     workers = [start() for _number in range(3)]
-    expected = text(release_7, model, [workers[0].endpoint])
-    assert text(release_7, model, [worker.endpoint for worker in workers], "tensor") == expected
+    expected = text(release, model, [workers[0].endpoint])
+    assert text(release, model, [worker.endpoint for worker in workers], "tensor") == expected
 
     with ExitStack() as stack:
         through = [stack.enter_context(relaying(Counted(worker))) for worker in workers[:2]]
         command = [
-            release_7.bin / "llama-completion",
+            release.bin / "llama-completion",
             "-m",
             model,
             "--rpc",
@@ -173,13 +173,13 @@ def test_split_mode_tensor_gives_the_text_of_split_mode_layer_and_sends_little(
 
 
 def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
-    release_7: Release, four_bits: Path, start: Start
+    release: Release, four_bits: Path, start: Start
 ) -> None:
     """Upstream's master would wait for the second worker, as it copies that worker's results to the third itself."""
     workers = [start() for _number in range(3)]
 
     def reading(endpoints: list[str], tokens: int) -> list[str | Path]:
-        command = [release_7.bin / "llama-bench", "-m", four_bits, "--rpc", ",".join(endpoints), "-ngl", "999"]
+        command = [release.bin / "llama-bench", "-m", four_bits, "--rpc", ",".join(endpoints), "-ngl", "999"]
         command += ["-dev", "RPC0/RPC1/RPC2", "-ts", "1/1/2", "-t", "1", "-r", "1", "--no-warmup"]
         return [*command, "-ub", "16", "-n", "0", "-p", str(tokens)]
 
@@ -209,10 +209,10 @@ def test_a_prompts_next_batches_are_computed_while_a_worker_still_has_the_first(
         assert master.wait(HANG_S) == 0
 
 
-def test_a_chat_that_is_interrupted_goes_on(release_7: Release, four_bits: Path, start: Start, tmp_path: Path) -> None:
+def test_a_chat_that_is_interrupted_goes_on(release: Release, four_bits: Path, start: Start, tmp_path: Path) -> None:
     """Most of the time, the signal reaches the thread that waits for the first worker's results for the second one."""
     workers = [start() for _number in range(2)]
-    command = ["env", "--default-signal=INT", release_7.bin / "llama-completion", "-m", four_bits, "-ngl", "99"]
+    command = ["env", "--default-signal=INT", release.bin / "llama-completion", "-m", four_bits, "-ngl", "99"]
     command += ["--rpc", ",".join(worker.endpoint for worker in workers), "-c", "2048", "-n", "-1", "--ignore-eos"]
     command += ["-no-cnv", "--interactive", "--simple-io", "--in-prefix", "<you>", "-p", "the river"]
     said, log = tmp_path / "said", tmp_path / "log"

@@ -59,11 +59,11 @@ def ask_for_memory(client: socket.socket) -> int:
     return total
 
 
-def test_a_free_worker_is_ready_and_says_what_it_is(release_7: Release, start: Callable[..., Worker]) -> None:
+def test_a_free_worker_is_ready_and_says_what_it_is(release: Release, start: Callable[..., Worker]) -> None:
     status = look(start())
     assert status.state == "ready", status.message
     assert status.protocol is not None
-    assert status.protocol["version"] == release_7.protocol
+    assert status.protocol["version"] == release.protocol
     (device,) = status.devices
     assert device["index"] == 0
     assert 2**28 < device["memory_total_bytes"] <= 2**50

@@ -28,8 +28,8 @@ def asked(release: Release, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def spellings(release_7: Release) -> list[list[str]]:
-    return [re.split(", +", names) for names in SPELLINGS.findall(asked(release_7, "--help").stdout)]
+def spellings(release: Release) -> list[list[str]]:
+    return [re.split(", +", names) for names in SPELLINGS.findall(asked(release, "--help").stdout)]
 
 
 def test_each_spelling_of_an_option_is_classified_once(spellings: list[list[str]]) -> None:
@@ -63,15 +63,15 @@ def test_options_of_earlier_versions_are_not_in_this_one(spellings: list[list[st
     ("word", "taken"),
     [("--top-k", True), ("--top_k", True), ("--top-", False), ("-top-k", False), ("--TOP-K", False)],
 )
-def test_names_are_complete_and_an_underscore_is_a_dash(release_7: Release, word: str, taken: bool) -> None:
+def test_names_are_complete_and_an_underscore_is_a_dash(release: Release, word: str, taken: bool) -> None:
     # --version ends the program as soon as it is read.
-    done = asked(release_7, word, "1", "--version")
+    done = asked(release, word, "1", "--version")
     assert (done.returncode == 0) is taken, done.stderr
     assert ("invalid argument" in done.stderr) is not taken
 
 
 @pytest.mark.parametrize("word", ["--top-k=1", "--verbosity=5", "-lv5", "-lv 5", "-ctk_draft"])
-def test_an_option_and_its_value_are_two_words(release_7: Release, word: str) -> None:
-    done = asked(release_7, word, "--version")
+def test_an_option_and_its_value_are_two_words(release: Release, word: str) -> None:
+    done = asked(release, word, "--version")
     assert done.returncode != 0
     assert "invalid argument" in done.stderr

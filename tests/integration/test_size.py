@@ -19,7 +19,7 @@ from support.tree import ROOT, load_yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [pytest.mark.llama, pytest.mark.usefixtures("release_7")]
+pytestmark = [pytest.mark.llama, pytest.mark.usefixtures("release")]
 
 MIB = 1 << 20
 TOKEN = "hf_neverseenanywhere"

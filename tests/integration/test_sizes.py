@@ -97,17 +97,17 @@ def by_hosts(program: Path, folder: Path, shape: Shape) -> str:
     [pytest.param(it, marks=() if it.name in QUICK else pytest.mark.long) for it in SHAPES],
     ids=lambda it: it.name,
 )
-def test_the_tables_are_what_the_release_says(release_7: Release, tmp_path: Path, shape: Shape) -> None:
-    rows = by_hosts(release_7.plan, tmp_path, shape), by_memory(release_7.plan, tmp_path, shape)
+def test_the_tables_are_what_the_release_says(release: Release, tmp_path: Path, shape: Shape) -> None:
+    rows = by_hosts(release.plan, tmp_path, shape), by_memory(release.plan, tmp_path, shape)
     print("\n".join(rows))
     assert [row for row in rows if f"\n{row}\n" not in PAGE] == []
 
 
-def test_the_estimate_is_as_far_off_as_the_page_says(release_7: Release, tmp_path: Path) -> None:
+def test_the_estimate_is_as_far_off_as_the_page_says(release: Release, tmp_path: Path) -> None:
     cluster = Cluster((Worker("worker0:50052", 1 << 50), Worker("worker1:50052", 1 << 50)))
     found = {}
     for shape in SHAPES:
-        with asking(release_7.plan, tmp_path, shape, 2) as engine:
+        with asking(release.plan, tmp_path, shape, 2) as engine:
             shares, exact = choose(engine, LOAD, cluster)
         headers = read_model(tmp_path / "shape.gguf")
         estimate = ByHeader(headers, tail=1, why="there is none").sizes(LOAD, 2, shares)

@@ -39,11 +39,11 @@ def continued(service: Service, grammar: str = "") -> tuple[list[int], dict[str,
 
 @pytest.fixture(scope="module")
 def plain(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory
+    release: Release, model: Path, workers: list[Worker], tmp_path_factory: pytest.TempPathFactory
 ) -> list[list[int]]:
     """Return the model's tokens without speculation: for free text, and for text that repeats itself."""
     folder = tmp_path_factory.mktemp("plain")
-    with running_service(release_7, model, [worker.endpoint for worker in workers[:2]], folder) as service:
+    with running_service(release, model, [worker.endpoint for worker in workers[:2]], folder) as service:
         service.wait_for("Serving")
         said = [continued(service), continued(service, GRAMMAR)]
     assert all(len(tokens) == TOKENS and "draft_n" not in times for tokens, times in said)
@@ -59,12 +59,12 @@ def plain(
     ],
 )
 def test_the_answer_is_the_same_with_speculation(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
+    release: Release, model: Path, workers: list[Worker], tmp_path: Path, plain: list[list[int]], kind: str
 ) -> None:
     given = {"llama_server_draft_model": str(model)} if kind == "draft-simple" else {"llama_server_spec_type": kind}
     options = speculation(**given, llama_server_spec_draft_n_max=6)
     endpoints = [worker.endpoint for worker in workers[:2]]
-    with running_service(release_7, model, endpoints, tmp_path, options=options) as service:
+    with running_service(release, model, endpoints, tmp_path, options=options) as service:
         service.wait_for("Serving")
         (free, times), (repeated, times_repeated) = continued(service), continued(service, GRAMMAR)
     assert [free, repeated] == plain
@@ -81,7 +81,7 @@ original = synthetic_models.add_tokenizer
 
 @pytest.mark.parametrize("place", ["of the model", "in a file of their own"])
 def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them(
-    release_7: Release, workers: list[Worker], tmp_path: Path, place: str
+    release: Release, workers: list[Worker], tmp_path: Path, place: str
 ) -> None:
     drafting: dict[str, object] = {"llama_server_spec_type": "draft-mtp"}
     if place == "of the model":
@@ -96,7 +96,7 @@ def test_layers_that_predict_further_tokens_are_used_where_the_workers_have_them
     for number, given in enumerate(({}, drafting)):
         folder = tmp_path / str(number)
         folder.mkdir()
-        with running_service(release_7, path, endpoints, folder, options=speculation(**given)) as service:
+        with running_service(release, path, endpoints, folder, options=speculation(**given)) as service:
             service.wait_for("Serving")
             said.append(continued(service))
     assert said[0][0] == said[1][0]
@@ -123,7 +123,7 @@ def other_vocabulary(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
 
 @pytest.mark.parametrize("change", ["none", "text", "size", "beginning"])
 def test_llama_server_takes_the_draft_models_that_the_role_takes(
-    release_7: Release,
+    release: Release,
     workers: list[Worker],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,7 +133,7 @@ def test_llama_server_takes_the_draft_models_that_the_role_takes(
     other_vocabulary(monkeypatch, change)
     two = write_synthetic(tmp_path / "d.gguf", "grouped queries")
     options = speculation(llama_server_draft_model=str(two))
-    with running_service(release_7, one, [workers[0].endpoint], tmp_path, options=options) as service:
+    with running_service(release, one, [workers[0].endpoint], tmp_path, options=options) as service:
         service.wait_for("Serving")
         said = "".join(service.lines)
     problem = draft_problem(one, two)
@@ -143,16 +143,16 @@ def test_llama_server_takes_the_draft_models_that_the_role_takes(
 
 
 def test_a_file_without_a_key_is_told_and_nobody_is_let_in(
-    release_7: Release, model: Path, workers: list[Worker], tmp_path: Path
+    release: Release, model: Path, workers: list[Worker], tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text("# nothing yet\n\n")
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+    with running_service(release, model, [workers[0].endpoint], tmp_path) as service:
         assert service.process.wait(60) == 2
     said = "has no key, and without one the API would answer everybody: write a key into it, one per line."
     assert service.lines == [f"{tmp_path}/keys {said}\n"]
     (tmp_path / "keys").unlink()
     (tmp_path / "keys").mkdir()
-    with running_service(release_7, model, [workers[0].endpoint], tmp_path) as service:
+    with running_service(release, model, [workers[0].endpoint], tmp_path) as service:
         assert service.process.wait(60) == 2
     assert service.lines == [
         f"The keys in {tmp_path}/keys cannot be read (Is a directory): run the playbook serve, which writes them.\n"

@@ -44,7 +44,7 @@ AS_USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
     ],
 )
 def test_each_worker_gets_the_layers_and_buffers_of_the_plan(
-    release_7: Release,
+    release: Release,
     workers: list[Worker],
     request: pytest.FixtureRequest,
     which: str,
@@ -54,14 +54,14 @@ def test_each_worker_gets_the_layers_and_buffers_of_the_plan(
     path: Path = request.getfixturevalue("trained_model" if which == "trained" else "model")
     used = workers[: len(memory)]
     hosts = [{"endpoint": it.endpoint, "memory_available_bytes": size * GIB} for it, size in zip(used, memory)]
-    asked = {"bin_folder": str(release_7.bin), "program": "llama-completion", "options": options}
+    asked = {"bin_folder": str(release.bin), "program": "llama-completion", "options": options}
     plan = run_module("split_plan_info", {"model": str(path), "workers": hosts, **asked})
     assert (plan["exact"], plan["fits"]) == (True, True), plan["message"]
     shares = plan["tensor_split"]
     assert shares == [worker["layers"] + worker["has_output"] for worker in plan["workers"]]
     split = ",".join(f"{share:g}" for share in shares)
     over = ["--rpc", ",".join(it.endpoint for it in used), "-ts", split, "-ngl", "999", "-lm", "none", *options]
-    log = log_of(release_7, path, *over, "-lv", "5")
+    log = log_of(release, path, *over, "-lv", "5")
     # llama.cpp counts the output as one more layer.
     owners = dict(re.findall(r"layer +(\d+) assigned to device (\w+)", log))
     assert [list(owners.values()).count(f"RPC{number}") for number in range(len(used))] == shares
@@ -80,11 +80,11 @@ def resident(worker: Worker) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) << 10
 
 
-def test_a_worker_gives_its_memory_back(release_7: Release, model: Path, tmp_path: Path) -> None:
+def test_a_worker_gives_its_memory_back(release: Release, model: Path, tmp_path: Path) -> None:
     """So the memory available on a host can be read while its worker runs."""
-    with running_worker(release_7, tmp_path / "worker.log") as worker:
+    with running_worker(release, tmp_path / "worker.log") as worker:
         before = resident(worker)
-        log_of(release_7, model, "-c", "8192", "--rpc", worker.endpoint, "-ngl", "99")
+        log_of(release, model, "-c", "8192", "--rpc", worker.endpoint, "-ngl", "99")
         deadline = time.monotonic() + 60
         while worker.held() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -110,8 +110,8 @@ def answer(result: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in result.items() if name != "invocation"}
 
 
-def test_it_says_whether_it_fits_and_what_would_help(release_7: Release, model: Path) -> None:
-    asked = arguments(release_7, model, GIB, GIB)
+def test_it_says_whether_it_fits_and_what_would_help(release: Release, model: Path) -> None:
+    asked = arguments(release, model, GIB, GIB)
     fits = run_module("split_plan_info", asked)
     # In check mode, and for a user that is not root, it says the same.
     assert answer(run_module("split_plan_info", asked, check=True)) == answer(fits)
@@ -122,7 +122,7 @@ def test_it_says_whether_it_fits_and_what_would_help(release_7: Release, model: 
 
     def short_of(context: int) -> dict[str, Any]:
         options = ["-c", str(context), "-ub", "64"]
-        asked = arguments(release_7, model, 200 * MIB, 200 * MIB, reserve_bytes=0, options=options)
+        asked = arguments(release, model, 200 * MIB, 200 * MIB, reserve_bytes=0, options=options)
         return run_module("split_plan_info", asked)
 
     few = short_of(65536)
@@ -135,23 +135,23 @@ def test_it_says_whether_it_fits_and_what_would_help(release_7: Release, model: 
     context = few["suggestions"][0]["ctx_size"]
     assert [short_of(size)["fits"] for size in (context, context + 256)] == [True, False]
 
-    given = run_module("split_plan_info", arguments(release_7, model, GIB, GIB, tensor_split=[1, 0]))
+    given = run_module("split_plan_info", arguments(release, model, GIB, GIB, tensor_split=[1, 0]))
     assert given["message"].startswith("The tensor_split leaves worker 192.0.2.2:50052 without a layer: it fits with ")
 
 
-def test_check_mode_says_the_same(release_7: Release, model: Path) -> None:
-    asked = arguments(release_7, model, GIB, GIB)
+def test_check_mode_says_the_same(release: Release, model: Path) -> None:
+    asked = arguments(release, model, GIB, GIB)
     assert answer(run_module("split_plan_info", asked, check=True)) == answer(run_module("split_plan_info", asked))
 
 
-def test_a_user_that_is_not_root_gets_the_same_plan(release_7: Release, model: Path) -> None:
-    asked = arguments(release_7, model, GIB, GIB)
+def test_a_user_that_is_not_root_gets_the_same_plan(release: Release, model: Path) -> None:
+    asked = arguments(release, model, GIB, GIB)
     as_user = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "--")
     assert answer(run_module("split_plan_info", asked, prefix=as_user)) == answer(run_module("split_plan_info", asked))
 
 
-def test_without_a_release_it_estimates_and_says_so(release_7: Release, model: Path, tmp_path: Path) -> None:
-    exact = run_module("split_plan_info", arguments(release_7, model, GIB, GIB))
+def test_without_a_release_it_estimates_and_says_so(release: Release, model: Path, tmp_path: Path) -> None:
+    exact = run_module("split_plan_info", arguments(release, model, GIB, GIB))
     folder = tmp_path / "none/bin"
     for given, why in (
         ({}, "no release is named that could be asked"),
@@ -170,9 +170,9 @@ def test_without_a_release_it_estimates_and_says_so(release_7: Release, model: P
             assert mine["compute_bytes"] == 0
 
 
-def test_what_is_returned_is_documented(release_7: Release, model: Path) -> None:
+def test_what_is_returned_is_documented(release: Release, model: Path) -> None:
     returns = documentation("module")[f"{COLLECTION}.split_plan_info"]["return"]
-    fits = run_module("split_plan_info", arguments(release_7, model, GIB, GIB))
+    fits = run_module("split_plan_info", arguments(release, model, GIB, GIB))
     short = run_module(
         "split_plan_info",
         arguments(None, model, 40 * MIB, 60 * MIB, reserve_bytes=0, options=["-c", "8192"], tensor_split=[1, 9]),
@@ -187,8 +187,7 @@ def test_what_is_returned_is_documented(release_7: Release, model: Path) -> None
     assert fits["master"].keys() <= named["master"] | named["workers"]
 
 
-def test_bad_input(release_7: Release, model: Path, tmp_path: Path) -> None:
-    release = release_7
+def test_bad_input(release: Release, model: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.gguf"
     text.write_text("no model")
     subprocess.run([sys.executable, SPLITTER, model, tmp_path / "part", "2"], check=True, timeout=120)
@@ -216,22 +215,22 @@ def test_bad_input(release_7: Release, model: Path, tmp_path: Path) -> None:
         assert "\n" not in result["msg"]
 
 
-def test_what_this_user_may_not_read_is_said(release_7: Release, model: Path, tmp_path: Path) -> None:
+def test_what_this_user_may_not_read_is_said(release: Release, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     shutil.copy(model, path)
     path.chmod(0)
-    result = run_module("split_plan_info", arguments(release_7, path, GIB), prefix=AS_USER)
+    result = run_module("split_plan_info", arguments(release, path, GIB), prefix=AS_USER)
     assert result["failed"]
     assert result["msg"] == f"{path} cannot be read: Permission denied."
 
 
-def test_the_engines_refusal_is_a_sentence(release_7: Release, tmp_path: Path) -> None:
+def test_the_engines_refusal_is_a_sentence(release: Release, tmp_path: Path) -> None:
     """A model whose header is as it has to be, and that llama.cpp cannot load."""
     path = write_synthetic(tmp_path / "m.gguf", "dense")
     content = path.read_bytes()
     assert content.count(b"blk.0.attn_q.weight") == 1
     path.write_bytes(content.replace(b"blk.0.attn_q.weight", b"blk.0.attn_x.weight"))
-    result = run_module("split_plan_info", arguments(release_7, path, GIB))
+    result = run_module("split_plan_info", arguments(release, path, GIB))
     assert result["failed"]
     assert re.fullmatch(r"llama\.cpp cannot load it: .*blk\.0\.attn_q\.weight.*\.", result["msg"])
 
@@ -275,7 +274,7 @@ PLAYS = """
 """
 
 
-def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker], model: Path, tmp_path: Path) -> None:
+def test_the_role_plans_before_it_loads(release: Release, workers: list[Worker], model: Path, tmp_path: Path) -> None:
     inventory = tmp_path / "hosts.yml"
     hosts = {
         f"worker{number}": {"rpc_server_address": "127.0.0.1", "rpc_server_port": worker.port}
@@ -284,7 +283,7 @@ def test_the_role_plans_before_it_loads(release_7: Release, workers: list[Worker
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
-        "llama_cpp_prefix": str(release_7.prefix),
+        "llama_cpp_prefix": str(release.prefix),
         "folder": str(tmp_path),
     }
     inventory.write_text(

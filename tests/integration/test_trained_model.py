@@ -66,12 +66,12 @@ def inferred(release: Release, model: Path, workers: list[Worker], *extra_args: 
 
 
 def test_two_and_three_workers_say_what_local_inference_says(
-    release_7: Release, trained_model: Path, workers: list[Worker]
+    release: Release, trained_model: Path, workers: list[Worker]
 ) -> None:
-    here = said_here(release_7, trained_model)
+    here = said_here(release, trained_model)
     assert "France" in here
     for many in 2, 3:
-        result = inferred(release_7, trained_model, workers[:many])
+        result = inferred(release, trained_model, workers[:many])
         assert result["failure"] is None, result["msg"]
         assert result["text"] == here
 
@@ -97,10 +97,10 @@ def test_without_the_model_its_tests_say_so_and_fail_only_in_ci(tmp_path: Path, 
 
 
 def test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused(
-    release_7: Release, trained_model: Path, workers: list[Worker]
+    release: Release, trained_model: Path, workers: list[Worker]
 ) -> None:
     for many in 2, 3:
-        result = inferred(release_7, trained_model, workers[:many], *TENSOR)
+        result = inferred(release, trained_model, workers[:many], *TENSOR)
         assert failure(result) == ("split_mode_unsupported", None)
         assert result["msg"] == (
             f"llama.cpp cannot divide this model among {many} workers in split mode tensor (ggml-backend-meta.cpp:547: "
@@ -110,12 +110,12 @@ def test_split_mode_tensor_of_a_model_that_it_cannot_divide_is_refused(
 
 
 def test_split_mode_tensor_says_what_local_inference_says(
-    release_7: Release, floats: Path, workers: list[Worker]
+    release: Release, floats: Path, workers: list[Worker]
 ) -> None:
-    here = said_here(release_7, floats)
+    here = said_here(release, floats)
     assert len(here.split()) == TOKENS
     for many in 2, 3:
-        result = inferred(release_7, floats, workers[:many], *TENSOR)
+        result = inferred(release, floats, workers[:many], *TENSOR)
         assert result["failure"] is None, result["msg"]
         assert result["text"] == here
 
@@ -130,12 +130,12 @@ def perplexity(release: Release, model: Path, *options: str) -> float:
 
 @pytest.mark.parametrize("mode", ["layer", "tensor"])
 def test_a_text_is_as_likely_over_workers_as_here(
-    release_7: Release, workers: list[Worker], request: pytest.FixtureRequest, mode: str
+    release: Release, workers: list[Worker], request: pytest.FixtureRequest, mode: str
 ) -> None:
     model = request.getfixturevalue("trained_model" if mode == "layer" else "floats")
-    here = perplexity(release_7, model)
+    here = perplexity(release, model)
     for many in 2, 3:
-        there = perplexity(release_7, model, *over([worker.port for worker in workers[:many]]), "-sm", mode)
+        there = perplexity(release, model, *over([worker.port for worker in workers[:many]]), "-sm", mode)
         assert f"{there:.4g}" == f"{here:.4g}"
 
 
@@ -158,10 +158,10 @@ def answered(service: Service, prompt: str, tokens: int = ANSWER_TOKENS, **more:
 
 
 def test_a_text_that_repeats_is_drafted_and_its_prompt_cached(
-    release_7: Release, trained_model: Path, workers: list[Worker], tmp_path: Path
+    release: Release, trained_model: Path, workers: list[Worker], tmp_path: Path
 ) -> None:
     endpoints = [worker.endpoint for worker in workers[:2]]
-    with running_service(release_7, trained_model, endpoints, tmp_path, options=OPTIONS) as service:
+    with running_service(release, trained_model, endpoints, tmp_path, options=OPTIONS) as service:
         service.wait_for("Serving")
         plain, first = answered(service, QUOTING)
         follow = f"{QUOTING}{plain}\n{BEGINNING}"
@@ -176,7 +176,7 @@ def test_a_text_that_repeats_is_drafted_and_its_prompt_cached(
         folder = tmp_path / kind
         folder.mkdir()
         options = (*OPTIONS, *speculation(llama_server_spec_type=kind, llama_server_spec_draft_n_max=8))
-        with running_service(release_7, trained_model, endpoints, folder, options=options) as service:
+        with running_service(release, trained_model, endpoints, folder, options=options) as service:
             service.wait_for("Serving")
             said, times = answered(service, QUOTING)
         assert said == plain

@@ -90,11 +90,11 @@ PROMPTS = ["the river", "a stone and its shadow", "who", "of all the birds that"
 
 @pytest.mark.parametrize("many", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_what_is_said_in_turns_is_what_each_says_alone(
-    release_7: Release, model: Path, start: Start, tmp_path: Path, many: int
+    release: Release, model: Path, start: Start, tmp_path: Path, many: int
 ) -> None:
     """Seven clients use five slots: some wait, prompts come while others generate, and groups change."""
     workers = [start().endpoint for _number in range(many)]
-    with served(release_7, model, workers, tmp_path / "log", "-np", "5") as server:
+    with served(release, model, workers, tmp_path / "log", "-np", "5") as server:
         alone = [server.ask(prompt, 20 + 5 * number) for number, prompt in enumerate(PROMPTS)]
         assert f"groups of slots that take turns: at most {many}" in server.log.read_text()
         with ThreadPoolExecutor(len(PROMPTS)) as clients:
@@ -125,18 +125,18 @@ def graphs_while_the_second_is_held(release: Release, model: Path, workers: list
 
 @pytest.mark.long
 def test_the_first_worker_computes_for_others_while_the_second_has_a_group(
-    release_7: Release, model: Path, start: Start, tmp_path: Path
+    release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     workers = [start() for _number in range(2)]
-    assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "one", 1) == 1
-    assert graphs_while_the_second_is_held(release_7, model, workers, tmp_path / "two", 2) == 2
+    assert graphs_while_the_second_is_held(release, model, workers, tmp_path / "one", 1) == 1
+    assert graphs_while_the_second_is_held(release, model, workers, tmp_path / "two", 2) == 2
 
 
 def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
-    release_7: Release, model: Path, start: Start, tmp_path: Path
+    release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:
     workers = [start().endpoint for _number in range(2)]
-    with served(release_7, model, workers, tmp_path / "log", "-np", "3", "--turns", "2") as server:
+    with served(release, model, workers, tmp_path / "log", "-np", "3", "--turns", "2") as server:
         alone = server.ask(PROMPTS[0], 150)
         with ThreadPoolExecutor(1) as clients:
             stays = clients.submit(server.ask, PROMPTS[0], 150)
@@ -149,11 +149,11 @@ def test_who_goes_away_in_the_middle_of_a_turn_leaves_the_others_alone(
             assert stays.result() == alone
 
 
-def test_a_short_prompt_comes_in_parts(release_7: Release, model: Path, start: Start, tmp_path: Path) -> None:
+def test_a_short_prompt_comes_in_parts(release: Release, model: Path, start: Start, tmp_path: Path) -> None:
     """Upstream's parts have 512 tokens: the second worker would wait until the first one has done all of it."""
     with relaying(Gate(start())) as first, relaying(Gate(start())) as second:
         workers = [first.endpoint, second.endpoint]
-        with served(release_7, model, workers, tmp_path / "log", "-np", "1") as server:
+        with served(release, model, workers, tmp_path / "log", "-np", "1") as server:
             server.ask("once", 1)
             before = first.graphs
             server.ask("again " * 255, 1)

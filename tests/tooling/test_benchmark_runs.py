@@ -63,7 +63,7 @@ def load(found: Found) -> None:
 LONG = [throughput, load]
 
 
-@pytest.mark.usefixtures("release_7")
+@pytest.mark.usefixtures("release")
 @pytest.mark.parametrize("check", [module_overhead, *(pytest.param(check, marks=pytest.mark.long) for check in LONG)])
 def test_a_benchmark_runs(check: Callable[[Found], None], tmp_path: Path) -> None:
     """Run a benchmark with a cache of its own and the tests' release, and check its figures."""
