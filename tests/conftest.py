@@ -60,9 +60,9 @@ def _skipped_in_ci(config: pytest.Config) -> list[pytest.TestReport]:
 
 @pytest.fixture(scope="session")
 def release() -> Release:
-    """Return the release with protocol 7.0.0, the default pin."""
+    """Return the release of the default version."""
     if not RELEASE.rpc_server.exists():
-        pytest.fail(f"llama.cpp of archive {RELEASE.version} is not built: run `make test`, which builds it first")
+        pytest.fail(f"llama.cpp {RELEASE.version} is not built: run `make test`, which builds it first")
     return RELEASE
 
 

@@ -22,7 +22,7 @@ import pytest
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run import progress
 
 from faults.kept import LONG_PROMPT, Kept, Running, infer, kept, ready_after
-from support.harness import HANG_S, RELEASE, Release
+from support.harness import HANG_S, Release
 from support.runs import masters, wait_for
 
 if TYPE_CHECKING:
@@ -41,11 +41,6 @@ LEFT_S = 100
 AT_SWITCH, BEHIND_CABLE = "10.99.9.1", "10.99.9.2"
 # The address of a name service that never answers.
 SILENT = "127.99.0.53"
-
-
-@pytest.fixture(scope="session")
-def release() -> Release:
-    return RELEASE
 
 
 class Cluster:
