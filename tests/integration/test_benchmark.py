@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.long
 def test_the_playbook_measures_reports_and_remembers(tmp_path: Path, here: dict[str, Any]) -> None:
     folder = tmp_path / "benchmark"
     folder.mkdir()

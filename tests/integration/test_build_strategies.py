@@ -159,7 +159,7 @@ def compiled(folder: Path) -> dict[str, bytes]:
         [*build, "server", "main.c", "-L.", "-lanswer", "-Wl,-rpath,$ORIGIN"],
         [*build, "alone", "alone.c"],
     ):
-        subprocess.run(argv, cwd=folder, check=True, timeout=60)
+        subprocess.run(argv, cwd=folder, check=True, timeout=300)
     server = (folder / "server").read_bytes()
     return {
         "llama-b1/libanswer.so": (folder / "libanswer.so").read_bytes(),

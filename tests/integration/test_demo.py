@@ -161,7 +161,7 @@ def test_what_cannot_work_is_said_before_anything_is_fetched_or_built(typed: dic
         env={**environment, **typed},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode != 0
@@ -186,7 +186,7 @@ def test_a_missing_haproxy_is_installed_or_named_before_anything_is_fetched_or_b
         env={**environment, "PATH": f"{tmp_path}:{os.environ['PATH']}", "LLAMA_CPP_CLUSTER_CACHE": f"{tmp_path}/cache"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode != 0
@@ -217,7 +217,7 @@ def test_an_interrupted_run_leaves_no_workers(demo: Demo, how: signal.Signals) -
 def test_a_second_demo_at_the_same_time_is_refused_and_the_first_goes_on(demo: Demo, release: Release) -> None:
     state = f"--state={demo.folder}/workers"
     command = [sys.executable, WORKERS, "start", f"--server={release.rpc_server}", "--count=1", "--threads=1", state]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
     running = demo.processes()
     second = completed(*command)
     assert second.returncode == 1

@@ -92,8 +92,13 @@ def test_a_host_that_groups_share_has_a_worker_for_each(
     ("group", "options", "sentence"),
     [
         ("docs", [], "Group docs has no master: set llama_group: docs for a host of llama_masters, or give "),
-        ("", [], "has no llama_group, and other hosts have one: give it to all."),
-        ("code", ["-e", "llama_group=chat"], "llama_group is given with -e, which makes one group of all hosts"),
+        pytest.param("", [], "has no llama_group, and other hosts have one: give it to all.", marks=pytest.mark.long),
+        pytest.param(
+            "code",
+            ["-e", "llama_group=chat"],
+            "llama_group is given with -e, which makes one group of all hosts",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_groups_that_are_none_are_said_at_once(

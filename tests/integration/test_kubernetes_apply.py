@@ -31,6 +31,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         yield found
 
 
+@pytest.mark.long
 def test_it_shows_applies_and_removes(cluster: Cluster, tmp_path: Path) -> None:
     shown = play(tmp_path, {}, "--check", *EVERYTHING)
     assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -55,7 +55,7 @@ def make(folder: Path, *artifacts: Path, name: str = "image.tar") -> subprocess.
         env={"PATH": f"{folder}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

@@ -115,7 +115,7 @@ class Group:
 
     def probe_worker(self, number: int) -> int:
         """Return the exit status of the worker's probe, as the kubelet runs it in the pod."""
-        done = subprocess.run(self.command("listens"), env=self.environment(number), timeout=60, check=False)
+        done = subprocess.run(self.command("listens"), env=self.environment(number), timeout=300, check=False)
         return done.returncode
 
     def probe_leader(self, path: str) -> int | None:
@@ -140,6 +140,7 @@ def group(release: Release, model: Path, tmp_path: Path) -> Iterator[Group]:
         yield Group(release, model, tmp_path, stack)
 
 
+@pytest.mark.long
 def test_a_group_comes_up_in_any_order_and_ends_with_a_worker(group: Group) -> None:
     leader = group.start(0)
     # No worker is there. The leader is alive and not ready, and keeps waiting.

@@ -78,7 +78,7 @@ GATEWAY_METRIC = re.compile(r"\b(?:haproxy_[a-z_]+|llama_gateway_[a-z_]+_seconds
 
 
 def run(*argv: str | Path, text_in: str = "", cwd: Path | None = None) -> str:
-    done = subprocess.run(argv, input=text_in, capture_output=True, text=True, timeout=60, check=False, cwd=cwd)
+    done = subprocess.run(argv, input=text_in, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -64,6 +64,7 @@ def inference(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"name": TASK, "llama_cpp.cluster.distributed_inference": arguments}
 
 
+@pytest.mark.long
 def test_people_see_where_a_run_is_and_programs_get_their_json(
     release: Release, model: Path, start: Start, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ def compiled(release: Path) -> Callable[..., Path]:
 
     def compile_program(code: str, *options: str) -> Path:
         path = release / "bin/rpc-server"
-        subprocess.run(["cc", "-x", "c", "-o", path, "-", *options], input=code, text=True, check=True, timeout=60)
+        subprocess.run(["cc", "-x", "c", "-o", path, "-", *options], input=code, text=True, check=True, timeout=300)
         return path
 
     return compile_program
@@ -63,7 +63,7 @@ def test_the_trial_initialises_the_cpu_back_end(name: str, release: Path) -> Non
     shutil.copy(program, copy)
 
     def shown(*command: str) -> str:
-        return subprocess.run([*command, program], capture_output=True, text=True, check=True, timeout=60).stdout
+        return subprocess.run([*command, program], capture_output=True, text=True, check=True, timeout=300).stdout
 
     address = next(int(line.split()[0], 16) for line in shown("nm").splitlines() if line.endswith("T ggml_cpu_init"))
     loads = re.findall(r"^ +LOAD +0x(\w+) 0x(\w+) 0x\w+ 0x(\w+)", shown("readelf", "-lW"), re.MULTILINE)

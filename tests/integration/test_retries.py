@@ -24,6 +24,7 @@ def play(release: Release, model: Path, tmp_path: Path, start: Callable[..., Wor
     return Play(release, model, tmp_path, [start() for _number in range(3)])
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_without_the_worker_that_was_lost(play: Play) -> None:
     one, lost, other = play.workers
     reaped(lost)

@@ -88,7 +88,7 @@ def parts(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Return the paths of a split model of three parts."""
     folder = tmp_path_factory.mktemp("split")
     splitter = [sys.executable, SPLITTER, model, folder / "model", "3"]
-    subprocess.run([str(word) for word in splitter], check=True, timeout=60)
+    subprocess.run([str(word) for word in splitter], check=True, timeout=300)
     return [folder / name for name in PARTS]
 
 
@@ -513,7 +513,7 @@ def test_the_converter_gets_no_program_of_the_model_and_no_privilege(site: Site,
 
 def text_of(release: Release, model: Path) -> str:
     command = [release.bin / "llama-completion", "-no-cnv", "-m", model, "-p", "the river", "-n", "8", "--temp", "0"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=True)
     return done.stdout.decode("utf-8", "replace").strip()
 
 
@@ -535,7 +535,7 @@ def test_safetensors_are_converted_and_quantised_and_run(site: Site, release: Re
     assert [name for name in site.names() if name.endswith(".gguf")] == []
     shutil.rmtree(site.folder / "source")
     write = [venv / "venv/bin/python", ROOT / "tests/integration/tiny_safetensors.py", site.folder / "source"]
-    subprocess.run(write, check=True, timeout=60)
+    subprocess.run(write, check=True, timeout=300)
 
     checked = site.ok("--check")
     assert checked.holds("would be converted and quantised to Q4_0")

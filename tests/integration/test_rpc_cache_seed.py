@@ -166,7 +166,7 @@ def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
 
     def keep() -> None:
         while not done.is_set():
-            subprocess.run(tidy, check=True, timeout=60, stdout=subprocess.DEVNULL)
+            subprocess.run(tidy, check=True, timeout=300, stdout=subprocess.DEVNULL)
 
     keeping = threading.Thread(target=keep)
     keeping.start()
@@ -177,7 +177,7 @@ def test_a_load_loses_nothing_to_what_keeps_the_cache_in_order(
         done.set()
         keeping.join()
     assert worker.alive
-    subprocess.run(tidy, check=True, timeout=60, stdout=subprocess.DEVNULL)
+    subprocess.run(tidy, check=True, timeout=300, stdout=subprocess.DEVNULL)
     assert entries(folder) == {}, "afterwards they go"
 
 

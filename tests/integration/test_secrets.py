@@ -118,6 +118,7 @@ def succeeds(*arguments: Any, **more: Any) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_manifests(tmp_path: Path) -> None:
     variables = given({
         **GATEWAY,

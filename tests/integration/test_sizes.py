@@ -103,6 +103,7 @@ def test_the_tables_are_what_the_release_says(release: Release, tmp_path: Path, 
     assert [row for row in rows if f"\n{row}\n" not in PAGE] == []
 
 
+@pytest.mark.long
 def test_the_estimate_is_as_far_off_as_the_page_says(release: Release, tmp_path: Path) -> None:
     cluster = Cluster((Worker("worker0:50052", 1 << 50), Worker("worker1:50052", 1 << 50)))
     found = {}

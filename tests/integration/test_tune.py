@@ -29,9 +29,8 @@ def host(here: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("clients", "role"), [(1, "inference"), pytest.param(3, "llama_server", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("clients", "role"), [(1, "inference"), (3, "llama_server")])
 def test_a_sweep_leaves_what_is_faster_as_variables(
     tmp_path: Path, host: dict[str, Any], clients: int, role: str
 ) -> None:
@@ -61,6 +60,7 @@ def test_a_sweep_leaves_what_is_faster_as_variables(
         assert [word for word in command if word in options] == options
 
 
+@pytest.mark.long
 def test_a_check_says_what_would_be_measured_and_measures_nothing(tmp_path: Path, host: dict[str, Any]) -> None:
     done = play_here("tune.yml", tmp_path, host, "--check")
     assert done.returncode == 0, done.stdout

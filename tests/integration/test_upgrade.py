@@ -27,6 +27,7 @@ def test_ansible_may_be_set_to_end_a_play_with_the_first_failure(stage: Stage) -
     stage.everywhere(OLD)
 
 
+@pytest.mark.long
 def test_groups_that_share_a_host_change_as_one(tmp_path: Path) -> None:
     stage = Stage(tmp_path, TWO_GROUPS)
     stage.variables["worker2"] = {"rpc_server_instances": [{"port": 50052}, {"port": 50053, "group": "b"}]}

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from support.harness import HANG_S, ROOT
 from support.hub_stand_in import running_hub, sha256
 from support.runs import wait_for
@@ -97,6 +99,7 @@ def of_all(folder: Path, task: Callable[[str], dict[str, Any]]) -> dict[str, str
         return {name: future.result() for name, future in begun.items()}
 
 
+@pytest.mark.long
 def test_a_download_shows_percent_rate_and_time_left(tmp_path: Path, model: Path) -> None:
     content = model.read_bytes()
     with running_hub({"model.gguf": content}, bytes_per_s=len(content) / SECONDS) as hub:

@@ -49,7 +49,7 @@ class Cache:
 
     def tidy(self, *options: object, quiet: int = 0) -> dict[str, Any]:
         command = [PROGRAM, "tidy", self.folder, self.state, "--quiet", quiet, *options]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=300, check=False)
         assert (done.returncode, done.stderr) == (0, ""), done
         status: dict[str, Any] = {**json.loads((self.state / "status.json").read_text()), "said": done.stdout}
         assert status["entries"] == sum(1 for name in self.names if re.fullmatch("[0-9a-f]{16}", name))
@@ -57,4 +57,4 @@ class Cache:
 
     def add(self, text: str, *options: str) -> subprocess.CompletedProcess[str]:
         command = [str(PROGRAM), "add", str(self.folder), *options]
-        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, input=text, capture_output=True, text=True, timeout=300, check=False)

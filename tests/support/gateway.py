@@ -113,7 +113,7 @@ def make_certificate(folder: Path, name: str) -> tuple[str, str]:
     command += ["-days", "30", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(
         [*command, "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.crt"],
-        check=True, capture_output=True, timeout=60,
+        check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     return (folder / f"{name}.crt").read_text(), (folder / f"{name}.key").read_text()
 

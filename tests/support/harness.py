@@ -109,7 +109,7 @@ def ansible(
         env={**os.environ, "PWD": str(folder), **settings, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
         stdin=subprocess.DEVNULL,
     )
