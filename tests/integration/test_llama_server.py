@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from support.runs import held_by_another_client, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.llama
 
@@ -132,6 +132,9 @@ def test_the_environment_adds_no_option(
     (tmp_path / "llama.cpp/config.ini").write_text("[*]\nlog-verbosity = 5\n")
     with running_service(release, model, [worker.endpoint for worker in own_workers], tmp_path) as running:
         running.wait_for("Serving")
+        own = running.process.pid
+        (child,) = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+        assert "GGML_RPC_NO_COMM=1" in Path(f"/proc/{child}/environ").read_text().split("\0")
         asked = {"prompt": "silver harbour wolf", "max_tokens": 16, "temperature": 0}
         status, body = running.request("/v1/completions", asked)
         assert status == 200

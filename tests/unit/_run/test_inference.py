@@ -28,6 +28,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.inference i
 )
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.perf_log import parse_log
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._run.worker_run import (
+    ENVIRONMENT,
     Ending,
     Failure,
     ModelError,
@@ -617,3 +618,11 @@ def test_whatever_a_program_prints_is_judged(stderr: str, exit_status: int, time
     assert failure
     assert failure.kind
     assert failure.message.endswith(".")
+
+
+def test_workers_may_only_have_a_link_if_that_is_asked() -> None:
+    assert options().environment == ENVIRONMENT
+    assert ENVIRONMENT["GGML_RPC_NO_COMM"] == "1"
+    linked = options(worker_link=True).environment
+    assert "GGML_RPC_NO_COMM" not in linked
+    assert linked["GGML_RPC_LINK"] == "1"
