@@ -5,7 +5,7 @@
 # and undamaged. Calls for the same file wait for each other.
 set -eu
 umask 022
-file=$1 sha256=$2 own=$3
+file=$1 sha256=$2
 part=${file%/*}/.${file##*/}.part
 IFS= read -r requirement
 
@@ -16,7 +16,7 @@ flock 9
 rm -rf "$part"
 trap 'rm -rf "$part"' EXIT
 mkdir "$part"
-. "${0%/*}/pip.sh"
+python=$(sh "${0%/*}/pip.sh" "$3")
 printf '%s --hash=sha256:%s\n' "$requirement" "$sha256" >"$part/requirements.txt"
 # pip runs no code of the package: it asks the stand-in for the package's build backend. It unpacks large files in TMPDIR.
 LC_ALL=C TMPDIR=$part PYTHONPATH=${0%/*}/build_backend PYTHONDONTWRITEBYTECODE=1 \

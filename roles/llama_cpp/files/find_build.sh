@@ -3,12 +3,12 @@
 # Prints the requirement of the package xllamacpp whose version ends in the number of llama.cpp's build $2 (b11434): that of an archive in the
 # folder $1, or else one that the package index has for which pip is configured. $3 is a Python that may have pip.
 set -eu
-folder=$1 number=${2#b} own=$3
+folder=$1 number=${2#b}
 for archive in "$folder"/xllamacpp-*."$number".tar.gz; do
     version=${archive##*/xllamacpp-}
     [ ! -e "$archive" ] || { echo "xllamacpp==${version%.tar.gz}" && exit; }
 done
-. "${0%/*}/pip.sh"
+python=$(sh "${0%/*}/pip.sh" "$3")
 listed=$("$python" -m pip index versions xllamacpp --no-input --disable-pip-version-check 2>&1) || {
     printf '%s' "$listed" | tail -n 1 >&2
     exit 1
