@@ -16,6 +16,7 @@ import pytest
 from support.harness import HANG_S, free_port, run_module, running_worker
 from support.hostile_requests import link
 from support.rpc_session import Session
+from support.runs import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +102,7 @@ def test_nobody_else_gets_a_link(linked: list[Worker]) -> None:
         with closing(connected((ADDRESSES[1], second.port + ABOVE_WORKER), (ADDRESSES[0], port))):
             asking.join(HANG_S)
         assert answers == [False]
-        assert 9 < time.monotonic() - begin < 30
+        assert 9 < time.monotonic() - begin < 60
     with closing(Session(second.port, ADDRESSES[1])) as session:
         assert not link(session, 1, port + 1)
         assert not link(session, 1, port), "nobody listens there"
@@ -123,7 +124,13 @@ def connected(own: tuple[str, int], to: tuple[str, int]) -> socket.socket:
 
 
 def test_a_worker_that_loses_the_other_one_ends_the_run(release: Release, model: Path, linked: list[Worker]) -> None:
-    killed = threading.Timer(3, lambda: os.kill(linked[1].process.pid, signal.SIGKILL))
+
+    def kill() -> None:
+        wait_for(lambda: JOINED in linked[1].log.read_text(), HANG_S)
+        time.sleep(0.5)
+        os.kill(linked[1].process.pid, signal.SIGKILL)
+
+    killed = threading.Thread(target=kill)
     killed.start()
     result = run(release, model, linked, n_predict=4000, ctx_size=4096)
     killed.join()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LLAMA_CPP_CLUSTER_CACHE") or Path.home() / ".cache" / "llama_cpp_cluster")
 # Longer than this is a hang, however busy the host is.
-HANG_S = 180
+HANG_S = 600
 START_LIMIT_S = 20
 
 

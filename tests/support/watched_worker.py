@@ -78,7 +78,8 @@ def watched(
 
 def settings(**variables: object) -> list[str]:
     """Return what the unit of role `rpc_server` sets in the environment of its process, not paths or the digest."""
-    chosen = {"__rpc_server_has_cache": False, "rpc_server_environment": {}, **variables}
+    worker = {"__rpc_server_worker": {"port": 50052}, "__rpc_server_links": []}
+    chosen = {"__rpc_server_has_cache": False, "rpc_server_environment": {}, **worker, **variables}
     templates = jinja2.FileSystemLoader(ROOT / "roles/rpc_server/templates")
     environment = jinja2.Environment(loader=templates, undefined=jinja2.ChainableUndefined, autoescape=False)
     environment.filters.update(bool=to_bool, hash=lambda text, kind: hashlib.new(kind, text.encode()).hexdigest())
