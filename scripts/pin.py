@@ -20,7 +20,6 @@ from pathlib import Path
 
 from patches import ARCHIVES, CACHE, DEFAULT, PATCHES, ROLE, ROOT, PatchesError, export, git, rebase, stem_of
 
-PACKAGE = "xllamacpp"
 # Places that name the default version. Pages of figures keep the one that was measured.
 NAMED = (
     "README.md", "docs/reference/playbooks/verify.md", "docs/reference/rpc-server-holes.md",
@@ -56,13 +55,7 @@ def ran(*command: str | Path, **environment: str) -> str:
 
 def package_of(build: str) -> str:
     """Return the requirement of the package that has a build, or the newest one's if none is named."""
-    listed = re.search(r"Available versions: (.*)", ran(sys.executable, "-m", "pip", "index", "versions", PACKAGE))
-    versions = listed[1].split(", ") if listed else []
-    for version in versions:
-        if build in ("", f"b{version.rpartition('.')[2]}"):
-            return f"{PACKAGE}=={version}"
-    builds = ", ".join(f"b{version.rpartition('.')[2]}" for version in versions[:8])
-    raise PatchesError(f"{PACKAGE} has no build {build}: take one of {builds}.")
+    return ran("sh", ROLE / "files/find_build.sh", CACHE / "sources", build, sys.executable).strip()
 
 
 def fetched(package: str) -> tuple[Path, str]:
@@ -169,13 +162,10 @@ def tried(build: str, sha256: str) -> None:
 def run(build: str) -> int:
     """Move the pin, and return the exit status: 0 if all tests pass, 1 if something is left to do."""
     package = package_of(build)
-    newest = "" if build else ", the newest that the package has,"
     build = f"b{package.rpartition('.')[2]}"
-    if build in ARCHIVES and newest:
-        print(f"{build}{newest} is in the role's table already.")
-        return 0
     if build in ARCHIVES:
-        raise PatchesError(f"{build} is in the role's table already.")
+        print(f"{build} is in the role's table already.")
+        return 0
     archive, sha256 = fetched(package)
     then, now = facts(CACHE / f"sources/{stem_of(DEFAULT)}.tar.gz"), facts(archive)
     (protocol,) = now["RPC protocol"]

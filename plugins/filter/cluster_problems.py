@@ -73,6 +73,7 @@ from ansible.errors import AnsibleError, AnsibleFilterError
 from ansible.parsing.dataloader import DataLoader
 from ansible.utils.vars import load_extra_vars
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
+from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_links import rpc_links
 from ansible_collections.llama_cpp.cluster.plugins.filter.tunnel_addresses import tunnel_addresses
 from ansible_collections.llama_cpp.cluster.plugins.module_utils._status import cluster
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host, groups_of, own_group
@@ -100,6 +101,7 @@ def cluster_problems(
         problems += [*wrong, *cluster.endpoint_problems((worker["host"], worker["endpoint"]) for worker in found)]
         problems += _group_problems(masters, found, hostvars)
         problems += _tunnel_problems(masters, found, gateways, hostvars)
+        problems += [] if problems else _link_problems(workers, hostvars)
     if releases and masters:
         problems += cluster.release_problems(releases, masters[0])
     return list(dict.fromkeys(problems))
@@ -115,6 +117,16 @@ def _workers(hosts: Sequence[str], hostvars: Mapping[str, Any]) -> tuple[list[di
         except AnsibleFilterError as error:
             wrong.append(f"{str(error).strip().rstrip('.')}.")
     return found, wrong
+
+
+def _link_problems(workers: Sequence[str], hostvars: Mapping[str, Any]) -> list[str]:
+    """Return the first problem of the links between two workers. The endpoints must be without one."""
+    try:
+        for host in workers:
+            rpc_links(workers, hostvars, host)
+    except AnsibleFilterError as error:
+        return [f"{str(error).strip().rstrip('.')}."]
+    return []
 
 
 def _tunnel_problems(

@@ -44,10 +44,9 @@ _value:
   elements: dict
 """
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
 from ansible.errors import AnsibleFilterError
-from ansible.module_utils.parsing.convert_bool import boolean
 from ansible_collections.llama_cpp.cluster.plugins.filter.rpc_endpoints import rpc_endpoints
 from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory import Host
 
@@ -55,17 +54,10 @@ from ansible_collections.llama_cpp.cluster.plugins.plugin_utils._inventory impor
 _ABOVE_WORKER = 1000
 
 
-def _is_linked(host: Host) -> bool:
-    try:
-        return bool(boolean(host.get("rpc_server_link") or False))
-    except TypeError as error:
-        raise host.error("rpc_server_link", "is neither true nor false") from error
-
-
-def rpc_links(hosts: list[str], hostvars: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
+def rpc_links(hosts: Sequence[str], hostvars: Mapping[str, Any], host: str) -> list[dict[str, Any]]:
     """Return the links of the workers of a host."""
     own = Host(host, hostvars[host])
-    if not _is_linked(own):
+    if not own.is_true("rpc_server_link"):
         return []
     links = []
     workers = rpc_endpoints(hosts, hostvars, details=True)
@@ -76,7 +68,7 @@ def rpc_links(hosts: list[str], hostvars: Mapping[str, Any], host: str) -> list[
                 "rpc_server_link", f"a link joins the two workers of a group, and this one has {len(group)}: unset it"
             )
         other = group[0] if group[1] is worker else group[1]
-        if not _is_linked(Host(other["host"], hostvars[other["host"]])):
+        if not Host(other["host"], hostvars[other["host"]]).is_true("rpc_server_link"):
             raise AnsibleFilterError(
                 f"host {other['host']} has no rpc_server_link, and {host} of the same group has: set it for both"
             )

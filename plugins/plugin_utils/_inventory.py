@@ -31,6 +31,13 @@ class Host:
             raise self.error(variable, f"its template has no value, define what it uses: {error}") from error
         return None if value == "" else value
 
+    def is_true(self, variable: str) -> bool:
+        """Return whether a flag is set; raises AnsibleFilterError."""
+        try:
+            return bool(boolean(self.get(variable) or False))
+        except TypeError as error:
+            raise self.error(variable, "is neither true nor false") from error
+
     def error(self, variable: str, problem: object) -> AnsibleFilterError:
         return AnsibleFilterError(f"host {self.name}, {variable}: {problem}")
 
@@ -65,11 +72,8 @@ def _group(host: Host, variable: str, value: object) -> str:
 
 def tunnel_address(host: Host) -> str | None:
     """Return the tunnel address of a host, None if it has no tunnel; raises AnsibleFilterError."""
-    try:
-        if not boolean(host.get("rpc_tunnel_enabled") or False):
-            return None
-    except TypeError as error:
-        raise host.error("rpc_tunnel_enabled", "is neither true nor false") from error
+    if not host.is_true("rpc_tunnel_enabled"):
+        return None
     try:
         return address_of(host.name, host.get("rpc_tunnel_network"), host.get("rpc_tunnel_address"))
     except TunnelError as error:

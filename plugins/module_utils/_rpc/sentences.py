@@ -82,6 +82,6 @@ def newer_than_tested(statuses: Sequence[WorkerStatus]) -> list[str]:
     newest = ".".join(map(str, NEWEST_TESTED))
     return [
         f"RPC protocol {version} of {', '.join(endpoints)} is newer than {newest}, the newest that this collection is "
-        "tested with: take a newer collection, or watch the first runs."
+        "tested with: look for a newer collection."
         for version, endpoints in found.items()
     ]

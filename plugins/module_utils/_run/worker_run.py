@@ -23,7 +23,7 @@ from .perf_log import Figures
 
 # Start no debugger that prints a trace at an abort (ggml/src/ggml.c). Print messages in English and numbers in C form.
 # From protocol 8 on, a master has two workers listen for each other, on all addresses and without authentication.
-ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "GGML_RPC_NO_COMM": "1", "LC_ALL": "C"}
+ENVIRONMENT = {"GGML_NO_BACKTRACE": "1", "LC_ALL": "C"}
 # Upstream takes option defaults from the environment, but only the command may define a run. (common/arg.cpp)
 WITHOUT_ENVIRONMENT = ("LLAMA_ARG_", "LLAMA_LOG_")
 
@@ -79,9 +79,7 @@ class RunOptions:
     @property
     def environment(self) -> dict[str, str]:
         """What a program gets besides the module's environment."""
-        if not self.worker_link:
-            return ENVIRONMENT
-        return {**{name: it for name, it in ENVIRONMENT.items() if name != "GGML_RPC_NO_COMM"}, "GGML_RPC_LINK": "1"}
+        return {**ENVIRONMENT, "GGML_RPC_LINK" if self.worker_link else "GGML_RPC_NO_COMM": "1"}
 
     @property
     def endpoints(self) -> list[str]:

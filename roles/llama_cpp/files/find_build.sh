@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-3.0-or-later
-# Prints the requirement of the package xllamacpp whose version ends in the number of llama.cpp's build $2 (b11434): that of an archive in the
-# folder $1, or else one that the package index has for which pip is configured. $3 is a Python that may have pip.
+# Prints the requirement of the package xllamacpp whose version ends in the number of llama.cpp's build $2 (b11434), or that of the newest if
+# $2 is empty. It takes an archive in the folder $1, or else asks the package index that pip is configured for. $3 is a Python that may have pip.
 set -eu
 folder=$1 number=${2#b}
 for archive in "$folder"/xllamacpp-*."$number".tar.gz; do
@@ -14,7 +14,7 @@ listed=$("$python" -m pip index versions xllamacpp --no-input --disable-pip-vers
     exit 1
 }
 versions=$(printf '%s\n' "$listed" | sed -n 's/^Available versions: //p' | tr -d ' ' | tr , '\n')
-version=$(printf '%s\n' "$versions" | grep "\.$number\$") || {
+version=$(printf '%s\n' "$versions" | grep -m 1 "${number:+\.$number\$}") || {
     echo "the package xllamacpp has $(printf '%s\n' "$versions" | sed -n 's/.*\./b/p' | head -n 6 | paste -sd ' '), not b$number" >&2
     exit 1
 }

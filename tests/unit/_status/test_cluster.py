@@ -65,6 +65,11 @@ CLUSTERS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         hosts(1), {"releases": {"m": NEW, "w1": {**NEW, "id": "f", "patches": [{"name": "mine"}]}}}, []
     ),
     "archives-alike": (hosts(1), {"releases": {"m": ARCHIVE, "w1": {**ARCHIVE, "id": "f"}}}, []),
+    "linked": (hosts(2, rpc_server_link=True), {}, []),
+    "three-linked": (
+        hosts(3, rpc_server_link=True), {},
+        ["host w1, rpc_server_link: a link joins the two workers of a group, and this one has 3: unset it."],
+    ),
     "no-master": (hosts(1), {"masters": []}, ["There is no master: put a host into the group llama_masters"]),
     "nothing": ({}, {"masters": []}, ["into the group llama_masters", "into the group llama_workers"]),
     "sixteen-workers": (hosts(17), {}, ["takes at most 15 in one run: leave out 10.0.0.16:50052, 10.0.0.17:"]),
