@@ -47,8 +47,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     with Path(file).open("a") as failed:
         for report in [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error"), *skipped]:
             crash = getattr(report.longrepr, "reprcrash", None)
-            why = crash.message if crash else report.longreprtext[-300:]
-            print(f"{report.nodeid}: {why.strip()[:300]}", file=failed)
+            why = (crash.message if crash else report.longreprtext[-300:]).strip()
+            # What a command printed last says most.
+            why = why if len(why) <= 900 else f"{why[:300]} [...] {why[-600:]}"
+            print(f"{report.nodeid}: {why}", file=failed)
 
 
 def _skipped_in_ci(config: pytest.Config) -> list[pytest.TestReport]:

@@ -31,6 +31,7 @@ from benchmarks.measure import (
     lab,
     machine,
     output_of,
+    parser_of,
     random_model,
     run_to_end,
     say,
@@ -351,7 +352,7 @@ def report(found: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    args = asked(__doc__, "a small model, loopback, once: whether it runs")
+    args = asked(parser_of(__doc__), "a small model, loopback, once: whether it runs")
     between_hosts = not args.smoke and os.geteuid() == 0
     before = machine()
     path = model(smoke=args.smoke)

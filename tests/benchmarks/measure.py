@@ -71,9 +71,8 @@ def parser_of(about: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def asked(about: str | None, smoke: str, rounds: int = 5, smoke_rounds: int = 1) -> argparse.Namespace:
+def asked(parser: argparse.ArgumentParser, smoke: str, rounds: int = 5, smoke_rounds: int = 1) -> argparse.Namespace:
     """Return the arguments of a benchmark over loopback: the rounds, or few rounds that only show that it runs."""
-    parser = parser_of(about)
     parser.add_argument("--repetitions", type=int, default=rounds, help="rounds (default: %(default)s)")
     parser.add_argument("--smoke", action="store_true", help=smoke)
     args = parser.parse_args()

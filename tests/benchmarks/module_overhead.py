@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loopback import CORES, in_rounds, keep, model, ratios, release, repeated, task, timed_task, workers
-from benchmarks.measure import BenchError, asked, run_to_end, say, shown, spread, table
+from benchmarks.measure import BenchError, asked, parser_of, run_to_end, say, shown, spread, table
 from support.collection import ENVIRONMENT, parse_log
 from support.harness import Worker
 
@@ -117,7 +117,7 @@ def report(found: dict[str, Any]) -> bool:
 
 def main() -> int:
     smoke = "a small model, twice: whether it runs, not what it costs"
-    args = asked(__doc__, smoke, rounds=7, smoke_rounds=2)
+    args = asked(parser_of(__doc__), smoke, rounds=7, smoke_rounds=2)
     path = model(smoke=args.smoke)
     with workers(*[(1, CORES[-1:])] * 2, cached=True) as found, tempfile.TemporaryDirectory() as folder:
         results = measure(found, path, args.repetitions, Path(folder))

@@ -44,7 +44,7 @@ from benchmarks.loopback import (
     task,
     workers,
 )
-from benchmarks.measure import asked, output_of, run_to_end, shown, table
+from benchmarks.measure import asked, output_of, parser_of, run_to_end, shown, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -287,7 +287,7 @@ def standing(found: dict[str, dict[str, Any]], cores: int) -> str:
 
 
 def main() -> int:
-    args = asked(__doc__, "a small model, once: whether it runs, not what it costs")
+    args = asked(parser_of(__doc__), "a small model, once: whether it runs, not what it costs")
     shape = SMOKE_SHAPE if args.smoke else SHAPE
     ubatches = SMOKE_UBATCHES if args.smoke else UBATCHES
     path, wide = model(smoke=args.smoke), model(smoke=args.smoke, wide=True)
