@@ -192,7 +192,8 @@ suggestions:
     - The kinds are V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation)
       and V(projector) (leave it out), V(workers), V(quantisation), and V(pair), which has two of them.
     - C(message) is the change in words, with its value, and with the variables of O(variables_of). C(ctx_size) is the
-      context after it, and C(workers) how many more workers there are, each with the memory of the largest one.
+      context after it, C(parallel) the slots, and C(workers) how many more workers there are, each with the memory of
+      the largest one.
   returned: success
   type: list
   elements: dict

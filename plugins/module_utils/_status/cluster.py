@@ -170,6 +170,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         "problems": list(dict.fromkeys(problems)),
         "notes": [
             *_unsafe(rows),
+            *_degraded(services),
             *_notes([each for each in services if each["address"] != seen[each["host"]].get("inside")]),
         ],
     }
@@ -262,6 +263,30 @@ def _unsafe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "RPC server can run code on the host: install the default llama_cpp_version, or let in only trusted clients."
         for release, names in hosts.items()
     ]
+
+
+def _degraded(services: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each API that serves without one of its workers, with the remedy."""
+    found = []
+    for service in services:
+        division = service.get("division") or {}
+        if service["state"] != "serving" or not division.get("degraded"):
+            continue
+        missing = [worker for worker in service["workers"] if worker not in division["serving"]]
+        excluded = [worker for worker in missing if worker in division["excluded"]]
+        if excluded:
+            remedy = (
+                f"{', '.join(excluded)} was lost three times within an hour, so repair it and run the playbook serve"
+            )
+        elif set(division["ready"]).issuperset(missing):
+            remedy = "it takes it back at a quiet moment, and the playbook serve does so now"
+        else:
+            remedy = "start it, or give its place to another host with the playbook replace"
+        found.append(
+            f"The API of {service['host']} serves without {', '.join(missing)} "
+            f"({len(division['serving'])} of {len(service['workers'])} workers): {remedy}."
+        )
+    return found
 
 
 def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:
