@@ -46,6 +46,8 @@ def plan_of(
     `kinds` are the changes to try if it does not fit, all by default. If `at_workers`, the engine asks the workers,
     which nobody may use meanwhile.
     """
+    if given.get("fewest_workers") and not given.get("tensor_split"):
+        return _over_the_fewest({**given, "fewest_workers": False})
     model, bin_folder = str(given["model"]), given.get("bin_folder") or ""
     load = Load(tuple(planned_options(given.get("options") or ())), given.get("master_other_bytes") or 0)
     cluster, variables_of = _cluster(given), given.get("variables_of") or "module"
@@ -68,6 +70,16 @@ def plan_of(
         return plan(engine, load, cluster, variables_of=variables_of, kinds=kinds)
     finally:
         engine.close()
+
+
+def _over_the_fewest(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan over as many of the workers as it takes, from the first; over all of them if it does not fit."""
+    workers = given["workers"]
+    for count in range(1, len(workers)):
+        found = plan_of({**given, "workers": workers[:count]}, kinds=())
+        if found["fits"]:
+            return {**found, "spares": [worker["endpoint"] for worker in workers[count:]]}
+    return plan_of(given)
 
 
 def _bits(headers: Sequence[Header]) -> float:

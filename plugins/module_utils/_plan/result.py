@@ -170,6 +170,7 @@ def plan(
         "layers": sizes.count,
         "workers": [],
         "master": None,
+        "spares": [],
         "suggestions": [],
         "notes": asker.notes,
     }

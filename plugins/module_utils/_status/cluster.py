@@ -235,7 +235,11 @@ def _message(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     message = str(service["message"])
     explained = {row["endpoint"] for row in rows if row["problems"]}
     awaited = _awaited(service)
-    return f"{message.partition('. ')[0].rstrip('.')}." if awaited and explained.issuperset(awaited) else message
+    if not awaited or not explained.issuperset(awaited):
+        return message
+    # Why the other workers do not serve alone is not in the workers' problems.
+    others = message.find(" The others do not serve")
+    return f"{message.partition('. ')[0].rstrip('.')}." + (message[others:] if others >= 0 else "")
 
 
 def _competing_apis(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:

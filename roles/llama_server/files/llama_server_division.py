@@ -48,12 +48,15 @@ class Division:
         spares = [worker for worker in self.workers if worker not in wanted.workers]
         if not missing:
             return f"over {count} workers"
-        text = f"over {count} of {len(wanted.workers)} workers, without {' and '.join(missing)}"
-        if spares:
-            text += f" and with the spare {' and '.join(spares)}"
-        for option, what in (("--parallel", "slots"), ("--ctx-size", "tokens of context for all slots")):
-            if option in self.options:
-                text += f", with {self.options[option]} {what}"
+        if count == len(wanted.workers):
+            text = f"over {count} workers, with {' and '.join(spares)} in place of {' and '.join(missing)}"
+        else:
+            text = f"over {count} of {len(wanted.workers)} workers, without {' and '.join(missing)}"
+            text += f" and with the spare {' and '.join(spares)}" if spares else ""
+        if "--ctx-size" in self.options:
+            text += f", with {self.options['--ctx-size']} tokens of context"
+        if "--parallel" in self.options:
+            text += f" in {self.options['--parallel']} slot{'s' if self.options['--parallel'] != '1' else ''}"
         return text
 
 
@@ -96,7 +99,7 @@ def choose(wanted: Wanted, usable: Collection[str], plan: Plan) -> tuple[Divisio
         return Division(wanted.workers), ""
     # A spare that is too small may not be in the way of the workers without it.
     own = tuple(worker for worker in wanted.workers if worker in usable)
-    why = "No other worker answers."
+    why = ""
     for workers in dict.fromkeys((lined_up, own)):
         if not workers:
             continue

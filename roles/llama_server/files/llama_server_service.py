@@ -305,7 +305,7 @@ def planned_over(settings: Settings, statuses: Mapping[str, WorkerStatus]) -> di
         reported = sum(device["memory_free_bytes"] for device in status.devices)
         memory = min(known[endpoint]["memory_available_bytes"], reported)
         workers.append({**known[endpoint], "memory_available_bytes": memory, "devices": len(status.devices)})
-    return {**given, "workers": workers}
+    return {**given, "workers": workers, "fewest_workers": False}
 
 
 def written_plan(settings: Settings, statuses: Mapping[str, WorkerStatus]) -> Plan:
