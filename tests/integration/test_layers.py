@@ -54,7 +54,6 @@ def test_layers_are_those_that_llama_cpp_assigns(release: Release, any_model: Pa
                 "tensor_split": shares,
                 "n_gpu_layers": offloaded,
                 "n_predict": 2,
-                "timeout": 500,
             },
         )
         assert result["failure"] is None, result["msg"]
