@@ -140,6 +140,8 @@ def main() -> int:
     parser.add_argument("--bin", action="append", default=[], type=programs_of, help="NAME=FOLDER; may be repeated")
     args = asked(parser, "small models, once: whether it runs, not what it costs")
     others = {programs.name: programs for programs in args.bin}
+    if len(others) < len(args.bin) or others.keys() & {"", UPSTREAM, OURS, MIXED}:
+        parser.error("each --bin is NAME=FOLDER, with a name of its own.")
     shape = SMOKE_SHAPE if args.smoke else SHAPE
     small, wide, heavy = model(smoke=args.smoke), model(smoke=args.smoke, wide=True), load.model(smoke=args.smoke)
     theirs = upstream()
