@@ -73,6 +73,9 @@ servers:
       to workers and C(model_bytes) in all. C(plan) is the division of its model that the role has recorded, with
       C(tensor_split), and C(metrics_link) the link to its metrics in the folder of node_exporter. Each is V(null) if
       there is none.
+    - C(division) has, as lists of C(host:port), the workers that are C(serving), those that are C(lost), and those that
+      are C(excluded), because they were lost three times within an hour. C(spare) are ready and not used, and C(ready)
+      are all that are not used and answer. C(degraded) says whether it serves without one of its workers.
     - It is C(outdated) if it started before the last change of its unit, settings, programs or keys, or runs another
       release than the current one. Keys do not count if the release reads them again by itself.
   returned: success
@@ -159,7 +162,8 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
     state = services.state_of(properties, answer.state)
     main_pid = int(properties.get("MainPID") or 0)
     restarts = int(properties.get("NRestarts") or 0)
-    message = services.message_of(service, state, properties, asdict(answer))
+    division = services.read_division(service)
+    message = services.message_of(service, state, properties, asdict(answer), division)
     if restarts and state in ("waiting", "loading", "failed"):
         message += why_it_ended(journal_of(module, service.unit))
     return {
@@ -178,6 +182,7 @@ def look_at(module: AnsibleModule, service: services.Service) -> dict[str, Any]:
         "load": load_of(service, main_pid) if state == "loading" else None,
         "outdated": services.is_outdated(service, properties),
         "plan": services.read_plan(service),
+        "division": division,
         "metrics_link": services.metrics_link(service),
         "open_paths": answer.open_paths,
         "message": message,

@@ -79,6 +79,14 @@ options:
     type: list
     elements: float
     default: []
+  fewest_workers:
+    description:
+      - Whether to divide the model among the fewest workers that have the memory for it, from the first one of
+        O(workers). RV(spares) names the others.
+      - Not with O(tensor_split), and all are used if the model does not fit.
+    type: bool
+    default: false
+    version_added: 0.4.0
   reserve_bytes:
     description:
       - The memory that stays free on each host, for the worker's program and for everything else that runs there.
@@ -181,6 +189,11 @@ master:
       C(reserve_bytes) is V(0), because the worker's reserve counts.
   returned: success
   type: dict
+spares:
+  description: The workers (C(host:port)) that the model does not need, with O(fewest_workers).
+  returned: success
+  type: list
+  elements: str
 exact:
   description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
@@ -192,7 +205,8 @@ suggestions:
     - The kinds are V(tensor_split) (do not set it), V(prompts), V(context), V(parallel), V(cache_type), V(speculation)
       and V(projector) (leave it out), V(workers), V(quantisation), and V(pair), which has two of them.
     - C(message) is the change in words, with its value, and with the variables of O(variables_of). C(ctx_size) is the
-      context after it, and C(workers) how many more workers there are, each with the memory of the largest one.
+      context after it, C(parallel) the slots, and C(workers) how many more workers there are, each with the memory of
+      the largest one.
   returned: success
   type: list
   elements: dict
@@ -231,6 +245,7 @@ def main() -> None:
             "bin_folder": {"type": "path", "default": ""},
             "master_other_bytes": {"type": "int", "default": 0},
             "tensor_split": {"type": "list", "elements": "float", "default": []},
+            "fewest_workers": {"type": "bool", "default": False},
             "reserve_bytes": {"type": "int", "default": 268435456},
             "reserve_percent": {"type": "float", "default": 5},
             "master_memory_available_bytes": {"type": "int"},

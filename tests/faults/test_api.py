@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from serve.api import API_UNIT, answers, client, key, playbook, property_of, serves, stream, text_of
+from serve.api import API_UNIT, answers, client, key, playbook, property_of, serves, serves_over_all, stream, text_of
 from support.lab import hosts as lab
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def cluster() -> None:
 def bearer() -> str:
     """Return a key of the API, once the API serves."""
     found = key()
-    serves(found, 180)
+    serves_over_all(found, 180)
     return found
 
 

@@ -269,7 +269,8 @@ def test_the_service_plans_again_without_ansible(release: Release, tmp_path: Pat
         for name in names:
             source = ROOT / "plugins/module_utils" / folder.removeprefix("module_utils/") / f"{name}.py"
             shutil.copy(source, library / folder)
-    program = shutil.copy(ROOT / "roles/llama_server/files/llama_server_service.py", library)
+    for name in ("division", "service"):
+        program = shutil.copy(ROOT / f"roles/llama_server/files/llama_server_{name}.py", library)
     command = [sys.executable, "-B", "-s", program, str(tmp_path / "8080.json"), "--plan"]
 
     def again() -> subprocess.CompletedProcess[str]:
@@ -289,6 +290,35 @@ def test_the_service_plans_again_without_ansible(release: Release, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["fits"], found["exact"], sum(found["tensor_split"])) == (True, True, LAYERS + 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("dense", "layer"), ("dense", "tensor"), ("hybrid, every fourth", "layer")],
+    ids=["layer", "tensor", "states"],
+)
+def test_workers_that_are_asked_themselves_say_the_same_and_take_no_memory(
+    release: Release, tmp_path: Path, kind: str, mode: str
+) -> None:
+    path = write_synthetic(tmp_path / "m.gguf", kind)
+    options = ["-sm", mode, "-c", "16384", "-np", "4", "-ub", "512", "-ts", "2,1"]
+    (plan,) = planned(release, ["-m", path, *options])
+    with ExitStack() as stack:
+        workers = [stack.enter_context(running_worker(release, tmp_path / f"{number}.log")) for number in range(2)]
+        before = [resident_bytes(it) for it in workers]
+        with closing(Engine(str(release.plan), str(path), endpoints=[it.endpoint for it in workers])) as engine:
+            assert engine.ask(options) == plan
+            taken = [resident_bytes(it) - was for it, was in zip(workers, before)]
+        assert all(it.alive for it in workers)
+        assert max(taken) < 8 * MIB < plan.on("RPC0").total
+        assert not any("COMM" in it.log.read_text(errors="replace") for it in workers)
+
+
+def resident_bytes(worker: Worker) -> int:
+    """Return the memory that a worker has itself filled."""
+    found = re.search(r"^RssAnon:\s+(\d+)", Path(f"/proc/{worker.process.pid}/status").read_text(), re.MULTILINE)
+    assert found
+    return int(found[1]) << 10
 
 
 # What cannot be planned

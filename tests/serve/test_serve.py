@@ -25,6 +25,7 @@ from serve.api import (
     property_of,
     request,
     serves,
+    serves_over_all,
     stream,
     text_of,
 )
@@ -41,7 +42,7 @@ URL = f"http://{ADDRESS['master']}:{API_PORT}/v1"
 def bearer() -> str:
     """Return a key of the API, once the API serves."""
     found = key()
-    serves(found, 120)
+    serves_over_all(found, 120)
     return found
 
 
@@ -117,6 +118,42 @@ def test_a_killed_worker_ends_the_request_at_once_and_the_api_is_back(bearer: st
     assert text_of(bearer) == before
 
 
+def test_a_worker_that_stays_away_leaves_the_api_to_the_other(bearer: str, tmp_path: Path) -> None:
+    before = text_of(bearer)
+    ssh("worker2", "systemctl", "stop", UNIT)
+    lost = time.monotonic()
+    try:
+        serving = f"Serving {ALIAS} over 1 of 2 workers, without {ENDPOINTS[1]}, at {URL}."
+        eventually(lambda: property_of("StatusText") == serving, 90, "it serves without the worker")
+        serves(bearer, 30)
+        print(f"The API answered without the worker {time.monotonic() - lost:.1f} s after the loss.")
+        assert text_of(bearer) == before
+        done = playbook("verify", check=False, verify_report_path=str(tmp_path / "status.json"))
+        assert f"The API of master serves without {ENDPOINTS[1]} (1 of 2 workers): start it, or give" in words(done)
+        (service,) = json.loads((tmp_path / "status.json").read_text())["services"]
+        assert service["division"]["serving"] == ENDPOINTS[:1]
+        assert (service["division"]["lost"], service["division"]["degraded"]) == (ENDPOINTS[1:], True)
+        mode = ssh("master", "stat", "--format=%a %U", f"/run/llama_server_{API_PORT}").stdout.split()
+        assert mode == ["755", "llama-server"]
+        assert ssh("master", "find", f"/run/llama_server_{API_PORT}", "-perm", "/022").stdout == ""
+    finally:
+        ssh("worker2", "systemctl", "start", UNIT)
+    # A person need not wait for a quiet moment.
+    eventually(lambda: ready_ones() == ENDPOINTS[1:], 60, "it has seen the worker")
+    done = playbook("serve")
+    assert f"{API_UNIT} serves without {ENDPOINTS[1]}, which is back, so it has to restart." in words(done)
+    serves(bearer, 60)
+    assert property_of("StatusText") == f"Serving {ALIAS} over 2 workers at {URL}."
+    assert text_of(bearer) == before
+    assert set(re.findall(r"changed=(\d+)", playbook("serve").stdout)) == {"0"}
+
+
+def ready_ones() -> list[str]:
+    """Return the workers that the service does not use, and that answer."""
+    said = ssh("master", "cat", f"/run/llama_server_{API_PORT}/division.json").stdout
+    return list(json.loads(said)["ready"])
+
+
 def test_a_restart_lets_a_request_end(bearer: str) -> None:
     with stream(bearer, 60) as answer:
         ssh("master", "systemctl", "--no-block", "restart", API_UNIT)
@@ -127,6 +164,7 @@ def test_a_restart_lets_a_request_end(bearer: str) -> None:
 
 
 def test_while_a_worker_is_missing_it_waits_and_says_for_which(bearer: str) -> None:
+    playbook("serve", llama_server_degrade=[])
     ssh("worker1", "systemctl", "stop", UNIT)
     try:
         sentence = f"Waiting for 1 of 2 workers, {ENDPOINTS[0]}."
@@ -138,6 +176,7 @@ def test_while_a_worker_is_missing_it_waits_and_says_for_which(bearer: str) -> N
         assert f"master: {sentence}" in words(done)
     finally:
         ssh("worker1", "systemctl", "start", UNIT)
+        playbook("serve")
     serves(bearer, 90)
 
 

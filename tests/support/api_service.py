@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from support.api_client import PROMPT, Client
-from support.harness import HANG_S, ROOT, Release, free_port, running_worker, talking
+from support.harness import HANG_S, ROOT, Release, Worker, free_port, running_worker, talking
 from support.templates import loaded, worked_out
 
 if TYPE_CHECKING:
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 ROLE = ROOT / "roles/llama_server"
 FILES = ROLE / "files"
 VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
-ENVIRONMENT = {"PYTHONPATH": str(ROOT / "plugins/module_utils"), "PYTHONUNBUFFERED": "1"}
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'plugins/module_utils'}:{ROOT / 'plugins'}", "PYTHONUNBUFFERED": "1"}
+# Starts a program again when it fails, as systemd does with the unit.
+RESTARTS = 'trap "kill \\$pid; wait \\$pid; exit" TERM; while :; do "$@" & pid=$!; wait $pid && exit; sleep 1; done'
 KEY = "key-of-this-test-alone"
 # The text of a model with random weights is noise.
 ALIAS = "noise"
@@ -145,6 +147,33 @@ def running_service(
     (folder / "settings.json").write_text(json.dumps(written))
     command = [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"]
     with talking(command, ENVIRONMENT) as (process, lines):
+        yield Service(process, port, keys, lines)
+
+
+@contextmanager
+def healing_service(
+    release: Release, model: Path, workers: Sequence[Worker], folder: Path, memory_mib: int = 1024, **more: Any
+) -> Iterator[Service]:
+    """Start a service as systemd does, again and again, with a plan in which each worker has so much memory.
+
+    `more` are further settings. Its spares are endpoints with the same memory.
+    """
+    port, keys = free_port(), folder / "keys"
+    keys.write_text(f"{KEY}\n")
+    endpoints = [worker.endpoint for worker in workers]
+    written = settings(release, model, endpoints, port, keys, NO_PAGE)
+    written |= {"plan_file": str(folder / "settings.plan"), "degrade": ["workers"], "worker_wait_s": 2}
+    (folder / "settings.json").write_text(json.dumps({**written, **more}))
+    known = [
+        {"endpoint": it, "memory_available_bytes": memory_mib << 20} for it in (*endpoints, *more.get("spares", ()))
+    ]
+    plan = {"model": str(model), "bin_folder": str(release.bin), "options": written["arguments"], "reserve_bytes": 0}
+    split = {"arguments": {**plan, "workers": known[: len(endpoints)]}, "spares": known[len(endpoints) :]}
+    (folder / "settings.plan").write_text(json.dumps(split))
+    (folder / "run").mkdir()
+    program = [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"]
+    environment = {**ENVIRONMENT, "RUNTIME_DIRECTORY": str(folder / "run")}
+    with talking(["sh", "-c", RESTARTS, "sh", *program], environment) as (process, lines):
         yield Service(process, port, keys, lines)
 
 

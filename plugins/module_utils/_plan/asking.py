@@ -38,8 +38,16 @@ def _cluster(given: Mapping[str, Any]) -> Cluster:
     return Cluster(**{**known, "workers": tuple(workers), "tensor_split": tuple(given.get("tensor_split") or ())})
 
 
-def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan for the options of module split_plan_info; raises GgufError, SplitError or OSError."""
+def plan_of(
+    given: Mapping[str, Any], *, kinds: Sequence[str] | None = None, at_workers: bool = False
+) -> dict[str, Any]:
+    """Return the plan for the options of module split_plan_info; raises GgufError, SplitError or OSError.
+
+    `kinds` are the changes to try if it does not fit, all by default. If `at_workers`, the engine asks the workers,
+    which nobody may use meanwhile.
+    """
+    if given.get("fewest_workers") and not given.get("tensor_split"):
+        return _over_the_fewest({**given, "fewest_workers": False})
     model, bin_folder = str(given["model"]), given.get("bin_folder") or ""
     load = Load(tuple(planned_options(given.get("options") or ())), given.get("master_other_bytes") or 0)
     cluster, variables_of = _cluster(given), given.get("variables_of") or "module"
@@ -47,7 +55,8 @@ def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
     program = Path(bin_folder or "none").parent / PROGRAM
     if not (bin_folder and os.access(program, os.X_OK)):
         why = f"{program} is missing" if bin_folder else "no release is named that could be asked"
-        return plan(ByHeader(headers, tail=_tail(load), why=why), load, cluster, variables_of=variables_of)
+        asker = ByHeader(headers, tail=_tail(load), why=why)
+        return plan(asker, load, cluster, variables_of=variables_of, kinds=kinds)
     engine = ByEngine(
         str(program),
         model,
@@ -55,11 +64,22 @@ def plan_of(given: Mapping[str, Any]) -> dict[str, Any]:
         one_run=given.get("program") == "llama-completion",
         tail=_tail(load),
         bits=_bits(headers),
+        endpoints=[worker.endpoint for worker in cluster.workers] if at_workers else (),
     )
     try:
-        return plan(engine, load, cluster, variables_of=variables_of)
+        return plan(engine, load, cluster, variables_of=variables_of, kinds=kinds)
     finally:
         engine.close()
+
+
+def _over_the_fewest(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan over as many of the workers as it takes, from the first; over all of them if it does not fit."""
+    workers = given["workers"]
+    for count in range(1, len(workers)):
+        found = plan_of({**given, "workers": workers[:count]}, kinds=())
+        if found["fits"]:
+            return {**found, "spares": [worker["endpoint"] for worker in workers[count:]]}
+    return plan_of(given)
 
 
 def _bits(headers: Sequence[Header]) -> float:

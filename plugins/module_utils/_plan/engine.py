@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Private: what the engine itself says that a model takes, from the program llama-plan of a release.
 
-The program asks no worker. It starts servers of its own on loopback in their place, and all of them end with it.
+By default the program asks no worker. It starts servers of its own on loopback in their place, and all of them end with
+it. A confined service, which may not listen, has it ask the workers themselves while nobody uses them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from .._gguf.numbers import printable
 from .inputs import SplitError
@@ -102,7 +103,7 @@ def _read(document: dict[str, Any]) -> EnginePlan:
 
 
 class Engine:
-    """A llama-plan for a model over workers with so many devices each.
+    """A llama-plan for a model over workers with so many devices each, or over the workers at `endpoints` themselves.
 
     It starts when it is asked, and ends with `close`, at its limit, and with this process.
     """
@@ -115,11 +116,14 @@ class Engine:
         *,
         one_run: bool = False,
         limit_s: int = LIMIT_S,
+        endpoints: Sequence[str] = (),
     ) -> None:
         self.program = program
         self.command = [program, "--seconds", str(limit_s), *(["--one-run"] if one_run else [])]
-        self.command += ["--stand-ins", ",".join(map(str, workers))] if workers else []
-        self.command += ["-m", model]
+        self.command += ["--stand-ins", ",".join(map(str, workers))] if workers and not endpoints else []
+        self.command += ["-m", model, *(["--rpc", ",".join(endpoints)] if endpoints else [])]
+        # Two workers themselves would listen for each other on all addresses (_run/worker_run.py).
+        self.environment = {"LC_ALL": "C", **({"GGML_RPC_NO_COMM": "1"} if endpoints else {})}
         self._running: _Running | None = None
 
     def close(self) -> None:
@@ -133,7 +137,7 @@ class Engine:
             raise EngineError("An option has a tab or a line break, with which the engine cannot be asked.")
         try:
             if self._running is None:
-                self._running = _Running(self.command)
+                self._running = _Running(self.command, self.environment)
             line = self._running.answer("\t".join(options))
         except OSError as error:
             self.close()
@@ -155,13 +159,13 @@ class Engine:
 class _Running:
     """The program while it runs."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         # A file in memory: a pod has no folder that it can write to.
         self.errors = open(os.memfd_create("llama-plan"), "w+", errors="replace")  # noqa: PTH123, SIM115 - closed by end
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(  # noqa: S603 - of a release
-                command, stdin=pipe, stdout=pipe, stderr=self.errors, env={"LC_ALL": "C"}, errors="surrogateescape"
+                command, stdin=pipe, stdout=pipe, stderr=self.errors, env=environment, errors="surrogateescape"
             )
         except OSError:
             self.errors.close()

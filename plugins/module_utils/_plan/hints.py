@@ -126,7 +126,15 @@ class Kind:
 class Hints:
     """The changes with which a model would fit on a cluster."""
 
-    def __init__(self, asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, typed: str) -> None:
+    def __init__(
+        self,
+        asker: Asker,
+        load: Load,
+        cluster: Cluster,
+        sizes: Sizes,
+        typed: str,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
         self.asker, self.typed, self.bits = asker, TYPED[typed], asker.bits
         self.ends = time.monotonic() + _LIMIT_S
         self.serves, self.slots = "-np" in load.options, sizes.slots
@@ -152,6 +160,7 @@ class Hints:
             Kind("workers", more, self._more_workers),
             Kind("quantisation", len(self.tenths_of_bits), self._smaller_weights),
         ]
+        self.kinds = [kind for kind in self.kinds if kinds is None or kind.name in kinds]
 
     @staticmethod
     def _types(options: Sequence[str]) -> tuple[str, str]:
@@ -282,6 +291,7 @@ class Hints:
             "kind": kinds[0].name if len(kinds) == 1 else "pair",
             "message": " and ".join(self.typed_as(kind.name, trial) for kind in kinds),
             "ctx_size": number_of(trial.load.options, "-c"),
+            "parallel": number_of(trial.load.options, "-np", self.slots),
             "workers": len(trial.cluster.workers) - len(self.base.cluster.workers),
         }
 

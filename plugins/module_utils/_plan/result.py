@@ -46,6 +46,8 @@ def _fits_not(result: dict[str, Any], lacks: Sequence[str], idle_workers: Sequen
         hints.with_which_it_fits(proposals)
         if proposals
         else f"; these changes were tried, alone and in pairs, and none is enough: {hints.tried()}"
+        if hints.kinds
+        else ""
     )
     if idle_workers:
         whom = f"worker{'s' if len(idle_workers) > 1 else ''} {enumerated(idle_workers)}"
@@ -115,7 +117,15 @@ def _workers(cluster: Cluster, sizes: Sizes) -> list[dict[str, Any]]:
     return found
 
 
-def _judge(result: dict[str, Any], asker: Asker, load: Load, cluster: Cluster, sizes: Sizes, variables_of: str) -> None:
+def _judge(
+    result: dict[str, Any],
+    asker: Asker,
+    load: Load,
+    cluster: Cluster,
+    sizes: Sizes,
+    variables_of: str,
+    kinds: Sequence[str] | None,
+) -> None:
     """Write into the result whether the model fits, what is missing, and what would help."""
     without_layer = [cluster.workers[index].endpoint for index in idle(sizes, cluster)]
     lacks = [
@@ -124,18 +134,21 @@ def _judge(result: dict[str, Any], asker: Asker, load: Load, cluster: Cluster, s
         if it["headroom_bytes"] is not None and it["headroom_bytes"] < 0
     ]
     if lacks or without_layer:
-        hints = Hints(asker, load, cluster, sizes, variables_of)
+        hints = Hints(asker, load, cluster, sizes, variables_of, kinds)
         result["suggestions"] = hints.found()
         result["message"] = _fits_not(result, lacks, without_layer, hints)
     else:
         result["fits"] = True
-        result["message"] = _fits(result, _one_host(asker, load, cluster))
+        result["message"] = _fits(result, _one_host(asker, load, cluster) if kinds is None else None)
 
 
-def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "module") -> dict[str, Any]:
+def plan(
+    asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "module", kinds: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Return the division of the model and the memory that it needs; raises SplitError for a wrong input.
 
-    `variables_of` is the key of hints.TYPED whose variables the messages name.
+    `variables_of` is the key of hints.TYPED whose variables the messages name. `kinds` are the changes to try if it
+    does not fit, all by default.
     """
     check_cluster(cluster)
     if load.other_bytes < 0:
@@ -157,6 +170,7 @@ def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "mod
         "layers": sizes.count,
         "workers": [],
         "master": None,
+        "spares": [],
         "suggestions": [],
         "notes": asker.notes,
     }
@@ -170,5 +184,5 @@ def plan(asker: Asker, load: Load, cluster: Cluster, *, variables_of: str = "mod
     result["workers"] = _workers(cluster, sizes)
     own = sizes.master
     result["master"] = {"layers": sizes.local, **_memory(own, master_room(cluster)), "other_bytes": own.other}
-    _judge(result, asker, load, cluster, sizes, variables_of)
+    _judge(result, asker, load, cluster, sizes, variables_of, kinds)
     return result

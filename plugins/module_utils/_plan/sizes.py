@@ -112,14 +112,23 @@ def sizes_of(plan: EnginePlan, load: Load, devices: int) -> Sizes:
 
 
 class ByEngine:
-    """Asks the engine. It keeps each answer."""
+    """Asks the engine, over stand-ins or over the workers at `endpoints`. It keeps each answer."""
 
     def __init__(
-        self, program: str, model: str, workers: Sequence[int], *, one_run: bool, tail: int, bits: float
+        self,
+        program: str,
+        model: str,
+        workers: Sequence[int],
+        *,
+        one_run: bool,
+        tail: int,
+        bits: float,
+        endpoints: Sequence[str] = (),
     ) -> None:
         self.program, self.model, self.one_run = program, model, one_run
         self.workers, self.tail, self.bits = list(workers), tail, bits
         self.notes: list[str] = []
+        self.endpoints = endpoints
         self._engines: dict[int, Engine] = {}
         self._known: dict[tuple[object, ...], EnginePlan | EngineError] = {}
 
@@ -131,7 +140,9 @@ class ByEngine:
         """Return an engine with at least so many devices; each that the workers do not have is of a further worker."""
         workers = [*self.workers, *[1] * max(0, devices - sum(self.workers))]
         if len(workers) not in self._engines:
-            self._engines[len(workers)] = Engine(self.program, self.model, workers, one_run=self.one_run)
+            self._engines[len(workers)] = Engine(
+                self.program, self.model, workers, one_run=self.one_run, endpoints=self.endpoints
+            )
         return self._engines[len(workers)]
 
     def sizes(self, load: Load, devices: int, shares: Sequence[float]) -> Sizes:

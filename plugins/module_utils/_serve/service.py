@@ -16,6 +16,7 @@ FOLDER = Path("/etc/llama_server")
 PROGRAMS = Path("/usr/local/lib/llama_server")
 UNITS = Path("/etc/systemd/system")
 PROC = Path("/proc")
+RUN = Path("/run")
 PROPERTIES = ("ActiveState", "StatusText", "NRestarts", "MainPID", "NeedDaemonReload")
 # With this patch, llama-server reads a changed file of keys again by itself.
 KEYS_PATCH = "programs"
@@ -103,6 +104,17 @@ def read_plan(service: Service, folder: Path = FOLDER) -> dict[str, Any] | None:
         return None
 
 
+def read_division(service: Service, folder: Path = RUN) -> dict[str, Any] | None:
+    """Return which workers of a service serve and which do not; None if it does not run."""
+    try:
+        text = (folder / f"llama_server_{service.port}/division.json").read_text(encoding="utf-8")
+        found = dict(json.loads(text))
+        lists = {name: [str(it) for it in found[name]] for name in ("serving", "spare", "lost", "excluded", "ready")}
+        return {**lists, "degraded": bool(found["degraded"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def metrics_link(service: Service, units: Path = UNITS) -> str | None:
     """Return the link to the metrics in node_exporter's folder, which the unit names; None if it names none."""
     try:
@@ -155,7 +167,8 @@ def is_outdated(
     found = re.search(r"/releases/([^/]+)/bin/", str(service.program.resolve()))
     if found and release_of(main_pid, proc) not in (None, found[1]):
         return True
-    files = [folder / f"{service.port}.json", units / service.unit, programs / "llama_server_service.py"]
+    files = [folder / f"{service.port}.json", units / service.unit]
+    files += [programs / f"llama_server_{name}.py" for name in ("service", "division")]
     files += programs.glob("_rpc/*.py")
     if not rereads_keys(service.program):
         files.append(service.keys_file)
@@ -190,7 +203,13 @@ def state_of(properties: Mapping[str, str], api_state: str) -> str:
     return "waiting"
 
 
-def message_of(service: Service, state: str, properties: Mapping[str, str], answer: Mapping[str, Any]) -> str:
+def message_of(
+    service: Service,
+    state: str,
+    properties: Mapping[str, str],
+    answer: Mapping[str, Any],
+    division: Mapping[str, Any] | None = None,
+) -> str:
     """Return one sentence: the state of the service, and what to do if it is not healthy."""
     said = properties.get("StatusText", "").strip()
     journal = f"see `journalctl -u {service.unit}` there"
@@ -208,4 +227,7 @@ def message_of(service: Service, state: str, properties: Mapping[str, str], answ
         return f"{service.url} is up, but {answer['problem']}: {journal}."
     if answer.get("open_paths"):
         return f"{service.url} answers {', '.join(answer['open_paths'])} without a key: run the playbook serve."
-    return f"{service.url} serves {service.alias} over {len(service.workers)} workers."
+    count = str(len(service.workers))
+    if division and division["degraded"]:
+        count = f"{len(division['serving'])} of {count}"
+    return f"{service.url} serves {service.alias} over {count} workers."

@@ -170,6 +170,7 @@ def verify(looks: Mapping[str, Mapping[str, Any]], seen: Mapping[str, Mapping[st
         "problems": list(dict.fromkeys(problems)),
         "notes": [
             *_unsafe(rows),
+            *_degraded(services),
             *_notes([each for each in services if each["address"] != seen[each["host"]].get("inside")]),
         ],
     }
@@ -234,7 +235,11 @@ def _message(service: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
     message = str(service["message"])
     explained = {row["endpoint"] for row in rows if row["problems"]}
     awaited = _awaited(service)
-    return f"{message.partition('. ')[0].rstrip('.')}." if awaited and explained.issuperset(awaited) else message
+    if not awaited or not explained.issuperset(awaited):
+        return message
+    # Why the other workers do not serve alone is not in the workers' problems.
+    others = message.find(" The others do not serve")
+    return f"{message.partition('. ')[0].rstrip('.')}." + (message[others:] if others >= 0 else "")
 
 
 def _competing_apis(service: Mapping[str, Any], services: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -262,6 +267,30 @@ def _unsafe(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         "RPC server can run code on the host: install the default llama_cpp_version, or let in only trusted clients."
         for release, names in hosts.items()
     ]
+
+
+def _degraded(services: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence for each API that serves without one of its workers, with the remedy."""
+    found = []
+    for service in services:
+        division = service.get("division") or {}
+        if service["state"] != "serving" or not division.get("degraded"):
+            continue
+        missing = [worker for worker in service["workers"] if worker not in division["serving"]]
+        excluded = [worker for worker in missing if worker in division["excluded"]]
+        if excluded:
+            remedy = (
+                f"{', '.join(excluded)} was lost three times within an hour, so repair it and run the playbook serve"
+            )
+        elif set(division["ready"]).issuperset(missing):
+            remedy = "it takes it back at a quiet moment, and the playbook serve does so now"
+        else:
+            remedy = "start it, or give its place to another host with the playbook replace"
+        found.append(
+            f"The API of {service['host']} serves without {', '.join(missing)} "
+            f"({len(division['serving'])} of {len(service['workers'])} workers): {remedy}."
+        )
+    return found
 
 
 def _notes(services: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -56,6 +56,8 @@ def leader_settings(written: Mapping[str, Any], environment: Mapping[str, str]) 
     """Return the role's settings of the service, with the pod's address and threads, and the group's workers."""
     settings = json.loads(json.dumps(written["service"]).replace("$(POD_IP)", environment["POD_IP"]))
     settings["workers"] = worker_endpoints(environment, written["worker_port"])
+    # LeaderWorkerSet starts all pods of a group anew when one of them is lost, so there are no others to serve over.
+    settings.update(spares=[], degrade=[])
     # By default, llama.cpp would start a thread for each core of the node.
     if "--threads" not in settings["arguments"]:
         settings["arguments"] += ["--threads", str(core_count())]

@@ -3,7 +3,8 @@
 
 Role llama_server installs this beside the package `_rpc` of the collection, whose prober checks the workers, and a
 systemd unit starts it. It ends when llama-server ends, and the unit starts it again, because llama.cpp's master ends
-when it loses a worker. Its output goes to the journal, and `systemctl status` shows its last sentence.
+when it loses a worker. If the worker stays away, the next start divides the model over the others, as
+llama_server_division.py chooses. Its output goes to the journal, and `systemctl status` shows its last sentence.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Collection, Sequence
+from typing import Any, Callable, Collection, Mapping, Sequence
 
 from _rpc.endpoint import parse_endpoints
 from _rpc.listeners import peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
+from llama_server_division import MOST_LOSSES, Division, Memory, Plan, Wanted, choose, line_up, now_s
 
 PROBE_LIMIT_S = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -37,8 +39,12 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 # after.
 LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
-READY_LIMIT_S = 1
+READY_LIMIT_S, LOSS_LIMIT_S = 1, 2
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
+# Plan again over the same workers after this time.
+PLAN_EVERY_S = 300
+# The API is quiet after so many looks in a row without a request. Then gateways have so many looks to send no more.
+QUIET_LOOKS, LEAVING_LOOKS = 5, 3
 STOP_LIMIT_S = 10
 # Give up a host that acknowledges nothing for this long, as in a run. The kernel would send for a quarter of an hour.
 GONE_AFTER_S, IN_VAIN = 30, 2
@@ -72,6 +78,25 @@ class Settings:
     ready_port: int = 0
     stall_timeout_s: int = 600
     worker_link: bool = False
+    plan_file: str = ""
+    spares: list[str] = field(default_factory=list)
+    degrade: list[str] = field(default_factory=list)
+    worker_wait_s: float = 20
+    rejoin: str = "quiet"
+    rejoin_after_s: float = 300
+
+    @property
+    def heals(self) -> bool:
+        """Whether another division may serve while a worker is lost."""
+        return bool(self.spares or self.degrade)
+
+    @property
+    def wanted(self) -> Wanted:
+        """The division that the role has written."""
+        shares = option(self.arguments, "--tensor-split").split(",")
+        return Wanted(
+            tuple(self.workers), tuple(self.spares), tuple(self.degrade), tuple(float(it) for it in shares if it)
+        )
 
     @property
     def own_address(self) -> str:
@@ -91,6 +116,20 @@ class Settings:
     def expected_protocol(self) -> str | None:
         """The RPC protocol of the program, if its release names it."""
         return self.manifest.get("rpc_protocol") or None
+
+
+def option(arguments: Sequence[str], name: str) -> str:
+    """Return the value of an option of llama-server; nothing without it."""
+    return arguments[arguments.index(name) + 1] if name in arguments[:-1] else ""
+
+
+def with_options(arguments: Sequence[str], options: Mapping[str, str]) -> list[str]:
+    """Return the arguments of llama-server with these options in place of those that they have."""
+    kept = list(arguments)
+    for name, value in options.items():
+        at = kept.index(name) if name in kept else len(kept)
+        kept[at : at + 2] = [name, value]
+    return kept
 
 
 class Stop(Exception):  # noqa: N818 - no error
@@ -114,6 +153,7 @@ class Figures:
         self.path = Path(settings.metrics_file) if settings.metrics_file else None
         self.api = f"{settings.address}:{settings.port}"
         self.workers = settings.workers
+        self.memory, self.shown = Memory(), ""
         self.serving, self.written = False, 0.0
         self.missing: set[str] = set()
 
@@ -121,6 +161,17 @@ class Figures:
         """Write whether the API serves, and for which workers it waits."""
         self.serving, self.missing, self.written = serving, set(missing), 0.0
         self.keep()
+
+    def show(self, memory: Memory) -> None:
+        """Write which workers serve and which do not, for Prometheus and for llama_server_info."""
+        if memory.text() == self.shown:
+            return
+        self.memory, self.shown, self.written = memory, memory.text(), 0.0
+        self.keep()
+        try:
+            memory.write()
+        except OSError as error:
+            say(f"{memory.path} could not be written: {error}.")
 
     def keep(self) -> None:
         """Write the same metrics again, if they are due."""
@@ -150,6 +201,15 @@ class Figures:
             waits = worker in self.missing
             lines.append(f'llama_server_waiting_for_worker{{{own},worker="{worker}"}} {waits:d}')
         lines += [
+            "# HELP llama_server_degraded Whether the API serves without one of its workers.",
+            "# TYPE llama_server_degraded gauge",
+            f"llama_server_degraded{{{own}}} {self.serving and self.memory.degraded:d}",
+            "# HELP llama_server_workers The workers and spares of the API, by what they do.",
+            "# TYPE llama_server_workers gauge",
+        ]
+        for state in ("serving", "spare", "lost", "excluded"):
+            lines.append(f'llama_server_workers{{{own},state="{state}"}} {len(getattr(self.memory, state))}')
+        lines += [
             "# HELP llama_server_metrics_timestamp_seconds When this file was written.",
             "# TYPE llama_server_metrics_timestamp_seconds gauge",
             f"llama_server_metrics_timestamp_seconds{{{own}}} {time.time():.3f}",
@@ -162,7 +222,7 @@ class Readiness:
 
     def __init__(self, paused: Path = PAUSED) -> None:
         self.server: Server | None = None
-        self.draining = False
+        self.draining = self.leaving = False
         self.paused = paused
         # A service that starts while it is paused gets no request until the playbook has checked it.
         self.held = paused.exists()
@@ -174,7 +234,7 @@ class Readiness:
         server = self.server
         if server is None:
             return http.client.SERVICE_UNAVAILABLE, "It does not serve yet."
-        if self.draining:
+        if self.draining or self.leaving:
             return http.client.NOT_FOUND, "It is about to stop."
         self.held = self.held and self.paused.exists()
         if self.held:
@@ -231,29 +291,123 @@ def still_held(missing: list[WorkerStatus], before: dict[str, str]) -> dict[str,
     }
 
 
-def wait_for_workers(settings: Settings, figures: Figures) -> list[WorkerStatus]:
-    """Return the status of each worker, once all are ready; wait for ever, and report which are not."""
-    endpoints = parse_endpoints(settings.workers)
+def planned_over(settings: Settings, statuses: Mapping[str, WorkerStatus]) -> dict[str, Any]:
+    """Return the inputs of the last plan with these workers; raises ValueError if their memory is not known."""
+    written = json.loads(Path(settings.plan_file).read_text(encoding="utf-8"))
+    given: dict[str, Any] = written["arguments"]
+    known = {it["endpoint"]: it for it in [*given.get("workers", []), *written.get("spares", [])]}
+    unknown = [endpoint for endpoint in statuses if endpoint not in known]
+    if unknown:
+        message = f"it does not say how much memory {', '.join(unknown)} may use"
+        raise ValueError(message)
+    workers = []
+    for endpoint, status in statuses.items():
+        reported = sum(device["memory_free_bytes"] for device in status.devices)
+        memory = min(known[endpoint]["memory_available_bytes"], reported)
+        workers.append({**known[endpoint], "memory_available_bytes": memory, "devices": len(status.devices)})
+    return {**given, "workers": workers, "fewest_workers": False}
+
+
+def written_plan(settings: Settings, statuses: Mapping[str, WorkerStatus]) -> Plan:
+    """Return what plans the model with the memory that the last `serve` found, limited by what the workers report."""
+
+    def plan(
+        endpoints: Sequence[str], shares: Sequence[float], options: Mapping[str, str], kinds: Sequence[str]
+    ) -> dict[str, Any]:
+        # These lie beside this program, and only a plan needs them.
+        from module_utils._gguf.header import GgufError
+        from module_utils._plan.asking import plan_of
+        from module_utils._plan.inputs import SplitError
+
+        try:
+            given = planned_over(settings, {endpoint: statuses[endpoint] for endpoint in endpoints})
+            words = [word for pair in options.items() for word in pair]
+            given = {**given, "tensor_split": shares, "options": [*given["options"], *words]}
+            # No worker has a client now, and this service may not open ports for stand-ins.
+            return plan_of(given, kinds=kinds, at_workers=True)
+        except (GgufError, SplitError) as error:
+            message = str(error)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            message = f"{settings.plan_file} or its model cannot be read ({error}): run the playbook serve."
+        return {"fits": False, "message": message, "suggestions": []}
+
+    return plan
+
+
+class Patience:
+    """When to divide the model over the workers that answer, in place of waiting for the others."""
+
+    def __init__(self, settings: Settings, memory: Memory) -> None:
+        self.settings, self.wanted, self.memory = settings, settings.wanted, memory
+        self.known = {*memory.lost, *memory.excluded}
+        self.until = time.monotonic() + settings.worker_wait_s
+        self.planned: tuple[frozenset[str], float] = (frozenset(), 0.0)
+        self.why = ""
+
+    def left_s(self, missing: Collection[str]) -> float:
+        """Return how long to wait for the missing workers; not for those that are known to be lost."""
+        return 0 if self.known.issuperset(missing) else max(0.0, self.until - time.monotonic())
+
+    def division(self, statuses: Mapping[str, WorkerStatus]) -> Division | None:
+        """Return the division over the workers that are ready, once it is time for one."""
+        ready = frozenset(endpoint for endpoint, status in statuses.items() if status.state == "ready")
+        missing = [worker for worker in self.wanted.workers if worker not in ready]
+        out = ready.intersection(self.memory.excluded)
+        if not missing and not out:
+            return Division(self.wanted.workers)
+        same, planned = self.planned
+        waits = not self.settings.heals or self.left_s(missing) > 0
+        if waits or (ready == same and time.monotonic() - planned < PLAN_EVERY_S):
+            return None
+        say(f"Planning the model without {', '.join(missing or out)}.")
+        plan = written_plan(self.settings, statuses)
+        division, self.why = choose(self.wanted, ready - out, plan)
+        if division is None and out:
+            division, self.why = choose(self.wanted, ready, plan)
+        self.planned = (ready, time.monotonic())
+        return division
+
+
+def waiting_for(missing: Sequence[WorkerStatus], held: Mapping[str, str], count: int, why: str) -> str:
+    """Return a sentence about the workers that are missing of so many, and why the others alone cannot serve."""
+    first, names = missing[0], ", ".join(status.endpoint for status in missing)
+    reason = held.get(first.endpoint, first.message)
+    if reason != first.message:
+        reason += " Now it answers no connection: its queue is full, or its host is down."
+    others = f" The others do not serve without it: {why}" if why else ""
+    return f"Waiting for {len(missing)} of {count} workers, {names}. {reason}{others}"
+
+
+def wait_for_workers(settings: Settings, figures: Figures, memory: Memory) -> tuple[Division, list[WorkerStatus]]:
+    """Return the division of the model, with the status of its workers; wait for ever, and report which are missing.
+
+    All workers have to be ready, or those do for which another division is allowed.
+    """
+    endpoints = parse_endpoints([*settings.workers, *settings.spares])
     pause, said = FIRST_PAUSE_S, ""
     held: dict[str, str] = {}
+    patience = Patience(settings, memory)
     while True:
-        statuses = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
-        missing = [status for status in statuses if status.state != "ready"]
-        if not missing:
+        found = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
+        statuses = dict(zip([*settings.workers, *settings.spares], found))
+        ready = [endpoint for endpoint, status in statuses.items() if status.state == "ready"]
+        division = patience.division(statuses)
+        if division:
+            memory.divide(patience.wanted, division.workers, ready)
             figures.tell()
-            return statuses
+            figures.show(memory)
+            return division, [statuses[worker] for worker in division.workers]
+        missing = [statuses[worker] for worker in settings.workers if worker not in ready]
         held = still_held(missing, held)
-        first, names = missing[0], ", ".join(status.endpoint for status in missing)
-        reason = held.get(first.endpoint, first.message)
-        if reason != first.message:
-            reason += " Now it answers no connection: its queue is full, or its host is down."
-        sentence = f"Waiting for {len(missing)} of {len(statuses)} workers, {names}. {reason}"
+        sentence = waiting_for(missing, held, len(settings.workers), patience.why)
         if sentence != said:
             say(sentence)
             said = sentence
             figures.tell(missing=[status.endpoint for status in missing])
-        figures.keep()
-        time.sleep(pause)
+        memory.divide(patience.wanted, [], ready)
+        figures.show(memory)
+        left = patience.left_s([status.endpoint for status in missing]) if settings.heals else 0
+        time.sleep(min(pause, left or pause))
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 
 
@@ -284,6 +438,43 @@ def first_key(path: Path) -> str:
     raise ValueError(message)
 
 
+class Bench:
+    """The workers that do not serve: which of them answer, and since when."""
+
+    def __init__(self, settings: Settings, division: Division, memory: Memory) -> None:
+        self.settings, self.division, self.memory = settings, division, memory
+        self.endpoints = [it for it in (*settings.workers, *settings.spares) if it not in division.workers]
+        self.since = dict.fromkeys(memory.ready, time.monotonic())
+        # What answered when the division was chosen was considered then.
+        self.considered = set(memory.ready)
+
+    def look(self) -> None:
+        """Ask all of them once. None of them has a client for long, so this disturbs nobody."""
+        found = probe(parse_endpoints(self.endpoints), PROBE_LIMIT_S, self.settings.expected_protocol)
+        ready = {endpoint for endpoint, status in zip(self.endpoints, found) if status.state == "ready"}
+        self.since = {endpoint: self.since.get(endpoint, time.monotonic()) for endpoint in ready}
+        self.considered = self.considered & ready
+
+    def keep_looking(self) -> None:
+        """Ask them in an endless loop."""
+        while True:
+            self.look()
+            time.sleep(ASK_EVERY_S)
+
+    def remembered(self) -> Memory:
+        """Return what is remembered of all workers, as they answer now."""
+        self.memory.divide(self.settings.wanted, self.division.workers, self.since)
+        return self.memory
+
+    def returning(self) -> list[str]:
+        """Return the workers that have been ready for long enough, if the model is divided better with them."""
+        out = self.considered.union(self.memory.excluded)
+        latest = time.monotonic() - self.settings.rejoin_after_s
+        back = [it for it, since in self.since.items() if since <= latest and it not in out]
+        better = line_up(self.settings.wanted, {*self.division.workers, *back}) != self.division.workers
+        return back if back and better and self.settings.rejoin == "quiet" else []
+
+
 class Server:
     """A running llama-server."""
 
@@ -305,6 +496,7 @@ class Server:
         environment["GGML_RPC_LINK" if settings.worker_link else "GGML_RPC_NO_COMM"] = "1"
         libc = ctypes.CDLL(None)
         self.answered = 0.0
+        self.lost_workers: list[str] = []
         # By the address of a worker: since when its host acknowledges nothing.
         self.unheard: dict[str, float] = {}
         self.process = subprocess.Popen(
@@ -316,6 +508,17 @@ class Server:
 
     def get(self, path: str, limit_s: float) -> int | None:
         """Return the HTTP status of the answer, or None if there is none within the limit."""
+        return self.ask(path, limit_s)[0]
+
+    def is_idle(self) -> bool:
+        """Return whether no request is under way."""
+        status, body = self.ask("/slots", READY_LIMIT_S)
+        with suppress(ValueError, TypeError, AttributeError):
+            return status == http.client.OK and not any(slot.get("is_processing", True) for slot in json.loads(body))
+        return False
+
+    def ask(self, path: str, limit_s: float) -> tuple[int | None, bytes]:
+        """Return the HTTP status and the body of the answer, or None if there is none within the limit."""
         # If the file has no key any more, keep the old one, because llama-server keeps its keys too.
         with suppress(ValueError):
             self.key = first_key(Path(self.settings.keys_file))
@@ -323,9 +526,10 @@ class Server:
         connection = http.client.HTTPConnection(self.settings.own_address, self.settings.port, timeout=limit_s)
         try:
             connection.request("GET", path, headers=headers)
-            return connection.getresponse().status
+            answer = connection.getresponse()
+            return answer.status, answer.read()
         except (OSError, http.client.HTTPException):
-            return None
+            return None, b""
         finally:
             connection.close()
 
@@ -340,10 +544,12 @@ class Server:
         }
         silent = [str(self.workers[address]) for address, since in self.unheard.items() if now - since > GONE_AFTER_S]
         if silent:
+            self.lost_workers = silent
             return f"The host of {', '.join(silent)} acknowledged nothing for {GONE_AFTER_S} s: llama-server ends."
         # While it has no request, llama-server does not notice that a worker is gone.
         ended = [str(worker) for address, worker in self.workers.items() if address not in seen]
         if ended and loaded:
+            self.lost_workers = ended
             return f"The connection to {', '.join(ended)} has ended, so llama-server is ended."
         return ""
 
@@ -373,11 +579,16 @@ class Server:
                 self.answered = time.monotonic()
             time.sleep(ASK_EVERY_S)
 
-    def watch(self) -> None:
-        """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work."""
-        self.answered = time.monotonic()
+    def watch(self, bench: Bench, readiness: Readiness) -> None:
+        """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work.
+
+        Also return at a quiet moment when workers are back.
+        """
+        self.answered, quiet = time.monotonic(), 0
         # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
+        if bench.endpoints:
+            threading.Thread(target=bench.keep_looking, daemon=True).start()
         while self.process.poll() is None:
             lost = self.lost(loaded=True)
             if lost:
@@ -386,6 +597,14 @@ class Server:
             if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
                 say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
                 return
+            if bench.endpoints:
+                self.figures.show(bench.remembered())
+                back = bench.returning()
+                quiet = quiet + 1 if back and self.is_idle() else 0
+                readiness.leaving = quiet > QUIET_LOOKS
+                if quiet > QUIET_LOOKS + LEAVING_LOOKS:
+                    say(f"{', '.join(back)} is back, so llama-server is ended, and the model is divided again.")
+                    return
             self.figures.keep()
             try:
                 self.process.wait(LOOK_EVERY_S)
@@ -442,24 +661,50 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
     if settings.ready_port:
         readiness.listen(settings.address, settings.ready_port)
     say("Looking at the workers.", state="READY=1\n")
-    workers = wait_for_workers(settings, figures)
-    settings = replace(settings, arguments=[*settings.arguments, *divide(workers)])
-    say(f"Loading {settings.alias} over {len(settings.workers)} workers.")
-    server = Server(settings, workers, figures)
+    memory = Memory(state_file())
+    memory.read()
+    division, workers = wait_for_workers(settings, figures, memory)
+    over = division.described(settings.wanted)
+    bench = Bench(settings, division, memory)
+    arguments = with_options([*settings.arguments, *divide(workers)], division.options)
+    say(f"Loading {settings.alias} {over}.")
+    server = Server(replace(settings, arguments=arguments, workers=list(division.workers)), workers, figures)
     try:
         if server.wait_until_it_serves():
-            say(
-                f"Serving {settings.alias} over {len(settings.workers)} workers at "
-                f"http://{settings.address}:{settings.port}/v1."
-            )
+            at = f"http://{settings.address}:{settings.port}/v1"
+            say(f"Serving {settings.alias} {over}{',' if ',' in over else ''} at {at}.")
             figures.tell(serving=True)
             readiness.server = server
-            server.watch()
+            server.watch(bench, readiness)
     finally:
         readiness.server = None
         server.end()
+    if settings.heals:
+        count_losses(settings, figures, memory, server)
     say(f"llama-server {how_it_ended(server.process.returncode)}; its last lines are above. It is started again.")
     return 1
+
+
+def state_file() -> Path | None:
+    """Return the file for the memory of the service, in the folder that systemd has made for it."""
+    folder = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+    return Path(folder, "division.json") if folder else None
+
+
+def count_losses(settings: Settings, figures: Figures, memory: Memory, server: Server) -> None:
+    """Remember the workers that a llama-server that has ended has lost."""
+    workers = list(server.workers.values())
+    lost = server.lost_workers
+    if not lost:
+        # llama-server may notice a loss first, and then its other connections have ended too.
+        found = probe(parse_endpoints(workers), LOSS_LIMIT_S, settings.expected_protocol)
+        lost = [it for it, status in zip(workers, found) if status.state in ("refused", "unreachable")]
+    for worker in memory.lose(lost, now_s()):
+        say(
+            f"{worker} was lost {MOST_LOSSES} times within an hour, so it stays out until the playbook serve or a "
+            "restart of this unit by a person takes it back."
+        )
+    figures.show(memory)
 
 
 def on_signal(number: int, _frame: object) -> None:
@@ -512,6 +757,8 @@ def run(read: Callable[[], Settings], divide: Divide = nothing_more) -> int:
         finally:
             figures.tell()
     except Stop:
+        # Whoever starts it again takes back the workers that were left out.
+        Memory(state_file()).forget()
         say("Stopped.")
         return 0
     except (OSError, ValueError) as error:

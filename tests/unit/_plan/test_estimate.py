@@ -182,6 +182,18 @@ def test_what_takes_memory_beside_the_model_can_be_left_out(tmp_path: Path, opti
     assert given_files(tmp_path, [], **given)["fits"]
 
 
+@pytest.mark.parametrize(
+    ("mib", "used"), [((99, 99, 99), 1), ((3, 3, 99), 3), ((5, 5, 5), 2), ((1, 1, 1), 3)], ids=["1", "3", "2", "none"]
+)
+def test_the_fewest_workers_that_have_the_memory_are_used(tmp_path: Path, mib: tuple[int, ...], used: int) -> None:
+    memory = [{"endpoint": f"w{number}:1", "memory_available_bytes": size * MIB} for number, size in enumerate(mib)]
+    found = given_files(tmp_path, [], workers=memory, fewest_workers=True)
+    assert (len(found["tensor_split"]), found["spares"]) == (used, [it["endpoint"] for it in memory[used:]])
+    assert found["fits"] is (sum(mib) > 3)
+    given = given_files(tmp_path, [], workers=memory, fewest_workers=True, tensor_split=[1, 1, 1])
+    assert (given["tensor_split"], given["spares"]) == ([1, 1, 1], [])
+
+
 # Any file
 
 

@@ -16,6 +16,7 @@ from ansible_collections.llama_cpp.cluster.plugins.module_utils._serve.service i
     message_of,
     metrics_link,
     missing,
+    read_division,
     read_key,
     read_plan,
     read_properties,
@@ -196,3 +197,19 @@ def test_what_the_role_has_recorded_is_read(tmp_path: Path) -> None:
     assert missing([f"{tmp_path}/8080.plan", f"{tmp_path}/8080.plan/", f"{tmp_path}/"]) == [f"{tmp_path}/8080.plan/"]
     (tmp_path / "8081.keys").write_text("# no key\n\n")
     assert files_without_key(tmp_path) == [f"{tmp_path}/8081.keys"]
+
+
+def test_a_service_says_over_how_many_of_its_workers_it_serves(tmp_path: Path) -> None:
+    service, _places = host(tmp_path, OLD)
+    assert read_division(service, tmp_path) is None
+    file = tmp_path / "llama_server_8080/division.json"
+    file.parent.mkdir()
+    for content in ("{", "[]", '{"serving": []}'):
+        file.write_text(content)
+        assert read_division(service, tmp_path) is None
+    lists = {name: [] for name in ("serving", "spare", "lost", "excluded", "ready")}
+    file.write_text(json.dumps({**lists, "serving": ["a:1"], "degraded": True, "losses": {}}))
+    division = read_division(service, tmp_path)
+    assert division == {**lists, "serving": ["a:1"], "degraded": True}
+    said = message_of(service, "serving", {}, {}, division)
+    assert said.endswith(f"over 1 of {len(service.workers)} workers.")

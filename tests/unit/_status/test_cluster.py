@@ -373,3 +373,26 @@ def test_workers_that_trust_their_clients_are_named_once_for_each_release() -> N
     status = verify({"w1": bare, "w2": of_others, "w3": WELL}, {})
     (note,) = status["notes"]
     assert "llama.cpp 0.3.35-4df29be4f of w1, w2 lacks the patch rpc-safety, so whoever reaches" in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"lost": ["10.0.0.2:1"]}, "start it, or give its place to another host with the playbook replace."),
+        ({"ready": ["10.0.0.2:1"]}, "it takes it back at a quiet moment, and the playbook serve does so now."),
+        ({"excluded": ["10.0.0.2:1"], "ready": ["10.0.0.2:1"]}, "10.0.0.2:1 was lost three times within an hour, so"),
+        ({"degraded": False}, None),
+    ],
+    ids=["lost", "back", "excluded", "whole"],
+)
+def test_an_api_that_serves_without_a_worker_is_named_with_the_remedy(
+    changes: dict[str, Any], remedy: str | None
+) -> None:
+    division = {"serving": ["10.0.0.1:50052"], "spare": [], "lost": [], "excluded": [], "ready": [], "degraded": True}
+    service = {**API, "state": "serving", "healthy": True, "message": "", "address": "127.0.0.1"}
+    service = {**service, "workers": ["10.0.0.1:50052", "10.0.0.2:1"], "division": {**division, **changes}}
+    status = verify({"w1": WELL}, {"m": {**M, "services": [service]}})
+    assert status["healthy"], "the other worker has its own sentence"
+    assert len(status["notes"]) == (remedy is not None)
+    if remedy:
+        assert status["notes"][0].startswith(f"The API of m serves without 10.0.0.2:1 (1 of 2 workers): {remedy}")
