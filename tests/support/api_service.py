@@ -28,7 +28,9 @@ FILES = ROLE / "files"
 VARIABLES = {**loaded(ROLE / "defaults/main.yml"), **loaded(ROLE / "vars/main.yml")}
 ENVIRONMENT = {"PYTHONPATH": f"{ROOT / 'plugins/module_utils'}:{ROOT / 'plugins'}", "PYTHONUNBUFFERED": "1"}
 # Starts a program again when it fails, as systemd does with the unit.
-RESTARTS = 'trap "kill \\$pid; wait \\$pid; exit" TERM; while :; do "$@" & pid=$!; wait $pid && exit; sleep 1; done'
+RESTARTS = (
+    'umask 077; trap "kill \\$pid; wait \\$pid; exit" TERM; while :; do "$@" & pid=$!; wait $pid && exit; sleep 1; done'
+)
 KEY = "key-of-this-test-alone"
 # The text of a model with random weights is noise.
 ALIAS = "noise"
@@ -78,11 +80,12 @@ class Service:
         """Return the model's continuation of a prompt."""
         return self.client.text()
 
-    def drain(self, limit_s: float, *by: str) -> subprocess.Popen[str]:
+    def drain(self, limit_s: float, *by: str, pid: int | None = None) -> subprocess.Popen[str]:
         """Start the program that the unit runs before it stops the service, through the programs `by` if given."""
-        command = [sys.executable, FILES / "llama_server_drain.py", str(self.process.pid), "127.0.0.1", str(self.port)]
+        main_pid = str(pid or self.process.pid)
+        command = [sys.executable, FILES / "llama_server_drain.py", main_pid, "127.0.0.1", str(self.port)]
         return subprocess.Popen(
-            [*by, *command, self.keys, str(limit_s)],
+            [*by, *command, self.keys, str(limit_s), self.keys.with_name("prompts")],
             env={**os.environ, **ENVIRONMENT},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -152,7 +155,13 @@ def running_service(
 
 @contextmanager
 def healing_service(
-    release: Release, model: Path, workers: Sequence[Worker], folder: Path, memory_mib: int = 1024, **more: Any
+    release: Release,
+    model: Path,
+    workers: Sequence[Worker],
+    folder: Path,
+    memory_mib: int = 1024,
+    options: Sequence[str] = NO_PAGE,
+    **more: Any,
 ) -> Iterator[Service]:
     """Start a service as systemd does, again and again, with a plan in which each worker has so much memory.
 
@@ -161,7 +170,7 @@ def healing_service(
     port, keys = free_port(), folder / "keys"
     keys.write_text(f"{KEY}\n")
     endpoints = [worker.endpoint for worker in workers]
-    written = settings(release, model, endpoints, port, keys, NO_PAGE)
+    written = settings(release, model, endpoints, port, keys, options)
     written |= {"plan_file": str(folder / "settings.plan"), "degrade": ["workers"], "worker_wait_s": 2}
     (folder / "settings.json").write_text(json.dumps({**written, **more}))
     known = [
@@ -170,9 +179,10 @@ def healing_service(
     plan = {"model": str(model), "bin_folder": str(release.bin), "options": written["arguments"], "reserve_bytes": 0}
     split = {"arguments": {**plan, "workers": known[: len(endpoints)]}, "spares": known[len(endpoints) :]}
     (folder / "settings.plan").write_text(json.dumps(split))
-    (folder / "run").mkdir()
+    for name in ("run", "prompts"):
+        (folder / name).mkdir(exist_ok=True)
     program = [sys.executable, FILES / "llama_server_service.py", folder / "settings.json"]
-    environment = {**ENVIRONMENT, "RUNTIME_DIRECTORY": str(folder / "run")}
+    environment = {**ENVIRONMENT, "RUNTIME_DIRECTORY": str(folder / "run"), "CACHE_DIRECTORY": str(folder / "prompts")}
     with talking(["sh", "-c", RESTARTS, "sh", *program], environment) as (process, lines):
         yield Service(process, port, keys, lines)
 

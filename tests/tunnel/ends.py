@@ -94,5 +94,6 @@ def weights_in(frames: list[bytes], pieces: int = 2000) -> int:
     weights = MODEL.read_bytes()
     step = len(weights) // pieces
     passed = b"".join(frames)
-    # Perhaps two of the pieces are of the header, which nobody sends.
-    return sum(weights[at : at + 24] in passed for at in range(step, len(weights) - 24, step))
+    # Perhaps two of the pieces are of the header, which nobody sends. Zeros are in other frames too.
+    taken = [weights[at : at + 24] for at in range(step, len(weights) - 24, step)]
+    return sum(piece in passed for piece in taken if any(piece))

@@ -168,7 +168,7 @@ def is_outdated(
     if found and release_of(main_pid, proc) not in (None, found[1]):
         return True
     files = [folder / f"{service.port}.json", units / service.unit]
-    files += [programs / f"llama_server_{name}.py" for name in ("service", "division")]
+    files += [programs / f"llama_server_{name}.py" for name in ("service", "division", "prompts")]
     files += programs.glob("_rpc/*.py")
     if not rereads_keys(service.program):
         files.append(service.keys_file)

@@ -203,7 +203,7 @@ def own_layer(release: Release) -> bytes:
 def own_programs() -> list[tuple[str, Path]]:
     """Return the name in the image and the path of each file of the collection that a pod needs."""
     utils, roles = COLLECTION / "plugins/module_utils", COLLECTION / "roles"
-    names = [f"llama_server/files/llama_server_{name}.py" for name in ("service", "division", "drain")]
+    names = [f"llama_server/files/llama_server_{name}.py" for name in ("service", "division", "prompts", "drain")]
     found = [(Path(name).name, roles / name) for name in [*names, "kubernetes/files/llama_pod.py"]]
     for part in PARTS:
         found += [(f"module_utils/{part}/{path.name}", path) for path in sorted((utils / part).glob("*.py"))]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import http.client
+import json
 import os
 import re
 import signal
@@ -23,8 +24,11 @@ from pathlib import Path
 from typing import Iterator
 
 from _rpc.keepalive import NotPermittedError, sockets
+from llama_server_prompts import SavedPrompts
 
 LOOK_EVERY_S = 0.5
+# The unit waits for 30 s longer than for the requests.
+SAVE_LIMIT_S = 20
 SO_ATTACH_FILTER = 26  # include/uapi/asm-generic/socket.h
 # Codes of struct sock_filter (code, jt, jf, k), and the offset at which a filter finds the mark of a packet
 # (linux/filter.h).
@@ -112,6 +116,46 @@ def first_key(path: Path) -> str:
     return next((line for line in lines if line and not line.startswith("#")), "")
 
 
+def save_prompts(folder: Path | None, address: str, port: int, api_key: str) -> None:
+    """Save the conversations of a llama-server whose requests have ended, if its service keeps them."""
+    until = time.monotonic() + SAVE_LIMIT_S
+
+    def ask(method: str, path: str, body: dict[str, str] | None, key: str) -> tuple[int | None, bytes]:
+        connection = OwnConnection(address, port, timeout=max(0.1, until - time.monotonic()))
+        headers = {"Authorization": f"Bearer {api_key}", "X-Slots-Key": key}
+        try:
+            connection.request(method, path, json.dumps(body) if body else None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return None, b""
+        finally:
+            connection.close()
+
+    prompts = SavedPrompts.of_drain(folder, ask) if folder else None
+    for sentence in prompts.save() if prompts else ():
+        print(sentence, flush=True)
+
+
+def wait_until_idle(connection: http.client.HTTPConnection, key: str, limit_s: float, deadline: float) -> None:
+    """Wait until no request is in progress, or the limit is over; say which."""
+    said, idle_looks, count = False, 0, None
+    while time.monotonic() < deadline:
+        count = under_way(connection, key)
+        # Look twice: a request that came just before the filter is counted a moment later.
+        idle_looks = idle_looks + 1 if count == 0 else 0
+        if idle_looks == 2:
+            return
+        if count and not said:
+            print(f"Requests under way: {count}. They have {limit_s:.0f} s to end; new ones wait.", flush=True)
+            said = True
+        time.sleep(LOOK_EVERY_S)
+    if count is None:
+        print(f"Requests under way could not be counted: any that are left after {limit_s:.0f} s are cut off.")
+    else:
+        print(f"Not all requests ended within {limit_s:.0f} s: those that are left are cut off.")
+
+
 def main() -> int:
     """Wait until no request is in progress, but not longer than the given limit; return the exit status."""
     parser = argparse.ArgumentParser(description="Let the requests of a llama-server end before it is stopped.")
@@ -120,6 +164,7 @@ def main() -> int:
     parser.add_argument("port", type=int)
     parser.add_argument("keys", type=Path, help="the file with the keys")
     parser.add_argument("limit", type=float, help="seconds")
+    parser.add_argument("prompts", type=Path, nargs="?", help="the folder of saved conversations")
     args = parser.parse_args()
     address = "127.0.0.1" if args.address == "0.0.0.0" else args.address  # noqa: S104 - not bound here
     deadline = time.monotonic() + args.limit
@@ -133,21 +178,8 @@ def main() -> int:
             return 0
     except (NotPermittedError, PermissionError):
         print("The socket of llama-server cannot be reached here: new requests are taken until it is stopped.")
-    said, idle_looks, count = False, 0, None
-    while time.monotonic() < deadline:
-        count = under_way(connection, key)
-        # Look twice: a request that came just before the filter is counted a moment later.
-        idle_looks = idle_looks + 1 if count == 0 else 0
-        if idle_looks == 2:
-            return 0
-        if count and not said:
-            print(f"Requests under way: {count}. They have {args.limit:.0f} s to end; new ones wait.", flush=True)
-            said = True
-        time.sleep(LOOK_EVERY_S)
-    if count is None:
-        print(f"Requests under way could not be counted: any that are left after {args.limit:.0f} s are cut off.")
-    else:
-        print(f"Not all requests ended within {args.limit:.0f} s: those that are left are cut off.")
+    wait_until_idle(connection, key, args.limit, deadline)
+    save_prompts(args.prompts, address, args.port, key)
     return 0
 
 

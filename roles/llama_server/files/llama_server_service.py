@@ -32,6 +32,7 @@ from _rpc.listeners import peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
 from llama_server_division import MOST_LOSSES, Division, Memory, Plan, Wanted, choose, line_up, now_s
+from llama_server_prompts import LIMIT_S, SavedPrompts, fingerprint, limit_files
 
 PROBE_LIMIT_S = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -54,8 +55,8 @@ PR_SET_PDEATHSIG = 1  # prctl(2)
 # llama-server also takes options from these variables, and would log or show prompts with some. The settings alone
 # define it. (common/arg.cpp, tools/server/server-context.cpp, tools/server/server-http.cpp)
 NOT_PASSED_ON = ("AIP_", "HF_", "LLAMA_", "MTMD_")
-# Without this patch, llama-server fetches pictures from addresses that are in requests.
-MEDIA_PATCH = "programs"
+# Without this patch, llama-server fetches pictures from addresses that are in requests, and saves slots for everybody.
+PROGRAMS_PATCH = "programs"
 # The list of units that a playbook has paused. The playbook removes it when they may serve again (tasks pause and
 # resume).
 PAUSED = Path("/run/llama_server_paused")
@@ -84,6 +85,8 @@ class Settings:
     worker_wait_s: float = 20
     rejoin: str = "quiet"
     rejoin_after_s: float = 300
+    cache_disk_mib: int = 0
+    save_after_s: float = 30
 
     @property
     def heals(self) -> bool:
@@ -111,6 +114,11 @@ class Settings:
             return dict(json.loads(text))
         except (OSError, ValueError, TypeError):
             return {}
+
+    @property
+    def has_programs_patch(self) -> bool:
+        """Whether the release has the patch that closes what llama-server does for everybody."""
+        return PROGRAMS_PATCH in {patch["name"] for patch in self.manifest.get("patches") or []}
 
     @property
     def expected_protocol(self) -> str | None:
@@ -411,13 +419,13 @@ def wait_for_workers(settings: Settings, figures: Figures, memory: Memory) -> tu
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 
 
-def model_bytes(model: Path) -> int:
-    """Return the size of a model in bytes, with all parts of a split one."""
+def parts_of(model: Path) -> list[Path]:
+    """Return the files of a model: more than one if it is split."""
     part = _PART.search(model.name)
     if not part:
-        return model.stat().st_size
+        return [model]
     names = [f"{model.name[: part.start()]}-{number:05d}-of-{part[2]}.gguf" for number in range(1, int(part[2]) + 1)]
-    return sum((model.parent / name).stat().st_size for name in names)
+    return [model.parent / name for name in names]
 
 
 def first_key(path: Path) -> str:
@@ -494,7 +502,21 @@ class Server:
         # add options.
         environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)
         environment["GGML_RPC_LINK" if settings.worker_link else "GGML_RPC_NO_COMM"] = "1"
+        self.prompts = self.saved_prompts()
+        file_bytes = 0
+        if self.prompts:
+            command += ["--slot-save-path", str(self.prompts.folder)]
+            environment.update(self.prompts.prepare())
+            # There is one more file while a slot is saved.
+            file_bytes = (settings.cache_disk_mib << 20) // (int(option(command, "--parallel") or 1) + 1)
+        self.saving = threading.Lock()
         libc = ctypes.CDLL(None)
+
+        def before_it_begins() -> None:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if file_bytes:
+                limit_files(file_bytes)
+
         self.answered = 0.0
         self.lost_workers: list[str] = []
         # By the address of a worker: since when its host acknowledges nothing.
@@ -503,8 +525,27 @@ class Server:
             command,
             stdin=subprocess.DEVNULL,
             env=environment,
-            preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - no thread is here
+            preexec_fn=before_it_begins,  # noqa: PLW1509 - no thread is here
         )
+
+    def saved_prompts(self) -> SavedPrompts | None:
+        """Return the conversations that are kept over a restart, if they are to be and the folder is there."""
+        folder = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
+        if not (folder and self.settings.cache_disk_mib and self.settings.has_programs_patch):
+            return None
+        # Continue to serve even if the disk is full.
+        name = fingerprint(Path(self.settings.program), parts_of(Path(self.settings.model)), self.settings.arguments)
+        return SavedPrompts(
+            Path(folder),
+            name,
+            lambda method, path, body, key: self.ask(path, LIMIT_S, method, body, {"X-Slots-Key": key}),
+        )
+
+    def save_prompts(self) -> None:
+        """Save the conversations in idle slots."""
+        with self.saving:
+            for sentence in self.prompts.save() if self.prompts else ():
+                print(sentence, flush=True)
 
     def get(self, path: str, limit_s: float) -> int | None:
         """Return the HTTP status of the answer, or None if there is none within the limit."""
@@ -512,20 +553,24 @@ class Server:
 
     def is_idle(self) -> bool:
         """Return whether no request is under way."""
-        status, body = self.ask("/slots", READY_LIMIT_S)
-        with suppress(ValueError, TypeError, AttributeError):
-            return status == http.client.OK and not any(slot.get("is_processing", True) for slot in json.loads(body))
-        return False
+        return idle_since_request(*self.ask("/slots", READY_LIMIT_S)) is not None
 
-    def ask(self, path: str, limit_s: float) -> tuple[int | None, bytes]:
+    def ask(
+        self,
+        path: str,
+        limit_s: float,
+        method: str = "GET",
+        body: Mapping[str, str] | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> tuple[int | None, bytes]:
         """Return the HTTP status and the body of the answer, or None if there is none within the limit."""
         # If the file has no key any more, keep the old one, because llama-server keeps its keys too.
         with suppress(ValueError):
             self.key = first_key(Path(self.settings.keys_file))
-        headers = {"Authorization": f"Bearer {self.key}"}
+        headers = {"Authorization": f"Bearer {self.key}", **(more or {})}
         connection = http.client.HTTPConnection(self.settings.own_address, self.settings.port, timeout=limit_s)
         try:
-            connection.request("GET", path, headers=headers)
+            connection.request(method, path, json.dumps(body) if body else None, headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException):
@@ -555,7 +600,7 @@ class Server:
 
     def wait_until_it_serves(self) -> bool:
         """Return whether the model is loaded and the API answers; False if the program ends or takes too long."""
-        limit_s = LOAD_BASE_S + model_bytes(Path(self.settings.model)) / LOAD_BYTES_PER_S
+        limit_s = LOAD_BASE_S + sum(it.stat().st_size for it in parts_of(Path(self.settings.model))) / LOAD_BYTES_PER_S
         deadline = time.monotonic() + limit_s
         while self.process.poll() is None:
             if self.get("/health", HEALTH_LIMIT_S) == http.client.OK:
@@ -572,12 +617,19 @@ class Server:
         return False
 
     def keep_asking(self) -> None:
-        """Ask for the slots in an endless loop, and record the time of the last answer."""
+        """Ask for the slots in an endless loop, record the time of the last answer, and save those that stay idle."""
+        last, since = None, 0.0
         while True:
             # Another thread of llama-server answers /health. /slots needs the thread that computes.
-            if self.get("/slots", self.settings.stall_timeout_s) == http.client.OK:
+            status, body = self.ask("/slots", self.settings.stall_timeout_s)
+            if status == http.client.OK:
                 self.answered = time.monotonic()
-            time.sleep(ASK_EVERY_S)
+            requests = idle_since_request(status, body)
+            if requests is None or requests != last:
+                last, since = requests, time.monotonic()
+            elif time.monotonic() - since >= self.settings.save_after_s:
+                self.save_prompts()
+            time.sleep(min(ASK_EVERY_S, self.settings.save_after_s))
 
     def watch(self, bench: Bench, readiness: Readiness) -> None:
         """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work.
@@ -603,6 +655,7 @@ class Server:
                 quiet = quiet + 1 if back and self.is_idle() else 0
                 readiness.leaving = quiet > QUIET_LOOKS
                 if quiet > QUIET_LOOKS + LEAVING_LOOKS:
+                    self.save_prompts()
                     say(f"{', '.join(back)} is back, so llama-server is ended, and the model is divided again.")
                     return
             self.figures.keep()
@@ -627,6 +680,15 @@ class Server:
                 self.process.wait()
 
 
+def idle_since_request(status: int | None, slots: bytes) -> list[int] | None:
+    """Return the last request of each slot in an answer to /slots; None if one is under way, or it is not known."""
+    with suppress(ValueError, TypeError, AttributeError):
+        found = json.loads(slots) if status == http.client.OK else None
+        if found is not None and not any(slot.get("is_processing", True) for slot in found):
+            return [slot.get("id_task", -1) for slot in found]
+    return None
+
+
 def how_it_ended(returncode: int) -> str:
     """Return how the program ended, as the end of a sentence."""
     if returncode < 0:
@@ -641,10 +703,9 @@ def nothing_more(_workers: Sequence[WorkerStatus]) -> list[str]:
 
 def check_media(settings: Settings) -> None:
     """Raise ValueError with a sentence if the program would fetch addresses that clients name in requests."""
-    patches = {patch["name"] for patch in settings.manifest.get("patches") or []}
-    if "--mmproj" in settings.arguments and MEDIA_PATCH not in patches:
+    if "--mmproj" in settings.arguments and not settings.has_programs_patch:
         message = (
-            f"{settings.program} lacks the patch {MEDIA_PATCH}, so with a projector it would fetch addresses that "
+            f"{settings.program} lacks the patch {PROGRAMS_PATCH}, so with a projector it would fetch addresses that "
             "clients name: build it with that patch, or leave out llama_server_mmproj and run the playbook serve."
         )
         raise ValueError(message)
@@ -672,6 +733,9 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
     try:
         if server.wait_until_it_serves():
             at = f"http://{settings.address}:{settings.port}/v1"
+            restored = server.prompts.restore() if server.prompts else 0
+            if restored:
+                print(f"Conversations that were saved, and continue: {restored}.", flush=True)
             say(f"Serving {settings.alias} {over}{',' if ',' in over else ''} at {at}.")
             figures.tell(serving=True)
             readiness.server = server

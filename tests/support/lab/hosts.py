@@ -282,7 +282,7 @@ def as_artifacts(releases: dict[str, str], folder: Path) -> Path:
         hosts[host] = {
             "llama_cpp_artifact": str(CACHE / f"artifacts/{release}.tar.gz"),
             "llama_cpp_sha256": record["sha256"],
-            "llama_cpp_commit": record["manifest"]["source"]["commit"],
+            "llama_cpp_commit": record["manifest"]["source"]["commit"] or "",
         }
     path = folder / "artifacts.json"
     path.write_text(json.dumps({"all": {"hosts": hosts}}))
