@@ -42,6 +42,8 @@ LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
 READY_LIMIT_S, LOSS_LIMIT_S = 1, 2
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
+# A loss so long before the start of this program has ended the last one.
+RECENT_S = 60
 # Plan again over the same workers after this time.
 PLAN_EVERY_S = 300
 # The API is quiet after so many looks in a row without a request. Then gateways have so many looks to send no more.
@@ -85,6 +87,7 @@ class Settings:
     worker_wait_s: float = 20
     rejoin: str = "quiet"
     rejoin_after_s: float = 300
+    drain_timeout_s: float = 30
     cache_disk_mib: int = 0
     save_after_s: float = 30
 
@@ -348,13 +351,18 @@ class Patience:
     def __init__(self, settings: Settings, memory: Memory) -> None:
         self.settings, self.wanted, self.memory = settings, settings.wanted, memory
         self.known = {*memory.lost, *memory.excluded}
-        self.until = time.monotonic() + settings.worker_wait_s
+        self.began = now_s()
         self.planned: tuple[frozenset[str], float] = (frozenset(), 0.0)
         self.why = ""
 
     def left_s(self, missing: Collection[str]) -> float:
         """Return how long to wait for the missing workers; not for those that are known to be lost."""
-        return 0 if self.known.issuperset(missing) else max(0.0, self.until - time.monotonic())
+        return max([self._left_s(worker) for worker in missing if worker not in self.known], default=0)
+
+    def _left_s(self, worker: str) -> float:
+        # If its loss has ended the last llama-server, it has been away since then.
+        away = max([at for at in self.memory.losses.get(worker, []) if at > self.began - RECENT_S], default=self.began)
+        return max(0.0, away + self.settings.worker_wait_s - now_s())
 
     def division(self, statuses: Mapping[str, WorkerStatus]) -> Division | None:
         """Return the division over the workers that are ready, once it is time for one."""
@@ -480,7 +488,7 @@ class Bench:
         latest = time.monotonic() - self.settings.rejoin_after_s
         back = [it for it, since in self.since.items() if since <= latest and it not in out]
         better = line_up(self.settings.wanted, {*self.division.workers, *back}) != self.division.workers
-        return back if back and better and self.settings.rejoin == "quiet" else []
+        return back if back and better and self.settings.rejoin != "never" else []
 
 
 class Server:
@@ -636,7 +644,7 @@ class Server:
 
         Also return at a quiet moment when workers are back.
         """
-        self.answered, quiet = time.monotonic(), 0
+        self.answered, quiet, leaves_by = time.monotonic(), 0, 0.0
         # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
         if bench.endpoints:
@@ -652,9 +660,12 @@ class Server:
             if bench.endpoints:
                 self.figures.show(bench.remembered())
                 back = bench.returning()
-                quiet = quiet + 1 if back and self.is_idle() else 0
-                readiness.leaving = quiet > QUIET_LOOKS
-                if quiet > QUIET_LOOKS + LEAVING_LOOKS:
+                if back and self.settings.rejoin == time.strftime("%H:%M"):
+                    leaves_by = leaves_by or time.monotonic() + self.settings.drain_timeout_s
+                may_leave = bool(leaves_by) or self.settings.rejoin == "quiet"
+                quiet = quiet + 1 if back and may_leave and self.is_idle() else 0
+                readiness.leaving = bool(leaves_by) or quiet > QUIET_LOOKS
+                if quiet > QUIET_LOOKS + LEAVING_LOOKS or 0 < leaves_by < time.monotonic():
                     self.save_prompts()
                     say(f"{', '.join(back)} is back, so llama-server is ended, and the model is divided again.")
                     return
@@ -763,7 +774,8 @@ def count_losses(settings: Settings, figures: Figures, memory: Memory, server: S
         # llama-server may notice a loss first, and then its other connections have ended too.
         found = probe(parse_endpoints(workers), LOSS_LIMIT_S, settings.expected_protocol)
         lost = [it for it, status in zip(workers, found) if status.state in ("refused", "unreachable")]
-    for worker in memory.lose(lost, now_s()):
+    silent_s = GONE_AFTER_S if server.unheard else 0
+    for worker in memory.lose(lost, now_s() - silent_s):
         say(
             f"{worker} was lost {MOST_LOSSES} times within an hour, so it stays out until the playbook serve or a "
             "restart of this unit by a person takes it back."

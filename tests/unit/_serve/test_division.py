@@ -213,9 +213,19 @@ def test_a_lost_worker_has_its_time_once(
 ) -> None:
     patience = service.Patience(settings(service, tmp_path), division.Memory(lost=known))
     monkeypatch.setattr(service, "written_plan", lambda *_given: Planner(a=20, b=20))
-    patience.until -= waited_s
+    patience.began -= waited_s
     found = patience.division(statuses(service, *ready))
     assert (found.workers == tuple(ready)) if divides else found is None
+
+
+def test_the_time_of_a_lost_worker_begins_with_its_loss(
+    service: ModuleType, division: ModuleType, tmp_path: Path
+) -> None:
+    memory = division.Memory(losses={"b:1": [service.now_s() - 15], "c:1": [service.now_s() - 500]})
+    patience = service.Patience(settings(service, tmp_path), memory)
+    assert round(patience.left_s(["b:1"])) == 5
+    assert round(patience.left_s(["c:1"])) == 20, "it was back since then"
+    assert round(patience.left_s(["b:1", "c:1"])) == 20
 
 
 def test_one_that_stays_out_serves_again_if_the_others_cannot(
