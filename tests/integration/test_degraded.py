@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.api_service import Service, healing_service
-from support.harness import Release, Worker, running_worker
+from support.harness import ROOT, Release, Worker, running_worker
 from support.runs import wait_for
 
 if TYPE_CHECKING:
@@ -113,6 +115,27 @@ def test_a_spare_takes_the_place_with_the_same_shares(
         said_again(service, f"Serving noise over 2 workers, {who}, at")
         assert service.text() == before
         assert division(tmp_path)["serving"] == [spare.endpoint, own_workers[1].endpoint]
+
+
+def test_a_spare_has_the_parts_of_the_workers_in_its_cache(
+    release: Release, tmp_path: Path, own_workers: list[Worker], start: Callable[..., Worker]
+) -> None:
+    model, cache = tmp_path / "wide.gguf", tmp_path / "cache"
+    options = ["--layers", "2", "--width", "2048"]
+    subprocess.run([sys.executable, ROOT / "playbooks/files/random_model.py", *options, model], check=True, timeout=120)
+    spare = start("-c", prefix=("env", f"LLAMA_CACHE={cache}"))
+    given: dict[str, Any] = {"spares": [spare.endpoint], "seed_after_s": 1}
+    with healing_service(release, model, own_workers, tmp_path, **given) as service:
+        service.wait_for("Serving noise over 2 workers at")
+        for worker in own_workers:
+            said_again(service, f"The cache of the spare {spare.endpoint} has the part of {worker.endpoint}.")
+        before = service.text()
+        kept = len(list(cache.glob("rpc/*")))
+        assert kept > 4
+        own_workers[1].kill()
+        said_again(service, "Serving noise over 2 workers, with")
+        assert service.text() == before
+        assert len(list(cache.glob("rpc/*"))) == kept, "nothing had to be sent"
 
 
 def test_without_leave_it_waits_and_serves_again_when_the_worker_is_back(

@@ -178,6 +178,10 @@ def healing_service(
     ]
     plan = {"model": str(model), "bin_folder": str(release.bin), "options": written["arguments"], "reserve_bytes": 0}
     split = {"arguments": {**plan, "workers": known[: len(endpoints)]}, "spares": known[len(endpoints) :]}
+    split["parts"] = [
+        {"endpoint": it, "first_layer": index, "layers": 1, "has_output": it == endpoints[-1]}
+        for index, it in enumerate(endpoints)
+    ]
     (folder / "settings.plan").write_text(json.dumps(split))
     for name in ("run", "prompts"):
         (folder / name).mkdir(exist_ok=True)

@@ -131,6 +131,8 @@ class Memory:
     spare: list[str] = field(default_factory=list)
     # The workers that are left out, and answer now.
     ready: list[str] = field(default_factory=list)
+    # The spares whose caches have the part of a worker, as `spare worker`.
+    seeded: list[str] = field(default_factory=list)
     degraded: bool = False
 
     def read(self) -> None:
@@ -138,7 +140,8 @@ class Memory:
         with suppress(OSError, LookupError, ValueError, TypeError, AttributeError):
             found = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
             self.losses = {str(name): [float(at) for at in times] for name, times in found["losses"].items()}
-            self.excluded, self.lost = [str(it) for it in found["excluded"]], [str(it) for it in found["lost"]]
+            for name in ("excluded", "lost", "seeded"):
+                setattr(self, name, [str(it) for it in found[name]])
 
     def text(self) -> str:
         """Return all of it as JSON."""

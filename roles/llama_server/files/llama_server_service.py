@@ -90,6 +90,7 @@ class Settings:
     drain_timeout_s: float = 30
     cache_disk_mib: int = 0
     save_after_s: float = 30
+    seed_after_s: float = 60
 
     @property
     def heals(self) -> bool:
@@ -471,11 +472,42 @@ class Bench:
         self.since = {endpoint: self.since.get(endpoint, time.monotonic()) for endpoint in ready}
         self.considered = self.considered & ready
 
-    def keep_looking(self) -> None:
-        """Ask them in an endless loop."""
+    def keep_looking(self, idle_s: Callable[[], float]) -> None:
+        """Ask them in an endless loop, and seed the spares while nobody has asked the API for anything."""
         while True:
             self.look()
+            if idle_s() >= self.settings.seed_after_s:
+                self.seed_next(idle_s)
             time.sleep(ASK_EVERY_S)
+
+    def seed_next(self, idle_s: Callable[[], float]) -> None:
+        """Have a spare load the part of one worker, so that its cache has it. A request of a client ends this."""
+        # In split mode tensor, each worker gets slices of all tensors.
+        in_layers = all(option(self.settings.arguments, name) in ("", "layer") for name in ("--split-mode", "-sm"))
+        parts = parts_to_seed(Path(self.settings.plan_file)) if in_layers else {}
+        wanted = [(spare, worker) for spare in self.settings.spares if spare in self.since for worker in parts]
+        spare, worker = next((it for it in wanted if " ".join(it) not in self.memory.seeded), ("", ""))
+        program = Path(self.settings.program).with_name("llama-completion")
+        if not spare or not program.exists():
+            return
+        command = [program, "--model", self.settings.model, "--rpc", spare, "--device", "RPC0", "--n-gpu-layers", "0"]
+        command += ["--override-tensor", f"{parts[worker]}=RPC0[{parse_endpoints([spare])[0]}]", "--fit", "off"]
+        command += ["--ctx-size", "64", "--no-warmup", "-no-cnv", "--prompt", "x", "--predict", "1"]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={"LC_ALL": "C", "GGML_RPC_NO_COMM": "1", "GGML_NO_BACKTRACE": "1"},
+            text=True,
+            preexec_fn=die_with_this,  # noqa: PLW1509 - it takes no lock
+        )
+        with process:
+            reader = threading.Thread(target=end_after_load, args=(process, self.memory.seeded, f"{spare} {worker}"))
+            reader.start()
+            while reader.is_alive() and idle_s() > 0:
+                reader.join(LOOK_EVERY_S)
+            process.kill()
 
     def remembered(self) -> Memory:
         """Return what is remembered of all workers, as they answer now."""
@@ -489,6 +521,34 @@ class Bench:
         back = [it for it, since in self.since.items() if since <= latest and it not in out]
         better = line_up(self.settings.wanted, {*self.division.workers, *back}) != self.division.workers
         return back if back and better and self.settings.rejoin != "never" else []
+
+
+def parts_to_seed(plan_file: Path) -> dict[str, str]:
+    """Return a pattern for the names of the tensors of each worker; nothing without whole layers."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        found = {}
+        for part in json.loads(plan_file.read_text(encoding="utf-8"))["parts"]:
+            layers = range(part["first_layer"], part["first_layer"] + part["layers"])
+            # Many models have the output in the tensor of the embeddings.
+            output = "|^output|^token_embd" if part["has_output"] else ""
+            found[str(part["endpoint"])] = rf"^blk\.({'|'.join(map(str, layers))})\.{output}"
+        return found
+    return {}
+
+
+def end_after_load(process: subprocess.Popen[str], seeded: list[str], which: str) -> None:
+    """End a program as soon as it has loaded its model, and add this to what is seeded."""
+    for line in process.stderr or ():
+        if "system_info:" in line:
+            seeded.append(which)
+            print(f"The cache of the spare {which.replace(' ', ' has the part of ')}.", flush=True)
+            break
+    process.kill()
+
+
+def die_with_this() -> None:
+    """Let the kernel end a child with this process. For a child before exec."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:
@@ -518,10 +578,11 @@ class Server:
             # There is one more file while a slot is saved.
             file_bytes = (settings.cache_disk_mib << 20) // (int(option(command, "--parallel") or 1) + 1)
         self.saving = threading.Lock()
-        libc = ctypes.CDLL(None)
+        # Since when no request is under way; 0 while one is, or nothing is known.
+        self.idle_since = 0.0
 
         def before_it_begins() -> None:
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            die_with_this()
             if file_bytes:
                 limit_files(file_bytes)
 
@@ -624,9 +685,13 @@ class Server:
             time.sleep(0.1)
         return False
 
+    def idle_s(self) -> float:
+        """Return for how long no request has been under way, as far as is known."""
+        return time.monotonic() - self.idle_since if self.idle_since else 0.0
+
     def keep_asking(self) -> None:
         """Ask for the slots in an endless loop, record the time of the last answer, and save those that stay idle."""
-        last, since = None, 0.0
+        last = None
         while True:
             # Another thread of llama-server answers /health. /slots needs the thread that computes.
             status, body = self.ask("/slots", self.settings.stall_timeout_s)
@@ -634,10 +699,12 @@ class Server:
                 self.answered = time.monotonic()
             requests = idle_since_request(status, body)
             if requests is None or requests != last:
-                last, since = requests, time.monotonic()
-            elif time.monotonic() - since >= self.settings.save_after_s:
+                last = requests
+                self.idle_since = time.monotonic() if requests is not None else 0.0
+            elif self.idle_s() >= self.settings.save_after_s:
                 self.save_prompts()
-            time.sleep(min(ASK_EVERY_S, self.settings.save_after_s))
+            # While the spares are seeded, a request has to be noticed soon.
+            time.sleep(min(ASK_EVERY_S if not self.settings.spares else LOOK_EVERY_S, self.settings.save_after_s))
 
     def watch(self, bench: Bench, readiness: Readiness) -> None:
         """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work.
@@ -648,7 +715,7 @@ class Server:
         # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
         if bench.endpoints:
-            threading.Thread(target=bench.keep_looking, daemon=True).start()
+            threading.Thread(target=bench.keep_looking, args=(self.idle_s,), daemon=True).start()
         while self.process.poll() is None:
             lost = self.lost(loaded=True)
             if lost:
