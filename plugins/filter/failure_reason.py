@@ -66,7 +66,8 @@ def failure_reason(result: Mapping[str, Any], output: bool = False, task: str | 
         message = errors
     lines = message.splitlines() or [f'the task "{task}" failed' if task else "See above"]
     if not output:
-        return lines[0]
+        # Ansible's own message on arguments begins with a line that says nothing.
+        return " ".join(line.strip() for line in lines[: 2 if lines[0].endswith(":") else 1])
     reason = lines[0].strip().rstrip(_END)
     more = " ".join(line.strip() for line in lines[1:4]) if "log" in failed else ""
     return f"{reason} ({_shortened(more).rstrip(_END)})" if more else reason

@@ -194,6 +194,10 @@ spares:
   returned: success
   type: list
   elements: str
+arguments:
+  description: The options of this task, with which the same plan can be made again.
+  returned: success
+  type: dict
 exact:
   description: Whether the release said it. If not, it is an estimate, and RV(notes) says why.
   returned: success
@@ -261,7 +265,7 @@ def main() -> None:
         module.fail_json(msg=str(error))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or params['model']} cannot be read: {error.strerror}.")
-    module.exit_json(changed=False, **result)
+    module.exit_json(changed=False, arguments=params, **result)
 
 
 if __name__ == "__main__":

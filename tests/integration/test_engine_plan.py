@@ -269,7 +269,7 @@ def test_the_service_plans_again_without_ansible(release: Release, tmp_path: Pat
         for name in names:
             source = ROOT / "plugins/module_utils" / folder.removeprefix("module_utils/") / f"{name}.py"
             shutil.copy(source, library / folder)
-    for name in ("division", "service"):
+    for name in ("division", "prompts", "service"):
         program = shutil.copy(ROOT / f"roles/llama_server/files/llama_server_{name}.py", library)
     command = [sys.executable, "-B", "-s", program, str(tmp_path / "8080.json"), "--plan"]
 
