@@ -39,6 +39,7 @@ KINDS = {
     "dev": Kind(FOLDER / "dev.txt"),
     # lxml: cyclonedx-py takes it for XML only.
     "tools": Kind(FOLDER / "tools.txt", options=("--no-emit-package", "lxml")),
+    "eda": Kind(FOLDER / "eda.txt"),
     "converter": Kind(
         FOLDER.parent / "roles/gguf_model/files/converter_requirements.txt",
         platforms=r"(many)?linux\w*_(x86_64|aarch64)",

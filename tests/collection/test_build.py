@@ -14,7 +14,7 @@ import yaml
 
 from support.tree import COLLECTION, PLAYBOOKS, PLUGINS, ROLES, ROOT, run
 
-SHIPPED_FOLDERS = {"changelogs", "docs", "meta", "playbooks", "plugins", "roles"}
+SHIPPED_FOLDERS = {"changelogs", "docs", "extensions", "meta", "playbooks", "plugins", "roles"}
 SHIPPED_FILES = {
     "CHANGELOG.md",
     "CODE_OF_CONDUCT.md",
@@ -77,6 +77,9 @@ def test_archive_holds_every_role_plugin_and_playbook(archive: Path) -> None:
     assert {f"playbooks/{playbook}.yml" for playbook in PLAYBOOKS} - names == set()
     plugins = {str(path.relative_to(ROOT)) for path in (ROOT / "plugins").rglob("*.py")}
     assert plugins - names == set()
+    assert {name for name in names if name.startswith("extensions/") and name.endswith(".yml")} == {
+        f"extensions/eda/{name}.yml" for name in ("rulebooks/heal", "vars/heal")
+    }
 
 
 @pytest.mark.parametrize("kind", sorted({plugin.kind for plugin in PLUGINS}))

@@ -205,7 +205,7 @@ def test_every_block_of_a_first_page_has_a_marker(page: Path) -> None:
 def test_page_names_what_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     known = {plugin.name for plugin in PLUGINS} | set(ROLES) | set(PLAYBOOKS)
-    known |= {path.stem for path in (ROOT / "plugins" / "action").glob("*.py")}
+    known |= {path.stem for path in (*ROOT.glob("plugins/action/*.py"), *ROOT.glob("extensions/eda/rulebooks/*.yml"))}
     assert set(re.findall(rf"\b{re.escape(COLLECTION)}\.(\w+)", text)) - known == set()
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,32 @@ def test_a_misspelt_variable_stops_every_playbook_at_its_start(tmp_path: Path, p
     assert "kubernetes_verbose" not in done.stdout
     assert "UNREACHABLE" not in done.stdout
     assert done.stdout.count("TASK [") == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("192.0.2.1:50052", "w1", "Name two workers, as -e replace_old=a-worker"),
+        ("192.0.2.1:50052", "w2", "w1 and w2 are of different groups"),
+        ("w1", "192.0.2.3:50060", "w1 answers, so it is not lost, and nothing was changed"),
+        ("192.0.2.1:50060", "w2", "has the endpoint 192.0.2.1:50060. They have 192.0.2.1:50052, 192.0.2.2:50052,"),
+        ("192.0.2.1:50052", "w4", "host w4, ansible_host: endpoint 192.0.2.1:50052 is already a worker of host w1"),
+    ],
+)
+def test_a_replacement_takes_endpoints(tmp_path: Path, old: str, new: str, said: str) -> None:
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    workers: dict[str, Any] = {
+        "w1": {**NODES["w1"], **local},
+        "w2": {**NODES["w2"], "llama_group": "b"},
+        "w3": {**NODES["w3"], "rpc_server_port": 50060},
+    }
+    if new == "w4":
+        workers["w4"] = NODES["w1"]
+    inventory = {"llama_masters": {"m": {"ansible_host": "192.0.2.17"}}, "llama_workers": workers}
+    done = play(tmp_path, "replace", inventory, "-e", f"replace_old={old} replace_new={new} replace_only_lost=true")
+    assert done.returncode == 2
+    assert said in done.stdout
+    assert "UNREACHABLE" not in done.stdout
 
 
 def test_an_allowed_variable_stops_nothing(tmp_path: Path) -> None:
