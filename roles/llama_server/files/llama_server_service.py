@@ -734,7 +734,8 @@ class Server:
                 readiness.leaving = bool(leaves_by) or quiet > QUIET_LOOKS
                 if quiet > QUIET_LOOKS + LEAVING_LOOKS or 0 < leaves_by < time.monotonic():
                     self.save_prompts()
-                    say(f"{', '.join(back)} is back, so llama-server is ended, and the model is divided again.")
+                    who = f"{' and '.join(back)} {'is' if len(back) == 1 else 'are'}"
+                    say(f"{who} back, so llama-server is ended, and the model is divided again.")
                     return
             self.figures.keep()
             try:
