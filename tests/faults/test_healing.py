@@ -191,7 +191,7 @@ def test_two_losses_a_loss_during_the_return_and_a_restart_while_it_is_degraded(
         assert text() == before
 
 
-def test_a_spare_with_a_full_disk_serves_and_one_of_another_protocol_does_not() -> None:
+def test_a_spare_whose_cache_has_no_room_serves() -> None:
     serve("worker3")
     before = text()
     folder = ssh("worker3", "sh", "-c", "ls -d /var/cache/llama*").stdout.split()[0]

@@ -15,6 +15,7 @@ import pytest
 from support.api_service import Service, healing_service
 from support.harness import ROOT, Release, Worker, running_worker
 from support.runs import wait_for
+from support.stand_in_workers import many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,11 +104,14 @@ def test_a_spare_takes_the_place_with_the_same_shares(
     release: Release, model: Path, tmp_path: Path, own_workers: list[Worker], start: Callable[..., Worker]
 ) -> None:
     spare = start()
-    given: dict[str, Any] = {"spares": ["127.0.0.1:1", spare.endpoint], "degrade": []}
-    with healing_service(release, model, own_workers, tmp_path, **given) as service:
+    with ExitStack() as stack:
+        # Nothing listens, and another release
+        useless = ["127.0.0.1:1", *stack.enter_context(many_workers(1, major=7))]
+        given: dict[str, Any] = {"spares": [*useless, spare.endpoint], "degrade": []}
+        service = stack.enter_context(healing_service(release, model, own_workers, tmp_path, **given))
         service.wait_for("Serving noise over 2 workers at")
         before = service.text()
-        wait_for(lambda: division(tmp_path)["lost"] == ["127.0.0.1:1"], 30)
+        wait_for(lambda: division(tmp_path)["lost"] == useless, 30)
         assert division(tmp_path)["spare"] == [spare.endpoint]
         assert not division(tmp_path)["degraded"]
         own_workers[0].kill()
