@@ -33,6 +33,7 @@ ALL = ["worker1", "worker2", "worker3"]
 STRUCK = f"{lab.ADDRESS['worker2']}:{lab.PORT}"
 ROUNDS = int(os.environ.get("HEALING_ROUNDS", "1"))
 MODEL = os.environ.get("HEALING_MODEL", "")
+GIVEN = {"gguf_model_source": MODEL, "gguf_model_path": f"/srv/models/{MODEL.rpartition('/')[2]}"} if MODEL else {}
 SEED = int(os.environ.get("HEALING_SEED", str(time.time_ns() % 10000)))
 MINUTES = float(os.environ.get("HEALING_MINUTES", "10"))
 # The goals: with the same worker again, and with others, of which the service waits 20 s.
@@ -44,8 +45,7 @@ playbook = over(HEALING)
 
 
 def serve(*spares: str) -> None:
-    model = {"gguf_model_source": MODEL, "gguf_model_path": f"/srv/models/{MODEL.rpartition('/')[2]}"} if MODEL else {}
-    playbook("serve", llama_server_spares=list(spares), **model)
+    playbook("serve", llama_server_spares=list(spares), **GIVEN)
     eventually(lambda: "without" not in property_of("StatusText") and client().answers(), LIMIT_S, "the API serves")
 
 
@@ -54,7 +54,7 @@ def cluster() -> None:
     lab.require_lab()
     # An earlier test may have made a master and a gateway of these.
     lab.play("reset", "-i", str(GATEWAY), "--limit", "worker3,worker4", check=False)
-    playbook("site", timeout=3600)
+    playbook("site", timeout=3600, **GIVEN)
 
 
 @pytest.fixture(autouse=True)
