@@ -727,7 +727,9 @@ class Server:
             if bench.endpoints:
                 self.figures.show(bench.remembered())
                 back = bench.returning()
-                if back and self.settings.rejoin == time.strftime("%H:%M"):
+                if not back:
+                    leaves_by = 0.0
+                elif self.settings.rejoin == time.strftime("%H:%M"):
                     leaves_by = leaves_by or time.monotonic() + self.settings.drain_timeout_s
                 may_leave = bool(leaves_by) or self.settings.rejoin == "quiet"
                 quiet = quiet + 1 if back and may_leave and self.is_idle() else 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import threading
 import time
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -258,6 +260,62 @@ def test_workers_return_after_their_time_unless_they_stay_out(
     assert bench.returning() == []
     remembered = bench.remembered()
     assert (remembered.serving, remembered.spare, remembered.degraded) == (["a:1", "b:1"], ["c:1"], True)
+
+
+@pytest.mark.parametrize(
+    ("rejoin", "clock", "idle", "returns_after_s"),
+    [
+        ("quiet", "12:00", True, 9),
+        ("quiet", "12:00", False, None),
+        ("03:30", "03:30", True, 9),
+        ("03:30", "03:30", False, 13),
+        ("03:30", "03:31", True, None),
+    ],
+)
+def test_a_worker_is_taken_back_at_a_quiet_moment_or_at_its_time(
+    service: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rejoin: str,
+    clock: str,
+    idle: bool,
+    returns_after_s: int | None,
+) -> None:
+    """Each wait for the program is a second of this clock."""
+    now = [1000.0]
+
+    class Program:
+        def poll(self) -> int | None:
+            return 0 if now[0] > 1030 else None
+
+        def wait(self, seconds: float) -> None:
+            now[0] += seconds
+            raise subprocess.TimeoutExpired("llama-server", seconds)
+
+    class Bench:
+        endpoints = ("c:1",)
+        remembered = staticmethod(lambda: None)
+        keep_looking = staticmethod(lambda *_given: None)
+        returning = staticmethod(lambda: ["c:1"])
+
+    said: list[str] = []
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(service.time, "strftime", lambda _form: clock)
+    monkeypatch.setattr(service, "say", said.append)
+    server = object.__new__(service.Server)
+    server.settings = settings(service, tmp_path, rejoin=rejoin, drain_timeout_s=12)
+    server.process, server.prompts, server.idle_since = Program(), None, 0.0
+    server.saving = threading.Lock()
+    server.figures = SimpleNamespace(show=lambda _memory: None, keep=lambda: None)
+    monkeypatch.setattr(server, "keep_asking", lambda: None)
+    monkeypatch.setattr(server, "lost", lambda **_given: "")
+    monkeypatch.setattr(server, "is_idle", lambda: idle)
+    readiness = SimpleNamespace(leaving=False)
+    server.watch(Bench, readiness)
+    assert bool(said) == readiness.leaving == (returns_after_s is not None)
+    if returns_after_s is not None:
+        assert said == ["c:1 is back, so llama-server is ended, and the model is divided again."]
+        assert now[0] - 1000 == pytest.approx(returns_after_s, abs=1)
 
 
 def test_options_are_replaced_where_they_are(service: ModuleType) -> None:
