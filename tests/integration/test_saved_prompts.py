@@ -46,10 +46,6 @@ def drain(service: Service) -> None:
     assert drain.communicate(timeout=60)[0] == ""
 
 
-def said_again(service: Service, text: str, limit_s: float = 60) -> None:
-    wait_for(lambda: any(text in line for line in service.lines), limit_s)
-
-
 def saved(folder: Path) -> list[Path]:
     return sorted((folder / "prompts").glob("*.slot"))
 
@@ -64,7 +60,7 @@ def test_a_conversation_continues_after_a_lost_worker(
         (path,) = wait_for(lambda: saved(tmp_path), 20)
         assert [it.stat().st_mode & 0o077 for it in (path, tmp_path / "prompts/key")] == [0, 0]
         own_workers[0].kill()
-        said_again(service, "Serving noise over 1 of 2 workers")
+        service.wait_for("Serving noise over 1 of 2 workers")
         assert "Conversations that were saved, and continue: 1.\n" in service.lines
         assert turn(service, f"{FIRST}{answer} and then")[1] > ENOUGH
 
@@ -153,7 +149,7 @@ def test_a_file_over_which_llama_server_ends_is_not_given_to_the_next_one(
     path.write_bytes(path.read_bytes()[:5000])
     path.rename(path.with_name("-".join([*path.stem.split("-")[:2], "5000.slot"])))
     with healing_service(release, model, workers[:1], tmp_path, **KEPT) as service:
-        said_again(service, "llama-server was ended by SIGABRT")
+        service.wait_for("llama-server was ended by SIGABRT")
         wait_for(lambda: sum("Serving noise" in line for line in service.lines) == 2, 60)
         assert turn(service, FIRST)[1] == 0
 
@@ -164,6 +160,18 @@ def test_a_conversation_that_is_too_large_is_not_saved_and_the_api_serves_on(
     with healing_service(release, model, workers[:1], tmp_path, **{**KEPT, "cache_disk_mib": 2}) as service:
         service.wait_for("Serving noise over 1 worker")
         turn(service, FIRST)
-        said_again(service, " is not saved: Unable to save slot.")
+        service.wait_for(" is not saved: Unable to save slot.")
         assert list((tmp_path / "prompts").glob("*.[ps]*")) == []
         assert turn(service, f"{FIRST} and then")[1] > ENOUGH
+
+
+def test_an_api_whose_conversations_cannot_be_kept_serves(
+    release: Release, model: Path, tmp_path: Path, workers: list[Worker]
+) -> None:
+    # Where the key would be written
+    (tmp_path / "prompts/key.partial").mkdir(parents=True)
+    with healing_service(release, model, workers[:1], tmp_path, **KEPT) as service:
+        service.wait_for("Conversations are not saved: ")
+        service.wait_for("Serving noise over 1 worker")
+        turn(service, FIRST)
+        assert saved(tmp_path) == []

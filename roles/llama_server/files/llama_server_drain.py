@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import http.client
-import json
 import os
 import re
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Iterator
 
 from _rpc.keepalive import NotPermittedError, sockets
-from llama_server_prompts import SavedPrompts
+from llama_server_prompts import SavedPrompts, answer_of
 
 LOOK_EVERY_S = 0.5
 # The unit waits for 30 s longer than for the requests.
@@ -122,15 +121,7 @@ def save_prompts(folder: Path | None, address: str, port: int, api_key: str) -> 
 
     def ask(method: str, path: str, body: dict[str, str] | None, key: str) -> tuple[int | None, bytes]:
         connection = OwnConnection(address, port, timeout=max(0.1, until - time.monotonic()))
-        headers = {"Authorization": f"Bearer {api_key}", "X-Slots-Key": key}
-        try:
-            connection.request(method, path, json.dumps(body) if body else None, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException):
-            return None, b""
-        finally:
-            connection.close()
+        return answer_of(connection, method, path, body, {"Authorization": f"Bearer {api_key}", "X-Slots-Key": key})
 
     prompts = SavedPrompts.of_drain(folder, ask) if folder else None
     for sentence in prompts.save() if prompts else ():

@@ -18,7 +18,7 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 # A conversation is removed when it was saved longer ago than this.
 OLDEST_S = 24 * 3600
@@ -75,7 +75,12 @@ class SavedPrompts:
 
     def restore(self) -> int:
         """Give the saved slots to a llama-server that has loaded its model; return how many it took."""
-        count, until = 0, time.monotonic() + LIMIT_S
+        with suppress(OSError):
+            return sum(self._restored())
+        return 0
+
+    def _restored(self) -> Iterator[bool]:
+        until = time.monotonic() + LIMIT_S
         for path in sorted(self.folder.glob(f"{self.name}-*.slot"), key=_saved_at, reverse=True):
             if time.monotonic() > until:
                 break
@@ -85,15 +90,20 @@ class SavedPrompts:
             status, _body = self.ask("POST", f"/slots/{slot}?action=restore", {"filename": trying.name}, self.key)
             if status == http.client.OK:
                 trying.replace(path)
-                count += 1
+                yield True
                 continue
             trying.unlink()
             if status is None:
                 break
-        return count
 
-    def save(self) -> Iterator[str]:
-        """Save the slots that are idle and have changed; yield a sentence for each that could not be saved."""
+    def save(self) -> list[str]:
+        """Save the slots that are idle and have changed; return a sentence for each that could not be saved."""
+        try:
+            return list(self._save())
+        except OSError as error:
+            return [f"Conversations are not saved: {error}."]
+
+    def _save(self) -> Iterator[str]:
         status, body = self.ask("GET", "/slots", None, self.key)
         slots: list[dict[str, Any]] = []
         with suppress(ValueError):
@@ -129,6 +139,24 @@ class SavedPrompts:
         except OSError as error:
             return f"{partial} cannot be kept ({error.strerror})"
         return ""
+
+
+def answer_of(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: Mapping[str, str] | None,
+    headers: dict[str, str],
+) -> tuple[int | None, bytes]:
+    """Ask over a connection and close it; return the status, or None without an answer, and the body."""
+    try:
+        connection.request(method, path, json.dumps(body) if body else None, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException):
+        return None, b""
+    finally:
+        connection.close()
 
 
 def _saved_at(path: Path) -> float:

@@ -32,7 +32,7 @@ from _rpc.listeners import peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
 from llama_server_division import MOST_LOSSES, Division, Memory, Plan, Wanted, choose, line_up, now_s
-from llama_server_prompts import LIMIT_S, SavedPrompts, fingerprint, limit_files
+from llama_server_prompts import LIMIT_S, SavedPrompts, answer_of, fingerprint, limit_files
 
 PROBE_LIMIT_S = 5
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
@@ -54,6 +54,8 @@ GONE_AFTER_S, IN_VAIN = 30, 2
 # Write the metrics again at least this often, so that their reader sees that this program runs.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# Loaded before any thread: a child of one may not load anything.
+LIBC = ctypes.CDLL(None)
 # llama-server also takes options from these variables, and would log or show prompts with some. The settings alone
 # define it. (common/arg.cpp, tools/server/server-context.cpp, tools/server/server-http.cpp)
 NOT_PASSED_ON = ("AIP_", "HF_", "LLAMA_", "MTMD_")
@@ -346,7 +348,7 @@ def written_plan(settings: Settings, statuses: Mapping[str, WorkerStatus]) -> Pl
     return plan
 
 
-class Patience:
+class LossWait:
     """When to divide the model over the workers that answer, in place of waiting for the others."""
 
     def __init__(self, settings: Settings, memory: Memory) -> None:
@@ -403,27 +405,27 @@ def wait_for_workers(settings: Settings, figures: Figures, memory: Memory) -> tu
     endpoints = parse_endpoints([*settings.workers, *settings.spares])
     pause, said = FIRST_PAUSE_S, ""
     held: dict[str, str] = {}
-    patience = Patience(settings, memory)
+    loss_wait = LossWait(settings, memory)
     while True:
         found = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
         statuses = dict(zip([*settings.workers, *settings.spares], found))
         ready = [endpoint for endpoint, status in statuses.items() if status.state == "ready"]
-        division = patience.division(statuses)
+        division = loss_wait.division(statuses)
         if division:
-            memory.divide(patience.wanted, division.workers, ready)
+            memory.divide(loss_wait.wanted, division.workers, ready)
             figures.tell()
             figures.show(memory)
             return division, [statuses[worker] for worker in division.workers]
         missing = [statuses[worker] for worker in settings.workers if worker not in ready]
         held = still_held(missing, held)
-        sentence = waiting_for(missing, held, len(settings.workers), patience.why)
+        sentence = waiting_for(missing, held, len(settings.workers), loss_wait.why)
         if sentence != said:
             say(sentence)
             said = sentence
             figures.tell(missing=[status.endpoint for status in missing])
-        memory.divide(patience.wanted, [], ready)
+        memory.divide(loss_wait.wanted, [], ready)
         figures.show(memory)
-        left = patience.left_s([status.endpoint for status in missing]) if settings.heals else 0
+        left = loss_wait.left_s([status.endpoint for status in missing]) if settings.heals else 0
         time.sleep(min(pause, left or pause))
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
 
@@ -455,7 +457,7 @@ def first_key(path: Path) -> str:
     raise ValueError(message)
 
 
-class Bench:
+class Standby:
     """The workers that do not serve: which of them answer, and since when."""
 
     def __init__(self, settings: Settings, division: Division, memory: Memory) -> None:
@@ -548,7 +550,7 @@ def end_after_load(process: subprocess.Popen[str], seeded: list[str], which: str
 
 def die_with_this() -> None:
     """Let the kernel end a child with this process. For a child before exec."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Server:
@@ -570,11 +572,10 @@ class Server:
         # add options.
         environment.update(GGML_NO_BACKTRACE="1", XDG_CONFIG_HOME=os.devnull)
         environment["GGML_RPC_LINK" if settings.worker_link else "GGML_RPC_NO_COMM"] = "1"
-        self.prompts = self.saved_prompts()
+        self.prompts = self.saved_prompts(environment)
         file_bytes = 0
         if self.prompts:
             command += ["--slot-save-path", str(self.prompts.folder)]
-            environment.update(self.prompts.prepare())
             # There is one more file while a slot is saved.
             file_bytes = (settings.cache_disk_mib << 20) // (int(option(command, "--parallel") or 1) + 1)
         self.saving = threading.Lock()
@@ -597,18 +598,24 @@ class Server:
             preexec_fn=before_it_begins,  # noqa: PLW1509 - no thread is here
         )
 
-    def saved_prompts(self) -> SavedPrompts | None:
-        """Return the conversations that are kept over a restart, if they are to be and the folder is there."""
+    def saved_prompts(self, environment: dict[str, str]) -> SavedPrompts | None:
+        """Return the conversations that are kept over a restart, if any; add what llama-server needs for them."""
         folder = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
         if not (folder and self.settings.cache_disk_mib and self.settings.has_programs_patch):
             return None
-        # Continue to serve even if the disk is full.
         name = fingerprint(Path(self.settings.program), parts_of(Path(self.settings.model)), self.settings.arguments)
-        return SavedPrompts(
+        found = SavedPrompts(
             Path(folder),
             name,
             lambda method, path, body, key: self.ask(path, LIMIT_S, method, body, {"X-Slots-Key": key}),
         )
+        try:
+            environment.update(found.prepare())
+        except OSError as error:
+            # Serve even if the disk is full.
+            say(f"Conversations are not saved: {error}.")
+            return None
+        return found
 
     def save_prompts(self) -> None:
         """Save the conversations in idle slots."""
@@ -622,7 +629,7 @@ class Server:
 
     def is_idle(self) -> bool:
         """Return whether no request is under way."""
-        return idle_since_request(*self.ask("/slots", READY_LIMIT_S)) is not None
+        return requests_of_idle_slots(*self.ask("/slots", READY_LIMIT_S)) is not None
 
     def ask(
         self,
@@ -638,14 +645,7 @@ class Server:
             self.key = first_key(Path(self.settings.keys_file))
         headers = {"Authorization": f"Bearer {self.key}", **(more or {})}
         connection = http.client.HTTPConnection(self.settings.own_address, self.settings.port, timeout=limit_s)
-        try:
-            connection.request(method, path, json.dumps(body) if body else None, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read()
-        except (OSError, http.client.HTTPException):
-            return None, b""
-        finally:
-            connection.close()
+        return answer_of(connection, method, path, body, headers)
 
     def lost(self, *, loaded: bool) -> str:
         """Return a sentence that names the lost workers, or an empty string.
@@ -697,7 +697,7 @@ class Server:
             status, body = self.ask("/slots", self.settings.stall_timeout_s)
             if status == http.client.OK:
                 self.answered = time.monotonic()
-            requests = idle_since_request(status, body)
+            requests = requests_of_idle_slots(status, body)
             if requests is None or requests != last:
                 last = requests
                 self.idle_since = time.monotonic() if requests is not None else 0.0
@@ -706,7 +706,7 @@ class Server:
             # While the spares are seeded, a request has to be noticed soon.
             time.sleep(min(ASK_EVERY_S if not self.settings.spares else LOOK_EVERY_S, self.settings.save_after_s))
 
-    def watch(self, bench: Bench, readiness: Readiness) -> None:
+    def watch(self, standby: Standby, readiness: Readiness) -> None:
         """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work.
 
         Also return at a quiet moment when workers are back.
@@ -714,8 +714,8 @@ class Server:
         self.answered, quiet, leaves_by = time.monotonic(), 0, 0.0
         # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
-        if bench.endpoints:
-            threading.Thread(target=bench.keep_looking, args=(self.idle_s,), daemon=True).start()
+        if standby.endpoints:
+            threading.Thread(target=standby.keep_looking, args=(self.idle_s,), daemon=True).start()
         while self.process.poll() is None:
             lost = self.lost(loaded=True)
             if lost:
@@ -724,9 +724,9 @@ class Server:
             if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
                 say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
                 return
-            if bench.endpoints:
-                self.figures.show(bench.remembered())
-                back = bench.returning()
+            if standby.endpoints:
+                self.figures.show(standby.remembered())
+                back = standby.returning()
                 if not back:
                     leaves_by = 0.0
                 elif self.settings.rejoin == time.strftime("%H:%M"):
@@ -761,7 +761,7 @@ class Server:
                 self.process.wait()
 
 
-def idle_since_request(status: int | None, slots: bytes) -> list[int] | None:
+def requests_of_idle_slots(status: int | None, slots: bytes) -> list[int] | None:
     """Return the last request of each slot in an answer to /slots; None if one is under way, or it is not known."""
     with suppress(ValueError, TypeError, AttributeError):
         found = json.loads(slots) if status == http.client.OK else None
@@ -807,7 +807,7 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
     memory.read()
     division, workers = wait_for_workers(settings, figures, memory)
     over = division.described(settings.wanted)
-    bench = Bench(settings, division, memory)
+    standby = Standby(settings, division, memory)
     arguments = with_options([*settings.arguments, *divide(workers)], division.options)
     say(f"Loading {settings.alias} {over}.")
     server = Server(replace(settings, arguments=arguments, workers=list(division.workers)), workers, figures)
@@ -820,7 +820,7 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
             say(f"Serving {settings.alias} {over}{',' if ',' in over else ''} at {at}.")
             figures.tell(serving=True)
             readiness.server = server
-            server.watch(bench, readiness)
+            server.watch(standby, readiness)
     finally:
         readiness.server = None
         server.end()

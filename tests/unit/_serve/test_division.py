@@ -213,10 +213,10 @@ def test_a_lost_worker_has_its_time_once(
     ready: list[str],
     divides: bool,
 ) -> None:
-    patience = service.Patience(settings(service, tmp_path), division.Memory(lost=known))
+    loss_wait = service.LossWait(settings(service, tmp_path), division.Memory(lost=known))
     monkeypatch.setattr(service, "written_plan", lambda *_given: Planner(a=20, b=20))
-    patience.began -= waited_s
-    found = patience.division(statuses(service, *ready))
+    loss_wait.began -= waited_s
+    found = loss_wait.division(statuses(service, *ready))
     assert (found.workers == tuple(ready)) if divides else found is None
 
 
@@ -224,19 +224,19 @@ def test_the_time_of_a_lost_worker_begins_with_its_loss(
     service: ModuleType, division: ModuleType, tmp_path: Path
 ) -> None:
     memory = division.Memory(losses={"b:1": [service.now_s() - 15], "c:1": [service.now_s() - 500]})
-    patience = service.Patience(settings(service, tmp_path), memory)
-    assert round(patience.left_s(["b:1"])) == 5
-    assert round(patience.left_s(["c:1"])) == 20, "it was back since then"
-    assert round(patience.left_s(["b:1", "c:1"])) == 20
+    loss_wait = service.LossWait(settings(service, tmp_path), memory)
+    assert round(loss_wait.left_s(["b:1"])) == 5
+    assert round(loss_wait.left_s(["c:1"])) == 20, "it was back since then"
+    assert round(loss_wait.left_s(["b:1", "c:1"])) == 20
 
 
 def test_one_that_stays_out_serves_again_if_the_others_cannot(
     service: ModuleType, division: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for room, workers in ((20, ("a:1", "b:1")), (2, WORKERS)):
-        patience = service.Patience(settings(service, tmp_path), division.Memory(excluded=["c:1"]))
+        loss_wait = service.LossWait(settings(service, tmp_path), division.Memory(excluded=["c:1"]))
         monkeypatch.setattr(service, "written_plan", lambda *_given, room=room: Planner(a=room, b=room))
-        assert patience.division(statuses(service, *WORKERS)).workers == workers
+        assert loss_wait.division(statuses(service, *WORKERS)).workers == workers
 
 
 def test_workers_return_after_their_time_unless_they_stay_out(
@@ -245,20 +245,20 @@ def test_workers_return_after_their_time_unless_they_stay_out(
     long_ago = time.monotonic() - 301
     given = settings(service, tmp_path, spares=["s:1"])
     memory = division.Memory()
-    bench = service.Bench(given, division.Division(("a:1", "b:1")), memory)
-    assert bench.endpoints == ["c:1", "s:1"]
-    bench.since = {"c:1": time.monotonic(), "s:1": long_ago}
-    assert bench.returning() == ["s:1"]
-    bench.considered = {"s:1"}
-    assert bench.returning() == [], "it was there when the division was chosen"
-    bench.since = {"c:1": long_ago}
-    assert bench.returning() == ["c:1"]
+    standby = service.Standby(given, division.Division(("a:1", "b:1")), memory)
+    assert standby.endpoints == ["c:1", "s:1"]
+    standby.since = {"c:1": time.monotonic(), "s:1": long_ago}
+    assert standby.returning() == ["s:1"]
+    standby.considered = {"s:1"}
+    assert standby.returning() == [], "it was there when the division was chosen"
+    standby.since = {"c:1": long_ago}
+    assert standby.returning() == ["c:1"]
     memory.excluded = ["c:1"]
-    assert bench.returning() == []
+    assert standby.returning() == []
     memory.excluded = []
-    bench.settings = settings(service, tmp_path, rejoin="never")
-    assert bench.returning() == []
-    remembered = bench.remembered()
+    standby.settings = settings(service, tmp_path, rejoin="never")
+    assert standby.returning() == []
+    remembered = standby.remembered()
     assert (remembered.serving, remembered.spare, remembered.degraded) == (["a:1", "b:1"], ["c:1"], True)
 
 
@@ -292,7 +292,7 @@ def test_a_worker_is_taken_back_at_a_quiet_moment_or_at_its_time(
             now[0] += seconds
             raise subprocess.TimeoutExpired("llama-server", seconds)
 
-    class Bench:
+    class Standby:
         endpoints = ("c:1",)
         remembered = staticmethod(lambda: None)
         keep_looking = staticmethod(lambda *_given: None)
@@ -311,7 +311,7 @@ def test_a_worker_is_taken_back_at_a_quiet_moment_or_at_its_time(
     monkeypatch.setattr(server, "lost", lambda **_given: "")
     monkeypatch.setattr(server, "is_idle", lambda: idle)
     readiness = SimpleNamespace(leaving=False)
-    server.watch(Bench, readiness)
+    server.watch(Standby, readiness)
     assert bool(said) == readiness.leaving == (returns_after_s is not None)
     if returns_after_s is not None:
         assert said == ["c:1 is back, so llama-server is ended, and the model is divided again."]
