@@ -63,7 +63,7 @@ class SavedPrompts:
     def prepare(self) -> dict[str, str]:
         """Write a new key, and remove what cannot be restored; return the environment of llama-server."""
         for path in self.folder.iterdir():
-            begins, _, size = path.stem.rpartition("-")
+            begins, _dash, size = path.stem.rpartition("-")
             whole = path.suffix == ".slot" and size == str(path.stat().st_size)
             if not (whole and begins.startswith(f"{self.name}-")) or _is_old(path):
                 path.unlink()
