@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gateway.door import GATEWAY, client, clients_that_keep_asking
-from serve.api import API_PORT, API_UNIT, property_of
+from serve.api import API_PORT, API_UNIT, journal, property_of
 from support.lab import hosts as lab
-from support.lab.hosts import eventually, over, ssh
+from support.lab.hosts import eventually, over, ssh, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 HEALING = lab.ROOT / "inventories/lab/healing.yml"
 HERE = "one group of three workers behind a gateway, hosts with systemd"
 ALL = ["worker1", "worker2", "worker3"]
-STRUCK = f"{lab.ADDRESS['worker2']}:{lab.PORT}"
+ENDPOINT = {name: f"10.87.{lab.NUMBER}.{10 + number}:{lab.PORT}" for number, name in enumerate(ALL, 1)}
+STRUCK = ENDPOINT["worker2"]
 ROUNDS = int(os.environ.get("HEALING_ROUNDS", "1"))
 MODEL = os.environ.get("HEALING_MODEL", "")
 GIVEN = {"gguf_model_source": MODEL, "gguf_model_path": f"/srv/models/{MODEL.rpartition('/')[2]}"} if MODEL else {}
@@ -69,7 +70,7 @@ def whole() -> None:
 def division() -> dict[str, list[str]]:
     """Return the names of the hosts that serve, are lost, and so on."""
     text = ssh("master", "cat", f"/run/llama_server_{API_PORT}/division.json", check=False).stdout or "{}"
-    names = {f"10.87.{lab.NUMBER}.{10 + number}:{lab.PORT}": f"worker{number}" for number in (1, 2, 3)}
+    names = {endpoint: name for name, endpoint in ENDPOINT.items()}
     lists = {key: value for key, value in json.loads(text).items() if isinstance(value, list)}
     return {key: [names[it] for it in value] for key, value in lists.items()}
 
@@ -205,6 +206,33 @@ def test_a_spare_whose_cache_has_no_room_serves() -> None:
         ssh("worker3", "systemctl", "stop", lab.UNIT)
         ssh("worker3", "umount", folder)
         ssh("worker3", "systemctl", "start", lab.UNIT)
+
+
+def test_workers_that_the_model_does_not_need_get_its_parts_while_nobody_asks_and_take_over() -> None:
+    playbook("serve", llama_server_spares="auto", **GIVEN)
+    eventually(lambda: division().get("spare") == ["worker2", "worker3"], LIMIT_S, "two are spares")
+    assert serving("worker1")
+    before = text()
+    for spare in ("worker2", "worker3"):
+        has = f"the spare {ENDPOINT[spare]} has the part of {ENDPOINT['worker1']}."
+        eventually(lambda has=has: has in journal(), LIMIT_S, f"{spare} is seeded")
+    with ended("worker1"):
+        eventually(lambda: serving("worker2") and client().answers(), LIMIT_S, "a spare serves")
+        assert text() == before
+
+
+def test_the_playbooks_know_that_it_serves_without_a_worker() -> None:
+    serve()
+    with ended("worker2"):
+        eventually(lambda: serving("worker1", "worker3") and client().answers(), LIMIT_S, "two serve")
+        done = playbook("verify", check=False)
+        assert done.returncode != 0
+        assert f"serves without {STRUCK} (2 of 3 workers): start it, or give its place to another host" in words(done)
+        playbook("drain", "--limit", "worker3", "-e", "drain_last=true")
+        assert property_of("ActiveState") == "inactive"
+    # The playbook takes back all, and starts what is stopped.
+    playbook("site", **GIVEN)
+    eventually(lambda: serving(*ALL) and client().answers(), LIMIT_S, "all serve")
 
 
 @pytest.mark.long

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 OVERLAY = ROOT / "inventories/lab/tunnel_gateway.yml"
 GATEWAY, DOOR, DOOR_PORT, API_PORT = "worker4", f"10.87.{NUMBER}.14", 8000, 8080
+API_UNIT = f"llama-server@{API_PORT}.service"
 MASTER = INSIDE["master"]
 CLIENT = Client(DOOR, DOOR_PORT, "key-of-the-first-client")
 PRESHARED = base64.b64encode(os.urandom(32)).decode()
@@ -145,6 +146,23 @@ def test_verify_shows_the_link_of_the_gateway_and_names_it_when_it_is_down(tmp_p
     assert "The tunnel to worker4" in problem
     assert "is down" in problem
     eventually(CLIENT.answers, 60, "the group is in again")
+
+
+def test_the_group_serves_without_a_worker_whose_tunnel_is_down() -> None:
+    before = CLIENT.text()
+
+    def over_workers(count: str) -> bool:
+        status = ("systemctl", "show", "--property=StatusText", API_UNIT)
+        return f"over {count} workers" in ssh("master", *status).stdout and CLIENT.answers()
+
+    ssh("worker2", "systemctl", "stop", UNIT)
+    try:
+        eventually(lambda: over_workers("1 of 2"), 180, "the other worker serves")
+        assert CLIENT.text() == before
+    finally:
+        ssh("worker2", "systemctl", "start", UNIT)
+    ssh("master", "systemctl", "restart", API_UNIT)
+    eventually(lambda: over_workers("2"), 180, "both serve")
 
 
 def invocations() -> list[str]:

@@ -47,7 +47,7 @@ class Division:
         missing = [worker for worker in wanted.workers if worker not in self.workers]
         spares = [worker for worker in self.workers if worker not in wanted.workers]
         if not missing:
-            return f"over {count} workers"
+            return f"over {count} worker{'s' if count != 1 else ''}"
         if count == len(wanted.workers):
             text = f"over {count} workers, with {' and '.join(spares)} in place of {' and '.join(missing)}"
         else:
