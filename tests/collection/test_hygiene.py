@@ -127,6 +127,20 @@ def _texts(value: object) -> Iterator[str]:
             yield from _texts(one)
 
 
+def test_no_variable_of_a_hosts_environment_gets_into_a_script() -> None:
+    """The module replaces $name in its arguments by what is exported on the host, also in a script for sh."""
+    found = [
+        f"{path.relative_to(ROOT)}: {command['argv']}"
+        for folder in (ROOT / "roles", ROOT / "playbooks")
+        for path in sorted(folder.rglob("*.yml"))
+        for task in dictionaries(load_yaml(path))
+        if isinstance(command := task.get("ansible.builtin.command"), dict)
+        and {"sh", "-c"} <= set(command.get("argv", ()))
+        and command.get("expand_argument_vars") is not False
+    ]
+    assert found == []
+
+
 def test_a_host_that_answers_for_another_sets_no_facts_of_that_one() -> None:
     """What a module returns as facts otherwise goes to the host of the task, or to all hosts if that runs once."""
     found = [

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -214,3 +215,19 @@ def test_a_worker_that_is_lost_three_times_stays_out_until_somebody_restarts_the
             lost_again = Worker(lost.process, port, lost.log)
             with healing_service(release, model, [kept, lost_again], again) as restarted:
                 restarted.wait_for("Serving noise over 2 workers at")
+
+
+def test_a_worker_that_answers_its_host_but_computes_nothing_is_left(
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+) -> None:
+    kept, hangs = own_workers
+    with healing_service(release, model, own_workers, tmp_path, stall_timeout_s=3) as service:
+        service.wait_for("Serving noise over 2 workers at")
+        before = service.text()
+        with service.stream(900):
+            hangs.process.send_signal(signal.SIGSTOP)
+            said_again(service, "llama-server has not gone on for 3 s and is ended.")
+        said_again(service, f"Serving noise over 1 of 2 workers, without {hangs.endpoint}, at")
+        assert service.text() == before
+        assert division(tmp_path)["serving"] == [kept.endpoint]
+        hangs.process.send_signal(signal.SIGCONT)

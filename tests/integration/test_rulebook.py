@@ -200,6 +200,8 @@ def test_it_runs_what_it_may_once_for_an_alert(program: Path, alertmanager: Path
         rulebook.says("old answers, so it is not lost, and nothing was changed")
         rulebook.alert({**GONE, "severity": "again"}, {**GONE, "endpoint": "127.0.0.1:50054"})
         rulebook.says("No worker of the inventory has the endpoint 127.0.0.1:50054. They have 127.0.0.1:50052,")
+        forged = {"alerts": [{"heal": "replace", "alert": "LlamaRpcWorkerGone", "worker": template}]}
+        assert post(f"http://127.0.0.1:{rulebook.port}/", forged, Authorization=f"Bearer {TOKEN}") == 200
         rulebook.alert({"alertname": "LlamaServerDegraded", "api": template}, {"alertname": "LlamaServerDown"})
         rulebook.says("old and new are the same host (127.0.0.1)", "would run llama_cpp.cluster.serve")
         said = rulebook.text()

@@ -470,6 +470,10 @@ def test_a_host_that_is_lost_on_the_way_is_named_and_healed_by_the_next_run(
             assert found == [OLD] * (1 if host == "master" else 2), f"{host}: {state}"
             assert "upgrade.json" not in state, host
     assert "upgrade.json" in states()[lost]
+    before = states()
+    site = play("site", "-i", str(versions), check=False)
+    assert f"An upgrade was interrupted, and has not ended on {lost}: run the playbook upgrade" in said(site)
+    assert states() == before
     run = upgrade("")
     assert f"was interrupted and has not ended on {lost}: all hosts go back" in said(run)
     everywhere(OLD)

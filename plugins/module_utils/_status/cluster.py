@@ -283,7 +283,7 @@ def _degraded(services: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{', '.join(excluded)} was lost three times within an hour, so repair it and run the playbook serve"
             )
         elif set(division["ready"]).issuperset(missing):
-            remedy = "it takes it back at a quiet moment, and the playbook serve does so now"
+            remedy = "it takes it back as llama_server_rejoin says, and the playbook serve does so now"
         else:
             remedy = "start it, or give its place to another host with the playbook replace"
         found.append(

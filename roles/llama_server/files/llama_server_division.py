@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Collection, Mapping, Sequence
 
 # A worker that is lost so many times within this time stays out.
 MOST_LOSSES, WITHIN_S = 3, 3600
+# Workers with which so many loads in a row fail stay out, if the others have served without them.
+MOST_FAILED_LOADS = 2
 # The planner's names of the changes that llama_server_degrade allows.
 KINDS = {"slots": "parallel", "context": "context"}
 
@@ -97,10 +99,15 @@ def choose(wanted: Wanted, usable: Collection[str], plan: Plan) -> tuple[Divisio
     lined_up = line_up(wanted, usable)
     if lined_up == wanted.workers:
         return Division(wanted.workers), ""
-    # A spare that is too small may not be in the way of the workers without it.
+    # A spare that is too small may not be in the way of another one, nor of the workers without it.
     own = tuple(worker for worker in wanted.workers if worker in usable)
+    others = [
+        line_up(replace(wanted, spares=(spare, *(it for it in wanted.spares if it != spare))), usable)
+        for spare in wanted.spares
+        if spare in usable
+    ]
     why = ""
-    for workers in dict.fromkeys((lined_up, own)):
+    for workers in dict.fromkeys((lined_up, *others, own)):
         if not workers:
             continue
         if len(workers) < len(wanted.workers) and "workers" not in wanted.degrade:
@@ -133,6 +140,9 @@ class Memory:
     ready: list[str] = field(default_factory=list)
     # The spares whose caches have the part of a worker, as `spare worker`.
     seeded: list[str] = field(default_factory=list)
+    # The workers that have served last, and how many loads have failed since then though no worker was lost.
+    served: list[str] = field(default_factory=list)
+    failed_loads: int = 0
     degraded: bool = False
 
     def read(self) -> None:
@@ -140,8 +150,9 @@ class Memory:
         with suppress(OSError, LookupError, ValueError, TypeError, AttributeError):
             found = json.loads(self.path.read_text(encoding="utf-8")) if self.path else {}
             self.losses = {str(name): [float(at) for at in times] for name, times in found["losses"].items()}
-            for name in ("excluded", "lost", "seeded"):
+            for name in ("excluded", "lost", "seeded", "served"):
                 setattr(self, name, [str(it) for it in found[name]])
+            self.failed_loads = int(found["failed_loads"])
 
     def text(self) -> str:
         """Return all of it as JSON."""
@@ -166,6 +177,15 @@ class Memory:
             recent = [at for at in self.losses.get(worker, []) if now - at < WITHIN_S]
             self.losses[worker] = [*recent, now]
         out = [it for it in workers if len(self.losses[it]) >= MOST_LOSSES and it not in self.excluded]
+        self.excluded += out
+        return out
+
+    def fail(self, workers: Sequence[str]) -> list[str]:
+        """Count a load that failed though no worker was lost; return those that stay out from now on."""
+        self.failed_loads += 1
+        out = [it for it in workers if it not in self.served] if self.served else []
+        if self.failed_loads < MOST_FAILED_LOADS or len(out) == len(workers):
+            return []
         self.excluded += out
         return out
 

@@ -12,6 +12,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import resource
 import secrets
 import signal
@@ -40,6 +41,20 @@ def fingerprint(program: Path, model: Sequence[Path], arguments: Sequence[str]) 
     return hashlib.sha256(json.dumps([str(program.resolve()), stamps, kept]).encode()).hexdigest()[:16]
 
 
+def _key_and_name(folder: Path) -> tuple[str, str]:
+    """Return the key of slots and the beginning of the files' names; raises OSError.
+
+    The drain reads them as root, and the folder is the service's.
+    """
+    opened = os.open(folder / KEY_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(opened, encoding="ascii", errors="replace") as file:
+        found = re.fullmatch(r"([0-9a-f]{64}) ([0-9a-f]{16})\n", file.read(100))
+    if not found:
+        message = f"{folder / KEY_FILE} is no file of a key"
+        raise OSError(message)
+    return found[1], found[2]
+
+
 class SavedPrompts:
     """The saved slots of one API, in a folder of its own: FINGERPRINT-SLOT-SIZE.slot, and a file for the key."""
 
@@ -51,14 +66,14 @@ class SavedPrompts:
     @staticmethod
     def of_drain(folder: Path, ask: Ask) -> SavedPrompts | None:
         """Return those that a running service has prepared; None if it saves nothing."""
-        with suppress(OSError, UnicodeDecodeError):
-            return SavedPrompts(folder, (folder / KEY_FILE).read_text(encoding="ascii").split()[1], ask)
+        with suppress(OSError):
+            return SavedPrompts(folder, _key_and_name(folder)[1], ask)
         return None
 
     @property
     def key(self) -> str:
         """The key of slots."""
-        return (self.folder / KEY_FILE).read_text(encoding="ascii").split()[0]
+        return _key_and_name(self.folder)[0]
 
     def prepare(self) -> dict[str, str]:
         """Write a new key, and remove what cannot be restored; return the environment of llama-server."""
@@ -114,6 +129,9 @@ class SavedPrompts:
                 continue
             partial = self.folder / f"{self.name}-{number}.partial"
             status, body = self.ask("POST", f"/slots/{number}?action=save", {"filename": partial.name}, self.key)
+            if status is None:
+                # A request has come, and llama-server saves after it.
+                break
             self.saved[number] = task
             why = _reason(status, body) if status != http.client.OK else self._kept(partial)
             if why:

@@ -31,7 +31,7 @@ from _rpc.endpoint import parse_endpoints
 from _rpc.listeners import peers
 from _rpc.prober import probe
 from _rpc.worker_status import WorkerStatus
-from llama_server_division import MOST_LOSSES, Division, Memory, Plan, Wanted, choose, line_up, now_s
+from llama_server_division import MOST_FAILED_LOADS, MOST_LOSSES, Division, Memory, Plan, Wanted, choose, line_up, now_s
 from llama_server_prompts import LIMIT_S, SavedPrompts, answer_of, fingerprint, limit_files
 
 PROBE_LIMIT_S = 5
@@ -42,8 +42,13 @@ LOAD_BYTES_PER_S, LOAD_BASE_S = 10_000_000, 120
 HEALTH_LIMIT_S = 5
 READY_LIMIT_S, LOSS_LIMIT_S = 1, 2
 LOOK_EVERY_S, ASK_EVERY_S = 1, 10
+UNTIL = " until the playbook serve or a restart of this unit by a person takes it back."
 # A loss so long before the start of this program has ended the last one.
 RECENT_S = 60
+# While hosts start, workers have this time since the master's start.
+STARTING_S = 120
+# A worker is taken back within this time after the hour that llama_server_rejoin names.
+REJOIN_WITHIN_MIN = 60
 # Plan again over the same workers after this time.
 PLAN_EVERY_S = 300
 # The API is quiet after so many looks in a row without a request. Then gateways have so many looks to send no more.
@@ -54,6 +59,8 @@ GONE_AFTER_S, IN_VAIN = 30, 2
 # Write the metrics again at least this often, so that their reader sees that this program runs.
 FIGURES_EVERY_S = 30
 PR_SET_PDEATHSIG = 1  # prctl(2)
+# The states of a worker that is gone; one that is busy is not.
+AWAY = ("refused", "unreachable")
 # Loaded before any thread: a child of one may not load anything.
 LIBC = ctypes.CDLL(None)
 # llama-server also takes options from these variables, and would log or show prompts with some. The settings alone
@@ -365,7 +372,7 @@ class LossWait:
     def _left_s(self, worker: str) -> float:
         # If its loss has ended the last llama-server, it has been away since then.
         away = max([at for at in self.memory.losses.get(worker, []) if at > self.began - RECENT_S], default=self.began)
-        return max(0.0, away + self.settings.worker_wait_s - now_s())
+        return max(0.0, max(away + self.settings.worker_wait_s, STARTING_S) - now_s())
 
     def division(self, statuses: Mapping[str, WorkerStatus]) -> Division | None:
         """Return the division over the workers that are ready, once it is time for one."""
@@ -375,7 +382,7 @@ class LossWait:
         if not missing and not out:
             return Division(self.wanted.workers)
         same, planned = self.planned
-        waits = not self.settings.heals or self.left_s(missing) > 0
+        waits = not self.settings.heals or not ready or self.left_s(missing) > 0
         if waits or (ready == same and time.monotonic() - planned < PLAN_EVERY_S):
             return None
         say(f"Planning the model without {', '.join(missing or out)}.")
@@ -410,7 +417,10 @@ def wait_for_workers(settings: Settings, figures: Figures, memory: Memory) -> tu
         found = probe(endpoints, PROBE_LIMIT_S, settings.expected_protocol)
         statuses = dict(zip([*settings.workers, *settings.spares], found))
         ready = [endpoint for endpoint, status in statuses.items() if status.state == "ready"]
+        planned = loss_wait.planned
         division = loss_wait.division(statuses)
+        if loss_wait.planned != planned:
+            said = ""  # The status shows that it has planned.
         if division:
             memory.divide(loss_wait.wanted, division.workers, ready)
             figures.tell()
@@ -425,6 +435,7 @@ def wait_for_workers(settings: Settings, figures: Figures, memory: Memory) -> tu
             figures.tell(missing=[status.endpoint for status in missing])
         memory.divide(loss_wait.wanted, [], ready)
         figures.show(memory)
+        figures.keep()
         left = loss_wait.left_s([status.endpoint for status in missing]) if settings.heals else 0
         time.sleep(min(pause, left or pause))
         pause = min(LONGEST_PAUSE_S, pause * 1.5)
@@ -466,19 +477,23 @@ class Standby:
         self.since = dict.fromkeys(memory.ready, time.monotonic())
         # What answered when the division was chosen was considered then.
         self.considered = set(memory.ready)
+        # Spares that could not load the part of a worker, as `spare worker`
+        self.unseeded: list[str] = []
 
     def look(self) -> None:
         """Ask all of them once. None of them has a client for long, so this disturbs nobody."""
         found = probe(parse_endpoints(self.endpoints), PROBE_LIMIT_S, self.settings.expected_protocol)
         ready = {endpoint for endpoint, status in zip(self.endpoints, found) if status.state == "ready"}
         self.since = {endpoint: self.since.get(endpoint, time.monotonic()) for endpoint in ready}
-        self.considered = self.considered & ready
+        gone = [endpoint for endpoint, status in zip(self.endpoints, found) if status.state in AWAY]
+        self.considered = self.considered.difference(gone)
 
     def keep_looking(self, idle_s: Callable[[], float]) -> None:
         """Ask them in an endless loop, and seed the spares while nobody has asked the API for anything."""
         while True:
             self.look()
-            if idle_s() >= self.settings.seed_after_s:
+            # A seeding takes minutes, in which a lost worker may come back.
+            if idle_s() >= self.settings.seed_after_s and not self.memory.degraded:
                 self.seed_next(idle_s)
             time.sleep(ASK_EVERY_S)
 
@@ -488,27 +503,42 @@ class Standby:
         in_layers = all(option(self.settings.arguments, name) in ("", "layer") for name in ("--split-mode", "-sm"))
         parts = parts_to_seed(Path(self.settings.plan_file)) if in_layers else {}
         wanted = [(spare, worker) for spare in self.settings.spares if spare in self.since for worker in parts]
-        spare, worker = next((it for it in wanted if " ".join(it) not in self.memory.seeded), ("", ""))
+        done = (*self.memory.seeded, *self.unseeded)
+        spare, worker = next((it for it in wanted if " ".join(it) not in done), ("", ""))
         program = Path(self.settings.program).with_name("llama-completion")
         if not spare or not program.exists():
             return
         command = [program, "--model", self.settings.model, "--rpc", spare, "--device", "RPC0", "--n-gpu-layers", "0"]
         command += ["--override-tensor", f"{parts[worker]}=RPC0[{parse_endpoints([spare])[0]}]", "--fit", "off"]
         command += ["--ctx-size", "64", "--no-warmup", "-no-cnv", "--prompt", "x", "--predict", "1"]
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={"LC_ALL": "C", "GGML_RPC_NO_COMM": "1", "GGML_NO_BACKTRACE": "1"},
-            text=True,
-            preexec_fn=die_with_this,  # noqa: PLW1509 - it takes no lock
-        )
+        # The other parts stay in the file.
+        command += ["--no-repack"]
+        which = f"{spare} {worker}"
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"LC_ALL": "C", "GGML_RPC_NO_COMM": "1", "GGML_NO_BACKTRACE": "1"},
+                text=True,
+                preexec_fn=die_with_this,  # noqa: PLW1509 - it takes no lock
+            )
+        except OSError as error:
+            print(f"The spare {spare} is not seeded: {error}.", flush=True)
+            self.unseeded.append(which)
+            return
         with process:
-            reader = threading.Thread(target=end_after_load, args=(process, self.memory.seeded, f"{spare} {worker}"))
+            # If memory is short, the kernel ends this before llama-server.
+            with suppress(OSError):
+                Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000", encoding="ascii")
+            reader = threading.Thread(target=end_after_load, args=(process, self.memory.seeded, which))
             reader.start()
             while reader.is_alive() and idle_s() > 0:
                 reader.join(LOOK_EVERY_S)
+            if not reader.is_alive() and which not in self.memory.seeded:
+                print(f"The spare {spare} could not load the part of {worker}: its cache lacks it.", flush=True)
+                self.unseeded.append(which)
             process.kill()
 
     def remembered(self) -> Memory:
@@ -521,8 +551,13 @@ class Standby:
         out = self.considered.union(self.memory.excluded)
         latest = time.monotonic() - self.settings.rejoin_after_s
         back = [it for it, since in self.since.items() if since <= latest and it not in out]
-        better = line_up(self.settings.wanted, {*self.division.workers, *back}) != self.division.workers
+        lined_up = line_up(self.settings.wanted, {*self.division.workers, *back})
+        better = self._rank(lined_up) > self._rank(self.division.workers)
         return back if back and better and self.settings.rejoin != "never" else []
+
+    def _rank(self, workers: Sequence[str]) -> tuple[int, int]:
+        """Return how many workers of the full division there are, and how many in all."""
+        return len(set(workers).intersection(self.settings.workers)), len(workers)
 
 
 def parts_to_seed(plan_file: Path) -> dict[str, str]:
@@ -587,7 +622,7 @@ class Server:
             if file_bytes:
                 limit_files(file_bytes)
 
-        self.answered = 0.0
+        self.went_on = 0.0
         self.lost_workers: list[str] = []
         # By the address of a worker: since when its host acknowledges nothing.
         self.unheard: dict[str, float] = {}
@@ -662,7 +697,7 @@ class Server:
             return f"The host of {', '.join(silent)} acknowledged nothing for {GONE_AFTER_S} s: llama-server ends."
         # While it has no request, llama-server does not notice that a worker is gone.
         ended = [str(worker) for address, worker in self.workers.items() if address not in seen]
-        if ended and loaded:
+        if ended and loaded and self.process.poll() is None:
             self.lost_workers = ended
             return f"The connection to {', '.join(ended)} has ended, so llama-server is ended."
         return ""
@@ -690,14 +725,14 @@ class Server:
         return time.monotonic() - self.idle_since if self.idle_since else 0.0
 
     def keep_asking(self) -> None:
-        """Ask for the slots in an endless loop, record the time of the last answer, and save those that stay idle."""
-        last = None
+        """Ask for the slots in an endless loop, record when they last went on, and save those that stay idle."""
+        last, seen = None, b""
         while True:
-            # Another thread of llama-server answers /health. /slots needs the thread that computes.
             status, body = self.ask("/slots", self.settings.stall_timeout_s)
-            if status == http.client.OK:
-                self.answered = time.monotonic()
             requests = requests_of_idle_slots(status, body)
+            # llama-server also answers while a worker computes nothing. Then none of the numbers of tokens changes.
+            if status == http.client.OK and (requests is not None or body != seen):
+                self.went_on, seen = time.monotonic(), body
             if requests is None or requests != last:
                 last = requests
                 self.idle_since = time.monotonic() if requests is not None else 0.0
@@ -707,11 +742,11 @@ class Server:
             time.sleep(min(ASK_EVERY_S if not self.settings.spares else LOOK_EVERY_S, self.settings.save_after_s))
 
     def watch(self, standby: Standby, readiness: Readiness) -> None:
-        """Return when the program has ended, has lost a worker, or no longer answers between two steps of its work.
+        """Return when the program has ended, has lost a worker, or does not go on with a request.
 
         Also return at a quiet moment when workers are back.
         """
-        self.answered, quiet, leaves_by = time.monotonic(), 0, 0.0
+        self.went_on, quiet, leaves_by = time.monotonic(), 0, 0.0
         # Ask in another thread: an answer may take minutes, and a worker may be lost meanwhile.
         threading.Thread(target=self.keep_asking, daemon=True).start()
         if standby.endpoints:
@@ -721,21 +756,24 @@ class Server:
             if lost:
                 self.give_up(lost)
                 return
-            if time.monotonic() - self.answered > self.settings.stall_timeout_s + ASK_EVERY_S:
-                say(f"llama-server has not answered for {self.settings.stall_timeout_s} s and is ended.")
+            if time.monotonic() - self.went_on > self.settings.stall_timeout_s + ASK_EVERY_S:
+                say(f"llama-server has not gone on for {self.settings.stall_timeout_s} s and is ended.")
                 return
             if standby.endpoints:
                 self.figures.show(standby.remembered())
                 back = standby.returning()
                 if not back:
                     leaves_by = 0.0
-                elif self.settings.rejoin == time.strftime("%H:%M"):
+                elif is_the_hour(self.settings.rejoin):
                     leaves_by = leaves_by or time.monotonic() + self.settings.drain_timeout_s
                 may_leave = bool(leaves_by) or self.settings.rejoin == "quiet"
                 quiet = quiet + 1 if back and may_leave and self.is_idle() else 0
                 readiness.leaving = bool(leaves_by) or quiet > QUIET_LOOKS
                 if quiet > QUIET_LOOKS + LEAVING_LOOKS or 0 < leaves_by < time.monotonic():
                     self.save_prompts()
+                    if not leaves_by and not self.is_idle():
+                        quiet = 0  # A request has come meanwhile.
+                        continue
                     who = f"{' and '.join(back)} {'is' if len(back) == 1 else 'are'}"
                     say(f"{who} back, so llama-server is ended, and the model is divided again.")
                     return
@@ -768,6 +806,14 @@ def requests_of_idle_slots(status: int | None, slots: bytes) -> list[int] | None
         if found is not None and not any(slot.get("is_processing", True) for slot in found):
             return [slot.get("id_task", -1) for slot in found]
     return None
+
+
+def is_the_hour(rejoin: str) -> bool:
+    """Return whether a time of the day (HH:MM) is now, or was within the last REJOIN_WITHIN_MIN minutes."""
+    if ":" not in rejoin:
+        return False
+    then, now = (int(it[:2]) * 60 + int(it[3:]) for it in (rejoin, time.strftime("%H:%M")))
+    return (now - then) % (24 * 60) < REJOIN_WITHIN_MIN
 
 
 def how_it_ended(returncode: int) -> str:
@@ -811,8 +857,11 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
     arguments = with_options([*settings.arguments, *divide(workers)], division.options)
     say(f"Loading {settings.alias} {over}.")
     server = Server(replace(settings, arguments=arguments, workers=list(division.workers)), workers, figures)
+    served = False
     try:
-        if server.wait_until_it_serves():
+        served = server.wait_until_it_serves()
+        if served:
+            memory.served, memory.failed_loads = list(division.workers), 0
             at = f"http://{settings.address}:{settings.port}/v1"
             restored = server.prompts.restore() if server.prompts else 0
             if restored:
@@ -825,7 +874,7 @@ def serve(settings: Settings, figures: Figures, readiness: Readiness, divide: Di
         readiness.server = None
         server.end()
     if settings.heals:
-        count_losses(settings, figures, memory, server)
+        count_losses(settings, figures, memory, server, served=served)
     say(f"llama-server {how_it_ended(server.process.returncode)}; its last lines are above. It is started again.")
     return 1
 
@@ -836,20 +885,23 @@ def state_file() -> Path | None:
     return Path(folder, "division.json") if folder else None
 
 
-def count_losses(settings: Settings, figures: Figures, memory: Memory, server: Server) -> None:
-    """Remember the workers that a llama-server that has ended has lost."""
+def count_losses(settings: Settings, figures: Figures, memory: Memory, server: Server, *, served: bool) -> None:
+    """Remember the workers that a llama-server that has ended has lost, or that it could not load its model."""
     workers = list(server.workers.values())
     lost = server.lost_workers
     if not lost:
         # llama-server may notice a loss first, and then its other connections have ended too.
         found = probe(parse_endpoints(workers), LOSS_LIMIT_S, settings.expected_protocol)
-        lost = [it for it, status in zip(workers, found) if status.state in ("refused", "unreachable")]
+        lost = [it for it, status in zip(workers, found) if status.state in AWAY]
+    if not lost and not served:
+        for worker in memory.fail(server.settings.workers):
+            say(f"The model could not be loaded with {worker} {MOST_FAILED_LOADS} times, so it stays out{UNTIL}")
+    here = ("127.0.0.1", settings.address)
+    elsewhere = [str(it) for address, it in server.workers.items() if address.rpartition(":")[0] not in here]
     silent_s = GONE_AFTER_S if server.unheard else 0
-    for worker in memory.lose(lost, now_s() - silent_s):
-        say(
-            f"{worker} was lost {MOST_LOSSES} times within an hour, so it stays out until the playbook serve or a "
-            "restart of this unit by a person takes it back."
-        )
+    # If all hosts are gone at once, this host's own network was.
+    for worker in memory.lose(lost, now_s() - silent_s) if lost != elsewhere or len(lost) == 1 else ():
+        say(f"{worker} was lost {MOST_LOSSES} times within an hour, so it stays out{UNTIL}")
     figures.show(memory)
 
 

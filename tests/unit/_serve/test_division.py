@@ -76,6 +76,12 @@ def test_a_spare_takes_the_place_and_the_others_keep_their_shares(division: Modu
     assert found.described(wanted(division, spares=["s:1"])) == "over 3 workers, with s:1 in place of b:1"
 
 
+def test_a_spare_that_is_too_small_is_not_in_the_way_of_another(division: ModuleType) -> None:
+    asked = wanted(division, spares=["s:1", "t:1"])
+    found, _why = division.choose(asked, {"a:1", "c:1", "s:1", "t:1"}, Planner(a=4, c=4, s=0.1, t=4))
+    assert found.workers == ("a:1", "t:1", "c:1")
+
+
 def test_a_smaller_spare_gets_a_smaller_share(division: ModuleType) -> None:
     found, _why = division.choose(wanted(division, spares=["s:1"]), {"a:1", "c:1", "s:1"}, Planner(a=5, c=4, s=1))
     assert (found.workers, found.options) == (("a:1", "s:1", "c:1"), {"--tensor-split": "5,1,4"})
@@ -239,6 +245,19 @@ def test_one_that_stays_out_serves_again_if_the_others_cannot(
         assert loss_wait.division(statuses(service, *WORKERS)).workers == workers
 
 
+def test_a_worker_with_which_no_load_succeeds_stays_out_if_the_others_have_served(
+    division: ModuleType, tmp_path: Path
+) -> None:
+    memory = division.Memory(tmp_path / "m.json")
+    assert [memory.fail(WORKERS) for _load in range(3)] == [[], [], []], "nobody has served without it"
+    memory.served, memory.failed_loads = ["a:1", "b:1"], 0
+    assert memory.fail(WORKERS) == []
+    memory.write()
+    again = division.Memory(memory.path)
+    again.read()
+    assert again.fail(WORKERS) == again.excluded == ["c:1"]
+
+
 def test_workers_return_after_their_time_unless_they_stay_out(
     service: ModuleType, division: ModuleType, tmp_path: Path
 ) -> None:
@@ -251,6 +270,10 @@ def test_workers_return_after_their_time_unless_they_stay_out(
     assert standby.returning() == ["s:1"]
     standby.considered = {"s:1"}
     assert standby.returning() == [], "it was there when the division was chosen"
+    standby.considered = set()
+    standby.division = division.Division(("a:1", "b:1", "t:1"))
+    assert standby.returning() == [], "another spare has the place"
+    standby.division = division.Division(("a:1", "b:1"))
     standby.since = {"c:1": long_ago}
     assert standby.returning() == ["c:1"]
     memory.excluded = ["c:1"]
@@ -269,7 +292,10 @@ def test_workers_return_after_their_time_unless_they_stay_out(
         ("quiet", "12:00", False, None),
         ("03:30", "03:30", True, 9),
         ("03:30", "03:30", False, 13),
-        ("03:30", "03:31", True, None),
+        ("03:30", "04:29", True, 9),
+        ("03:30", "04:30", True, None),
+        ("23:30", "00:10", True, 9),
+        ("never", "12:00", True, None),
     ],
 )
 def test_a_worker_is_taken_back_at_a_quiet_moment_or_at_its_time(
