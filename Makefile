@@ -45,7 +45,7 @@ test-%: ## Run one tier, in full: integration performance ansible docs; cluster 
 		*) exec scripts/molecule.sh $* ;; \
 	esac
 
-bench: ## Measure tasks, RPC and threads, loads, and rollouts to test hosts, as tables and JSON (root)
+bench: ## Measure RPC and threads, serving, loads, restarts, and rollouts to test hosts, as tables and JSON (root)
 	@scripts/bootstrap.sh dev
 	@scripts/bench.sh
 

@@ -8,7 +8,7 @@ set -eu
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg"
-[ "$#" != 0 ] || set -- module_overhead throughput upstream serving load rollout site_again
+[ "$#" != 0 ] || set -- throughput upstream serving load restart rollout site_again
 
 # Builds the releases that the benchmarks on loopback run. If they are built already, this takes a second.
 case "$*" in rollout | site_again) ;; *) ansible-playbook tests/support/releases.yml -e for_benchmarks=true ;; esac

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import struct
-import sys
 import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from benchmarks.measure import (
     CACHE,
     MODEL_LIMIT_S,
     MODELS,
-    ROOT,
     BenchError,
     machine,
     output_of,
@@ -39,25 +37,8 @@ SIZE = (16, 2048)
 # A layer of this width has four times as many, so that less of the time passes between layers: 0.86 GB.
 WIDE_SIZE = (8, 4096)
 SMOKE_SIZE = (4, 512)
-PLAY_LIMIT_S = 600
 # As many as the most workers of one core each. So figures of a machine with more cores are of the same case.
 MOST_CORES = 4
-PLAY = """
-- hosts: localhost
-  gather_facts: false
-  tasks:
-    - ansible.builtin.set_fact:
-        began: "{{ now().timestamp() }}"
-    - llama_cpp.cluster.MODULE: "{{ arguments }}"
-      register: result
-    - ansible.builtin.set_fact:
-        ended: "{{ now().timestamp() }}"
-    - ansible.builtin.copy:
-        content: "{{ {'began': began, 'ended': ended, 'result': result} | to_json }}"
-        dest: "{{ out }}"
-        mode: "0600"
-"""
-
 # Figures by their names, and a function that measures some.
 Rates = Dict[str, float]
 Case = Callable[[], Rates]
@@ -140,24 +121,6 @@ def task(name: str, arguments: dict[str, Any], **how: Any) -> dict[str, Any]:
     if result.get("failure"):
         raise BenchError(f"{name} failed: {result['msg']}")
     return result
-
-
-def timed_task(name: str, arguments: dict[str, Any], folder: Path) -> tuple[float, dict[str, Any]]:
-    """Run a module of the collection in a play on this machine; return the task's seconds and its result."""
-    out, playbook = folder / "out.json", folder / "play.yml"
-    playbook.write_text(PLAY.replace("MODULE", name))
-    variables = {
-        "arguments": arguments,
-        "out": str(out),
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-    }
-    program = Path(sys.executable).with_name("ansible-playbook")
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_LOCALHOST_WARNING": "false"}
-    command = [program, "-i", "localhost,", "-e", json.dumps(variables), playbook]
-    output_of(command, "The play failed", PLAY_LIMIT_S, env=environment, cwd=ROOT)
-    said = json.loads(out.read_text())
-    return float(said["ended"]) - float(said["began"]), said["result"]
 
 
 def repeated(attempt: Callable[[], Found | None], most: int) -> Found:
