@@ -17,8 +17,8 @@ description:
   - About every ten seconds, shows the phase (loading the model, measuring), as
     M(llama_cpp.cluster.distributed_inference) does.
   - Only O(timeout) ends a run whose worker hangs.
-  - Works with the C(llama-bench) of upstream builds since August 2025 (RPC protocol 2.0). It is
-    one of the programs that role P(llama_cpp.cluster.llama_cpp#role) gives a master.
+  - Works with the C(llama-bench) of upstream's builds from b8492 on. It is one of the programs that
+    role P(llama_cpp.cluster.llama_cpp#role) gives a master.
 extends_documentation_fragment:
   - llama_cpp.cluster.worker_run
 author: The llama_cpp.cluster team (@llama-cpp-cluster)

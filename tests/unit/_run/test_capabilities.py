@@ -94,20 +94,6 @@ def test_the_manifest_says_more_but_not_otherwise(
     assert (found.protocol, found.commit) == (protocol, commit)
 
 
-@pytest.mark.parametrize(
-    ("option", "spellings"),
-    [
-        ("--model", {"-m", "--model"}),
-        ("--n-gpu-layers", {"-ngl", "--gpu-layers", "--n-gpu-layers"}),
-        ("--no-conversation", {"-cnv", "--conversation", "-no-cnv", "--no-conversation"}),
-        ("--rpc", {"--rpc"}),
-        ("--not-there", {"--not-there"}),
-    ],
-)
-def test_every_spelling_of_an_option_is_known(option: str, spellings: set[str]) -> None:
-    assert described(NEW).spellings(option) == spellings
-
-
 ELF = b"\x7fELF\x02" + (b"\x01" if sys.byteorder == "little" else b"\x02") + bytes(12)
 OURS = Path(sys.executable).resolve().read_bytes()[:64]
 OTHER = ELF + (62 if platform.machine() != "x86_64" else 183).to_bytes(2, sys.byteorder) + bytes(44)
