@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +22,6 @@ from support.stand_in_workers import many_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.llama
 
@@ -28,6 +29,8 @@ pytestmark = pytest.mark.llama
 SERVES_WITHIN_S = 60
 # On one worker the model takes 34 MiB with two slots, and 30 MiB with one.
 FOR_ONE_SLOT_MIB, FOR_HALF_MIB = 32, 24
+# Room for what a worker needs to answer, and not for its part of the model.
+ROOM_BYTES = 10 << 20
 
 
 @pytest.fixture
@@ -231,3 +234,25 @@ def test_a_worker_that_answers_its_host_but_computes_nothing_is_left(
         assert service.text() == before
         assert division(tmp_path)["serving"] == [kept.endpoint]
         hangs.process.send_signal(signal.SIGCONT)
+
+
+def test_a_worker_that_is_back_with_too_little_memory_stays_out_after_two_loads(
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+) -> None:
+    kept, lost = own_workers
+    with ExitStack() as stack, healing_service(release, model, own_workers, tmp_path, rejoin_after_s=1) as service:
+        service.wait_for("Serving noise over 2 workers at")
+        lost.kill()
+        said_again(service, "Serving noise over 1 of 2 workers")
+        before, lines = service.text(), len(service.lines)
+        again = stack.enter_context(running_worker(release, tmp_path / "again.log", port=lost.port))
+        status = Path(f"/proc/{again.process.pid}/status").read_text()
+        has_kib = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmSize:")))
+        most = (has_kib << 10) + ROOM_BYTES
+        resource.prlimit(again.process.pid, resource.RLIMIT_AS, (most, most))
+        said_again(service, f"The model could not be loaded with {lost.endpoint} 2 times, so it stays out", lines)
+        lines = len(service.lines)
+        said_again(service, f"Serving noise over 1 of 2 workers, without {lost.endpoint}, at", lines)
+        assert service.text() == before
+        found = division(tmp_path)
+        assert (found["serving"], found["excluded"]) == ([kept.endpoint], [lost.endpoint])
