@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import resource
 import signal
@@ -178,17 +179,49 @@ def test_a_model_that_does_not_fit_waits_and_says_what_is_missing(
         said_again(service, "Serving noise over 2 workers at", lines)
 
 
-def test_fewer_slots_if_the_list_allows_it(
-    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+@pytest.mark.parametrize(
+    ("degrade", "how", "contexts"),
+    [
+        (["workers", "slots"], "with 512 tokens of context in 1 slot", [512]),
+        (["workers", "context"], "with 512 tokens of context", [256, 256]),
+    ],
+    ids=["slots", "context"],
+)
+def test_fewer_slots_or_a_smaller_context_if_the_list_allows_it(
+    release: Release,
+    model: Path,
+    tmp_path: Path,
+    own_workers: list[Worker],
+    degrade: list[str],
+    how: str,
+    contexts: list[int],
 ) -> None:
-    given: dict[str, Any] = {"degrade": ["workers", "slots"]}
+    given: dict[str, Any] = {"degrade": degrade}
     with healing_service(release, model, own_workers, tmp_path, memory_mib=FOR_ONE_SLOT_MIB, **given) as service:
         service.wait_for("Serving noise over 2 workers at")
         assert len(service.request("/slots")[1]) == 2
         own_workers[0].kill()
         said = said_again(service, "Serving noise over 1 of 2 workers")
-        assert ", with 512 tokens of context in 1 slot, at" in said
-        assert [slot["n_ctx"] for slot in service.request("/slots")[1]] == [512]
+        assert f", {how}, at" in said
+        assert [slot["n_ctx"] for slot in service.request("/slots")[1]] == contexts
+
+
+def test_at_its_hour_a_worker_is_taken_back_though_a_request_is_under_way(
+    release: Release, model: Path, tmp_path: Path, own_workers: list[Worker]
+) -> None:
+    _kept, lost = own_workers
+    given: dict[str, Any] = {"rejoin": time.strftime("%H:%M"), "rejoin_after_s": 1, "drain_timeout_s": 3}
+    with ExitStack() as stack, healing_service(release, model, own_workers, tmp_path, **given) as service:
+        service.wait_for("Serving noise over 2 workers at")
+        lost.kill()
+        said_again(service, "Serving noise over 1 of 2 workers")
+        lines = len(service.lines)
+        with service.stream(900) as answer:
+            stack.enter_context(running_worker(release, tmp_path / "again.log", port=lost.port))
+            said_again(service, f"{lost.endpoint} is back, so llama-server is ended", lines)
+            with pytest.raises(http.client.IncompleteRead):
+                answer.read()
+        said_again(service, "Serving noise over 2 workers at", lines)
 
 
 def test_a_worker_that_is_lost_three_times_stays_out_until_somebody_restarts_the_service(
