@@ -72,7 +72,7 @@ def division() -> dict[str, list[str]]:
     text = ssh("master", "cat", f"/run/llama_server_{API_PORT}/division.json", check=False).stdout or "{}"
     names = {endpoint: name for name, endpoint in ENDPOINT.items()}
     lists = {key: value for key, value in json.loads(text).items() if isinstance(value, list)}
-    return {key: [names[it] for it in value] for key, value in lists.items()}
+    return {key: [names[it] for it in value] for key, value in lists.items() if key != "seeded"}
 
 
 def serving(*hosts: str) -> bool:
