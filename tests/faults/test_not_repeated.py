@@ -29,7 +29,7 @@ def play(small: Path, tmp_path: Path) -> Iterator[Play]:
 def test_a_worker_that_the_others_cannot_replace_is_waited_for(play: Play) -> None:
     lost = play.workers[1]
     reaped(lost)
-    # Enough for a third of the model by the estimate, which adds room for the computation, and too little for half of it.
+    # Enough for a third of the model, with what the estimate adds for computing, and too little for half of it.
     little = {worker.endpoint: 268 << 20 for worker in play.workers}
     done, report = play(
         kills(lost), inference_retries=1, rpc_server_ready_timeout=1, inference_retry_without_failed=True,
