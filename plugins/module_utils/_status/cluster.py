@@ -280,7 +280,8 @@ def _degraded(services: Sequence[Mapping[str, Any]]) -> list[str]:
         excluded = [worker for worker in missing if worker in division["excluded"]]
         if excluded:
             remedy = (
-                f"{', '.join(excluded)} was lost three times within an hour, so repair it and run the playbook serve"
+                f"{', '.join(excluded)} was lost three times within an hour, or the model could not be loaded with it, "
+                "so repair it and run the playbook serve"
             )
         elif set(division["ready"]).issuperset(missing):
             remedy = "it takes it back as llama_server_rejoin says, and the playbook serve does so now"
