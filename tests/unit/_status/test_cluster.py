@@ -380,7 +380,7 @@ def test_workers_that_trust_their_clients_are_named_once_for_each_release() -> N
     [
         ({"lost": ["10.0.0.2:1"]}, "start it, or give its place to another host with the playbook replace."),
         ({"ready": ["10.0.0.2:1"]}, "it takes it back as llama_server_rejoin says, and"),
-        ({"excluded": ["10.0.0.2:1"], "ready": ["10.0.0.2:1"]}, "10.0.0.2:1 was lost three times within an hour, or the"),
+        ({"excluded": ["10.0.0.2:1"], "ready": ["10.0.0.2:1"]}, "10.0.0.2:1 was lost three times within an hour, or"),
         ({"degraded": False}, None),
     ],
     ids=["lost", "back", "excluded", "whole"],
